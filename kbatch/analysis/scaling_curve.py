@@ -129,7 +129,7 @@ class Line:
 
     @property
     def intercept_in_x(self) -> Estimate[float | None]:
-        """The x whose part b x of the line equals the intercept, a / b."""
+        """The x whose part b x of the line equals the intercept, a / b: n_half of a latency."""
         return self._ratio(self.intercept, self.slope, self.covariance)
 
     @property
@@ -144,7 +144,7 @@ class Line:
 
     @property
     def one_over_slope(self) -> Estimate[float | None]:
-        """1 / b."""
+        """1 / b: r_inf of a latency, in examples per second."""
         return self._ratio(1.0, self.slope, np.diag([0.0, self.covariance[1, 1]]))
 
     def __call__(self, x: float) -> float:
@@ -228,16 +228,6 @@ class Latency:
         """Whether the line answers questions: nothing speaks against it, and it rises."""
         return self.line.holds is not False and (self.line.slope_interval.low or 0.0) > 0
 
-    @property
-    def peak_throughput(self) -> Estimate[float | None]:
-        """r_inf, in examples per second; without a value where the line may be flat."""
-        return self.line.one_over_slope
-
-    @property
-    def half_peak_batch_size(self) -> Estimate[float | None]:
-        """n_half, in examples; without a value where the line may be flat."""
-        return self.line.intercept_in_x
-
     def latency_s(self, batch_size: float) -> float:
         """Return the seconds of b examples by the line, or by the curve where no line holds."""
         if self.follows_line:
@@ -286,7 +276,7 @@ def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
     The latencies may be medians or another quantile of rounds of calls, one value a round.
 
     >>> latency = fit_latency([1, 2, 4, 8] * 2, [5e-3, 6e-3, 8e-3, 12e-3] * 2)
-    >>> latency.peak_throughput.value, latency.half_peak_batch_size.value
+    >>> latency.line.one_over_slope.value, latency.line.intercept_in_x.value
     (1000.0, 4.0)
     """
     from scipy.optimize import isotonic_regression
@@ -315,7 +305,7 @@ _ROUNDING = 1e-9
 def knee_batch_size(latency: Latency) -> Estimate[float | None]:
     """Find the batch size of the largest throughput over latency."""
     if latency.follows_line:
-        return _of_ratio(latency.half_peak_batch_size, round)
+        return _of_ratio(latency.line.intercept_in_x, round)
     return _largest(latency, latency.batch_sizes / latency.latencies_s**2, errors=2)
 
 
@@ -327,7 +317,7 @@ def fastest_batch_size(latency: Latency) -> Estimate[float | None]:
 def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> Estimate[float | None]:
     """Find the smallest batch size with a share of the peak throughput."""
     if latency.follows_line:
-        return _of_ratio(latency.half_peak_batch_size, math.ceil, share / (1 - share))
+        return _of_ratio(latency.line.intercept_in_x, math.ceil, share / (1 - share))
     rates, error = latency.batch_sizes / latency.latencies_s, _error(latency)
     best = int(np.argmax(rates))
     size = latency.smallest_of_rate(share * rates[best])

@@ -229,7 +229,7 @@ class InferenceProfile(Result):
             found[name] = f"{answer.batch_size:,}{in_brackets(answer.interval)}{unmeasured}"
         with contextlib.suppress(ValueError):
             latency = self.latency
-            rate, half = latency.peak_throughput, latency.half_peak_batch_size
+            rate, half = latency.line.one_over_slope, latency.line.intercept_in_x
             found["fit of the time"] = "no line: interpolated between measured sizes"
             if latency.follows_line and rate.value is not None and half.value is not None:
                 found["fit of the time"] = (

@@ -38,7 +38,7 @@ from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
 # Lines of the table, so that a page has 15 at most.
 _MOST_ROWS = 7
 # What the outcome of a trial is where it is compared.
-_COMPARED = ("take", "best", "as good", "not told apart", "worse")
+_COMPARED = ("take", "as good", "not told apart", "worse")
 _LONGEST_REASON = 60
 _COSTS = {
     "samples_per_second": "samples/s",
@@ -421,7 +421,7 @@ def _outcome(found: Decision, trial: TrialRecord) -> str:
             return "worse"
         if pair in found.judgement.certified and not found.judgement.obstacle:
             return "as good"
-        return "not told apart" if trial.batch_size in found.tied else "best"
+        return "not told apart"
     why = {one.trial_id: reason for one, reason in found.left_out}
     if trial.trial_id in why:
         met = trial.last.target is None or trial.cost("updates_to_target") is not None

@@ -181,7 +181,7 @@ def test_intervals_of_the_fit_hold_with_and_without_a_neighbour(noise, slower):
     for seed in range(30):
         kept = without_slow_rounds(rounds_of(seed, noise=noise, slower=slower))
         pairs = [(size, time_s) for size, one in zip(SIZES, kept, strict=True) for time_s in one]
-        rate = fit_latency(*zip(*pairs, strict=True)).peak_throughput
+        rate = fit_latency(*zip(*pairs, strict=True)).line.one_over_slope
         held.append(rate.low <= PEAK_RATE <= rate.high)
         found.append(rate.value / PEAK_RATE)
     assert np.mean(held) > 0.88
@@ -285,10 +285,10 @@ def test_a_flat_latency_has_no_peak_but_bounds():
     flat = 0.004 * (1 + 0.01 * np.random.default_rng(0).normal(size=len(SCALED)))
     latency = fit_latency(SCALED, flat)
     assert not latency.follows_line
-    assert latency.peak_throughput.value is None
-    assert latency.half_peak_batch_size.value is None
-    assert latency.half_peak_batch_size.low > 256
-    assert latency.peak_throughput.low > 256 / 0.004
+    assert latency.line.one_over_slope.value is None
+    assert latency.line.intercept_in_x.value is None
+    assert latency.line.intercept_in_x.low > 256
+    assert latency.line.one_over_slope.low > 256 / 0.004
 
 
 def test_pools_are_weighted_by_their_measurements():

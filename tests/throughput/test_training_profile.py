@@ -34,7 +34,7 @@ def test_the_fit_gives_the_line_back_and_what_follows_from_it():
     assert fit.intercept == pytest.approx(2e-3, rel=0.02)
     assert fit.slope == pytest.approx(1e-4, rel=0.02)
     assert fit.holds
-    assert profile.latency.peak_throughput.value == pytest.approx(1e4, rel=0.02)
+    assert profile.latency.line.one_over_slope.value == pytest.approx(1e4, rel=0.02)
     assert profile.efficient.value == pytest.approx(180, abs=6)
 
 
