@@ -106,15 +106,8 @@ def _is_keras_schedule(rate: Any) -> bool:
 _UPDATES = np.unique([0, *np.geomspace(1, 1e6, 300).astype("int64")])
 
 
-def _rates(schedule: Schedule) -> np.ndarray:
-    def read(step: tf.Tensor) -> tf.Tensor:
-        rate: Any = schedule(step)
-        return tf.cast(rate, tf.float32)
-
-    def rates() -> tf.Tensor:
-        return tf.map_fn(read, tf.constant(_UPDATES), fn_output_signature=tf.float32)
-
-    return tf.function(rates, autograph=False)().numpy()
+def _rates(schedule: Any) -> np.ndarray:
+    return np.array([float(schedule(tf.constant(step))) for step in _UPDATES])
 
 
 class _StretchedSchedule(Schedule):

@@ -297,15 +297,11 @@ def still_draws() -> contextlib.AbstractContextManager[None]:
     def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         if name == "dropout":
             return lambda inputs, *args, **kwargs: inputs
-        signature = inspect.signature(draw)
 
-        def drawn(*args: Any, **kwargs: Any) -> tf.Tensor:
-            call = signature.bind(*args, **kwargs)
-            shape = call.arguments["shape"]
+        def drawn(shape: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
             sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
-            seed = 31 * len(name) + len(sizes)
-            call.arguments |= {"seed": seed, "shape": [1, *sizes[1:]] if sizes else []}
-            return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
+            kwargs["seed"] = 31 * len(name) + len(sizes)
+            return tf.broadcast_to(draw([1, *sizes[1:]] if sizes else [], *args, **kwargs), sizes)
 
         return drawn
 
