@@ -149,16 +149,6 @@ def test_a_file_of_another_kbatch_is_refused_with_what_to_do(tmp_path):
         load_result(tmp_path / "x.json")
 
 
-def test_a_folder_is_a_study_or_is_told_what_one_is(tmp_path):
-    for name in ("missing.json", "missing"):
-        with pytest.raises(FileNotFoundError, match=name):
-            load_result(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="needs the project directory of a search"):
-        load_result(tmp_path)
-    write_record(make_trial(16), tmp_path / "trial_0016" / "kbatch.json")
-    assert [trial.batch_size for trial in load_result(tmp_path).trials] == [16]
-
-
 def test_several_results_make_one_document_with_their_answers_first():
     pages = [record.page() for record in RECORDS.values()]
     text = html_text(pages).replace("\N{NO-BREAK SPACE}", " ")
@@ -257,11 +247,6 @@ def test_the_most_important_notes_are_kept_in_order_and_once():
     assert codes.index("peaks_differ") < codes.index("data_end")
     many = [*notes, Note.of("rows_differ", elements=3), Note.of("measured_here", why="gpu")]
     assert len(most_important(many)) == 3
-
-
-def test_a_result_writes_its_own_report(tmp_path):
-    (written,) = RECORDS["largest batch"].write_report(tmp_path / "r.html")
-    assert "2,250 examples" in written.read_text()
 
 
 def test_public_results_have_the_shape_that_is_promised():

@@ -154,10 +154,6 @@ class Result(ABC):
             raise RecordError(f"{printable(str(path))} is damaged: {shown(error)}.") from error
         return found
 
-    def write_report(self, path: Path | str) -> tuple[Path, ...]:
-        """Write its page as `.html` or `.md`, as `kbatch.write_report` does."""
-        return write_report(self, path)
-
     def page(self) -> Page:
         """Return what all renderings show."""
         return Page(

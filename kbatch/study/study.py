@@ -312,9 +312,9 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
                     below = f"One lies in {file.parent}. "
                     break
         raise FileNotFoundError(
-            f"There is no kbatch study in {path}: `load_study` needs the project directory of a "
-            "search (`directory/project_name`) whose hypermodel is a `kbatch.BatchSizeHyperModel`. "
-            f"{below}Received: {str(path)!r}."
+            f"There is no kbatch study in {path}: `load_study` needs the project directory "
+            "(`directory/project_name`) of a `kbatch.BatchSizeTuner`, or of a keras-tuner that "
+            f"searched a `kbatch.BatchSizeHyperModel`. {below}Received: {str(path)!r}."
         )
     settings = getattr(getattr(tuner, "hypermodel", None), "settings", None)
     difference = study.search.difference(settings) if study.search and settings else None

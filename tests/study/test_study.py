@@ -163,35 +163,6 @@ def test_the_metrics_are_those_of_the_best_epoch(direction, expected):
 
 
 @pytest.mark.parametrize(
-    ("objective", "best"),
-    [
-        (Objective("val_accuracy", "max"), 64),
-        (Objective("val_accuracy", "min"), 16),
-        (Objective("samples_per_second", "max"), 256),
-        (Objective("absent", "max"), None),
-    ],
-)
-def test_the_best_trial_follows_the_objective(objective, best):
-    measured = {16: (0.90, 1000), 64: (0.98, 2000), 256: (0.95, 3000)}
-    study = make_study(
-        *(
-            make_trial(size, objective=objective, accuracies=(accuracy,), rate=rate)
-            for size, (accuracy, rate) in measured.items()
-        ),
-        make_trial(
-            512,
-            objective=objective,
-            status="failed",
-            epochs=make_epochs((0.01, 0.999)),
-            window_examples=(9000,),
-            window_durations_s=(1.0,),
-        ),
-    )
-    found = study.decide().best
-    assert (found and found.batch_size) == best
-
-
-@pytest.mark.parametrize(
     ("objective", "quality"),
     [
         (Objective("val_loss", "min"), Objective("val_loss", "min")),

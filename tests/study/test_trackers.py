@@ -18,9 +18,8 @@ from kbatch.study.trackers import tracked_runs
 from kbatch.study.trial import trial_row
 
 
-def write_project(folder, *trials, search=True):
-    if search:
-        write_record(make_search(), folder / "kbatch.json")
+def write_project(folder, *trials):
+    write_record(make_search(), folder / "kbatch.json")
     for trial in trials:
         write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
     return folder
