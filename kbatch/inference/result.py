@@ -100,7 +100,9 @@ class InferenceAnswer:
 
     def __str__(self) -> str:
         how = ", verified by fresh calls" if self.verified else ""
-        return f"batch size {self.batch_size:,}{how}: {self.reason}"
+        ends = [f"{int(end):,}" for end in self.interval.ends or ()]  # Of whole examples.
+        within = f" ({' to '.join(ends)})" if ends else ""
+        return f"batch size {self.batch_size:,}{within}{how}: {self.reason}"
 
 
 class TargetTooLow(ValueError):

@@ -39,6 +39,7 @@ def test_the_batch_for_a_target_is_the_largest_whose_latency_keeps_to_it(target_
     assert abs(answer.batch_size - ideal) <= 1 + 0.05 * ideal
     assert answer.interval.low <= answer.batch_size + 1
     assert answer.interval.high >= answer.batch_size
+    assert f"{answer.batch_size} ({int(answer.interval.low)} to " in str(answer)
     assert not answer.verified
 
 

@@ -14,7 +14,6 @@ import kbatch
 from kbatch.throughput.measure import update_sweep
 from kbatch.timing import TimingPlan
 from kbatch.training.model import accumulation_of
-from kbatch.training.one_graph import execution_steps
 
 layers = keras.layers
 X, Y = models.rows(24)
@@ -92,8 +91,3 @@ def test_the_model_is_given_back_as_it_was(before):
         np.testing.assert_array_equal(one, other)
     assert model.train_function is function
     assert accumulation_of(model) == accumulation
-
-
-def test_an_execution_takes_a_tenth_of_a_second_or_an_epoch():
-    assert [execution_steps(s, None) for s in (1.0, 0.03, 0.001)] == [1, 3, 100]
-    assert execution_steps(0.001, 7) == 7

@@ -28,16 +28,6 @@ def test_a_time_is_the_median_with_its_interval_and_its_rate():
     assert (left_out(8).rate, left_out(8).time_s, left_out(8).measured) == (None, None, False)
 
 
-def test_the_fit_gives_the_line_back_and_what_follows_from_it():
-    profile = training_profile()
-    fit = profile.latency.line
-    assert fit.intercept == pytest.approx(2e-3, rel=0.02)
-    assert fit.slope == pytest.approx(1e-4, rel=0.02)
-    assert fit.holds
-    assert profile.latency.line.one_over_slope.value == pytest.approx(1e4, rel=0.02)
-    assert profile.efficient.value == pytest.approx(180, abs=6)
-
-
 def test_where_no_line_holds_sizes_are_read_off_what_was_measured():
     """A cache that ends at 32 examples: beyond, an example takes twice as long."""
     times_s = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
