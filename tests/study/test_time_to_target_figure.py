@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from figure_studies import TARGET, learned_study, target_study, to_target
-from records_factory import make_study, make_trial
+from records_factory import make_epochs, make_study, make_trial
 
 from kbatch.analysis.goodput import fit_steps_to_target
 from kbatch.records.training_run import Target
@@ -78,6 +78,16 @@ def test_one_execution_that_misses_makes_a_size_that_misses():
     executions = (to_target(64, 100), to_target(64, 0, met=False, epochs=9))
     (point,) = target_points(make_study(make_trial(64, *executions)), TARGET)
     assert (point.met, point.updates.value) == (False, 9 * 23)
+
+
+def test_a_trial_that_met_the_target_without_an_update_has_no_point():
+    none, some = (make_epochs((0.95,), updates=count) for count in (0, 20))
+    study = make_study(
+        *(make_trial(16 * k, epochs=e, target=TARGET) for k, e in ((1, none), (2, some)))
+    )
+    assert [point.batch_size for point in target_points(study, TARGET)] == [32]
+    _, lower = panels(plot_time_to_target(study))
+    assert "no updates" in texts(lower)
 
 
 def test_perfect_scaling_halves_with_the_batch_from_the_smallest_on():

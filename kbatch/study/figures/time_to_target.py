@@ -78,6 +78,8 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
         most = max(trial.executions, key=lambda run: sum(epoch.updates for epoch in run.epochs))
         totals = ((e.train_s, e.updates, e.examples) for e in most.epochs)
         shown = [Cost(*map(sum, zip(*totals, strict=True)))]
+    if not all(cost.updates and cost.train_s for cost in shown):  # No place on a logarithmic axis.
+        return None
     seconds = _positive([cost.train_s for cost in shown])
     updates = _positive([float(cost.updates) for cost in shown])
     return TargetPoint(trial.batch_size, met, seconds, updates, tuple(c.updates for c in reached))
@@ -136,7 +138,7 @@ def plot_time_to_target(
     failed: dict[int, list[str]] = {}
     for trial in study.trials:
         if trial.batch_size not in shown:
-            ended = "no epochs" if trial.status == "completed" else trial.outcome
+            ended = "no updates" if trial.status == "completed" else trial.outcome
             failed.setdefault(trial.batch_size, []).append(ended)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     batch_axis(lower, [*shown, *failed], common.BATCH_LABEL)
