@@ -333,9 +333,12 @@ class Recommendation(Result):
         if not self.times_s:
             return ()
         base = self.base_batch_size
-        return sizes_to_search(
+        found = sizes_to_search(
             self.times_s, self.noise_scale, base_batch_size=base, rates=self._rates
         )
+        # The time may have ended before one between them.
+        sizes = {one.batch_size for one in self.updates} | {*found}
+        return tuple(size for size in sorted(sizes) if found[0] <= size <= found[-1])
 
     @property
     def binding(self) -> tuple[str, ...]:

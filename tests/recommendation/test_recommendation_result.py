@@ -90,6 +90,12 @@ def test_without_timings_no_size_is_named():
     assert (one.batch_size, one.batch_sizes, one.saturation) == (32, (32,), None)
 
 
+def test_a_size_between_others_that_the_time_left_out_is_searched():
+    updates, left_out = list(make_timings()), make_recommendation().batch_size
+    updates[SIZES.index(left_out)] = TimedUpdate(batch_size=left_out, outcome="no time")
+    assert left_out in make_recommendation(updates=tuple(updates)).batch_sizes
+
+
 def test_rounds_beside_a_neighbour_move_neither_times_nor_start():
     def slowed(update):
         many = update.batch_size in (16, 64, 256)  # Of these the median is the neighbour's.
