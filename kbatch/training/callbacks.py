@@ -188,7 +188,6 @@ class BudgetCallback(keras.callbacks.Callback):
     def __init__(self, most: Any):
         super().__init__()
         self.budget = Budget(**{self.unit: most})  # What training may spend.
-        self._most = most
         self._clock: TrainingClock | None = None
 
     def count_by(self, clock: TrainingClock) -> None:
@@ -198,7 +197,7 @@ class BudgetCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None):
         """End training once the budget is spent."""
         spent = self._spent() if self._clock is None else getattr(self._clock, self.unit)
-        if spent >= self._most:
+        if spent >= getattr(self.budget, self.unit):
             model: Any = self.model
             model.stop_training = True
 
@@ -290,8 +289,9 @@ class ExampleBudget(BudgetCallback):
 
     def _spent(self) -> float:
         raise InputError(
-            "Examples are counted in a search only: give `ExampleBudget` to `tuner.search`, or use "
-            f"`UpdateBudget(examples // batch_size)` here. Received: examples={self._most}."
+            "Examples are counted in a search only: give `ExampleBudget` to `tuner.search`, or "
+            "use `UpdateBudget(examples // batch_size)` here. Received: "
+            f"examples={self.budget.examples}."
         )
 
 

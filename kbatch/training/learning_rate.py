@@ -184,14 +184,12 @@ def scale_model(
         if apart & {"learning_rate", *_RATES}:
             own_rule, by_itself = None, own / rate if own and rate else 1.0
         ratio = factor * by_itself * learning_rate_ratio(**sizes, rule=own_rule)
-        stretch = 1.0
+        steps_fit = bool(apart - {*_RATES, *FOLLOWERS})
+        stretch = 1.0 if steps_fit or not follows else kappa
         if follows or factor != 1:
-            steps_fit = bool(apart - {*_RATES, *FOLLOWERS})
-            stretch = 1.0 if steps_fit or not follows else kappa
             scale_optimizer(optimizer, ratio=ratio / by_itself, kappa=stretch)
         rates[:0] = [ratio * (1.0 if rate is None else rate), stretch]
-        given: dict[str, tuple[float, ...]] = {}
-        made: dict[str, tuple[float, ...]] = {}
+        given, made = dict[str, tuple[float, ...]](), dict[str, tuple[float, ...]]()
         for name, follower in settings.items():
             value = getattr(optimizer, name)
             given.setdefault(follower, (value,))
