@@ -2,6 +2,7 @@
 
 import array
 import contextlib
+import dataclasses
 import math
 import threading
 import time
@@ -179,12 +180,22 @@ class GpuMonitor:
     def to_dataframe(self) -> "pd.DataFrame":
         """Make a table of the samples, one row a sample and GPU.
 
+        Columns: `gpu` (TensorFlow's name) and those of `GpuSample`.
+
         Raises:
             RuntimeError: If the block has not ended.
         """
+        import pandas as pd
+
         if self.usage is None:
             raise RuntimeError("Leave the `with` block first: the usage is summed up at its end.")
-        return self.usage.to_dataframe()
+        names = [field.name for field in dataclasses.fields(GpuSample)]
+        rows = [
+            (", ".join(gpu.tensorflow_devices), *dataclasses.astuple(sample))
+            for gpu in self.usage.gpus or ()
+            for sample in gpu.samples
+        ]
+        return pd.DataFrame(rows, columns=["gpu", *names])
 
     def _found_gpus(self, opening: contextlib.ExitStack) -> list[_GpuTally]:
         listed, self.unavailable = opening.enter_context(opened_nvml())

@@ -3,10 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pandas as pd
+from typing import Any
 
 # No clock resolves less.
 SHORTEST_S = 1e-9
@@ -109,20 +106,3 @@ class UsageRecord:
         figures = (self.joules_per_sample(examples), self.gpu_power_w, self.gpu_utilization)
         named = zip(USAGE_METRICS, figures, strict=True)
         return {name: value for name, value in named if value is not None}
-
-    def to_dataframe(self) -> "pd.DataFrame":
-        """Make a table of the samples, one row a sample and GPU.
-
-        Columns: `gpu` (TensorFlow's name) and those of `GpuSample`.
-        """
-        import pandas as pd
-
-        names = ["gpu", *(field.name for field in dataclasses.fields(GpuSample))]
-        return pd.DataFrame(
-            [
-                (", ".join(gpu.tensorflow_devices), *dataclasses.astuple(sample))
-                for gpu in self.gpus or ()
-                for sample in gpu.samples
-            ],
-            columns=names,
-        )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ class Execution:
         Raises:
             PlanHalved: If memory ran out in a step that smaller micro-batches may run.
         """
-        self._write(self.so_far())
+        files, number, best = self._files, self._settings.number, self._fit.best_epoch
+        files.write(number, self.so_far())
         try:
             # Layers that are built by their first batch are so under the policy too, and draw
             # their weights here, and not in `build`.
@@ -83,7 +84,6 @@ class Execution:
             with seeds, dtype_policy_scope(self._started.dtype_policy), self._fit:
                 results = inner.fit(hp, self._model, *call.arguments, **call.keywords)
             results = self._completed(results)
-            files, best = self._files, self._fit.best_epoch
             reported = files.reported(results)
             if files.of_kbatch_tuner:
                 record = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
@@ -93,7 +93,8 @@ class Execution:
             outcomes = best.outcomes()
         except BaseException as error:
             ended = self._record(failures.failure_status(error), failures.failure_text(error))
-            self._write(dataclasses.replace(ended, traceback=failures.failure_traceback(error)))
+            ended = dataclasses.replace(ended, traceback=failures.failure_traceback(error))
+            files.write(number, ended)
             size, rows = self._micro_batch_size, self._facts.rows(self._settings.batch_size)
             # In a train step: not in validation, not in a callback.
             if (
@@ -107,16 +108,16 @@ class Execution:
                     f"Received: {failures.failure_text(error)}"
                 ) from error
             raise
-        ended = self._record("completed", None, reported)
-        ended = dataclasses.replace(ended, outcomes=outcomes)
+        ended = self._record("completed")
+        ended = dataclasses.replace(ended, reported=reported, outcomes=outcomes)
         if ended.diverged:
             text = "diverged: the loss became NaN or infinite, lower the learning rate"
             ended = dataclasses.replace(ended, status="failed", failure=text)
-        self._write(ended)
+        files.write(number, ended)
         return results
 
     def so_far(self) -> ExecutionRecord:
-        return self._record("running", None)
+        return self._record("running")
 
     def _prepare(self, data: TrainingData) -> int | None:
         """Make the model train by the plan; return the most that fit at once, where known."""
@@ -174,12 +175,7 @@ class Execution:
                 return {name: values[-1] for name, values in results.history.items()} | figures
         return figures | taken | results if isinstance(results, dict) else results
 
-    def _write(self, record: ExecutionRecord) -> None:
-        self._files.write(self._settings.number, record)
-
-    def _record(
-        self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
-    ) -> ExecutionRecord:
+    def _record(self, status: str, failure: str | None = None) -> ExecutionRecord:
         fit, started, plan = self._fit, self._started, self._settings.search.plan
         clock, notes = fit.clock, [*started.notes, *self._search_notes]
         record = dataclasses.replace(
@@ -190,7 +186,6 @@ class Execution:
             plan_s=self._plan_s,
             most_in_memory=None if plan is None else most_in_memory(plan),
             failure=failure,
-            reported=reported or {},
             usage=fit.monitor and fit.monitor.usage,
             budget=fit.budget,
             target=fit.target,

@@ -30,7 +30,7 @@ from kbatch.records.training_run import COST_NAMES
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import model_facts
-from kbatch.search.plan import MOMENTS_EVERY, Build, PolicyChosen, SearchPlan, check_new
+from kbatch.search.plan import MOMENTS_EVERY, PolicyChosen, SearchPlan, check_new
 from kbatch.search.steps_per_execution import Steps
 from kbatch.search.timed_fit import ExecutionSettings
 from kbatch.search.trial_files import (
@@ -347,7 +347,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         built, scaling = self._scaled or (self._trained, None)
         scaling = scaling if built() is model else None
         model = self.graph.model(model) if self.stock_fit else model
-        execution = Execution(model, settings, files, self._builder(hp), scaling)
+        # What builds the model under a policy, also in another process.
+        build = functools.partial(_built_to_probe, self._inner, hp, self._seed(hp))
+        execution = Execution(model, settings, files, build, scaling)
         for callback in call.callbacks:
             if hasattr(callback, "follow_trial"):  # A `LivePlot`, without what it draws by.
                 callback.follow_trial(files, number=settings.number, so_far=execution.so_far)
@@ -417,27 +419,22 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if policy is not None and model.dtype_policy.name != policy:
             _built(self._inner, hp, policy, self._seed(hp))
 
-    def _builder(self, hp: keras_tuner.HyperParameters) -> Build:
-        """Return what builds the model of a trial under a policy, also in another process."""
-        return functools.partial(_built_to_probe, self._inner, hp, self._seed(hp))
-
     def _is_late(self, model: keras.Model) -> bool:
         """Return whether a `fit` of the user's own compiles a model, or trains it by itself."""
-        whole = not isinstance(self.micro_batch_size, int)
-        whole = whole and self.learning_rate_scaling in (None, "auto")
-        return whole and not self.stock_fit and getattr(model, "compiled", None) is False
+        whole = not (self.stock_fit or isinstance(self.micro_batch_size, int))
+        free = self.learning_rate_scaling in (None, "auto")
+        return whole and free and getattr(model, "compiled", None) is False
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:
         """Declare what a search adds; return the batch size, and the policy where it is given."""
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
-        for parameter in hp.space:
-            values = tuple(getattr(parameter, "values", self.batch_sizes))
-            if parameter.name == "batch_size" and values != self.batch_sizes:
-                raise keras_tuner.errors.FatalValueError(
-                    "The search space has another `batch_size` already, from the project directory "
-                    "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
-                    f"to start over. Received: batch_sizes={self.batch_sizes}, there: {values}."
-                )
+        there = [tuple(one.values) for one in hp.space if one.name == "batch_size"]
+        if others := [values for values in there if values != self.batch_sizes]:
+            raise keras_tuner.errors.FatalValueError(
+                "The search space has another `batch_size` already, from the project directory "
+                "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
+                f"to start over. Received: batch_sizes={self.batch_sizes}, there: {others[0]}."
+            )
         if self.searches_rate:
             hp.Choice(FACTOR_NAME, list(FACTORS), default=1.0)
         if len(self.dtype_policies) < 2:
