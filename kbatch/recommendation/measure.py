@@ -100,7 +100,7 @@ def recommend(
         budget_s: Seconds for the whole call, starting a process and building graphs included;
             each measurement receives a part of what is left.
         seed: Seed of weights and order in the pilot, None for one that is drawn and recorded.
-        on_progress: Receives a line before each measurement.
+        on_progress: Receives the name of each limit before it is measured.
 
     Raises:
         InputError: If the data cannot be batched, do not fit the model, or have fewer than two
@@ -125,7 +125,7 @@ def recommend(
     def begin(name: str) -> float:
         """Announce a measurement, and return its share of the seconds that are left."""
         if on_progress is not None:
-            on_progress(_LINES[name])
+            on_progress(name)
         later = list(_SHARES.values())[list(_SHARES).index(name) :]
         left_s = ends_s - time.perf_counter()
         return max(left_s * later[0] / sum(later), _LEAST_SHARE * budget_s)
@@ -216,14 +216,8 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
     return asked
 
 
-# In the order in which they are measured: the line before each, and its share of the budget. What
-# one leaves over, the later ones share.
-_LINES = {
-    MEMORY: "memory: how many examples fit at once",
-    NOISE: "gradient noise: a pilot",
-    SATURATION: "hardware saturation: the time of an update by batch size",
-    INPUT: "input pipeline: what it delivers",
-}
+# In the order in which they are measured: the share of the budget of each. What one leaves over,
+# the later ones share.
 _SHARES = {MEMORY: 0.3, NOISE: 0.3, SATURATION: 0.25, INPUT: 0.15}
 # Of the budget, for each measurement, however late it is.
 _LEAST_SHARE = 0.05
@@ -265,16 +259,12 @@ def _memory(
         if facts.examples == 1:
             raise InputError("The data have one example: give more rows. Received: 1 example.")
         last = _sizes(asked, facts.examples)[-1]
-        sizes = {min(_SMALLEST * _GROWTH**k, last) for k in range(last.bit_length())}
-        # In this process a size is run where the line through smaller ones shows that it fits.
-        first = {1} if probes.isolated else {1, min(2, last)}
-        found = memory_pass(
-            probes,
-            sorted(first | sizes),
-            dtype_policy=facts.dtype_policy,
-            time_budget_s=budget_s,
-            say=lambda line: None,
-        )
+        sizes = {1, *(min(_SMALLEST * _GROWTH**k, last) for k in range(last.bit_length()))}
+        given = {"dtype_policy": facts.dtype_policy, "time_budget_s": budget_s}
+        found = memory_pass(probes, sorted(sizes), **given, say=lambda line: None)
+        ran = sum(one.peak_bytes is not None for one in found.records)
+        if ran == 1 < len(found.records):  # The step to the second was too large for a line.
+            found = memory_pass(probes, sorted({2, *sizes}), **given, say=lambda line: None)
         one_bytes = found.records[0].peak_bytes
         if one_bytes is None or one_bytes > MEMORY_WINDOW[1] * facts.limit_bytes:
             raise no_example_fits(facts, MEMORY_WINDOW, one_bytes, None)

@@ -101,7 +101,7 @@ def profile_training(
 
     memory = MemoryPass((), 0, ())
     if measure_memory:
-        say("measuring memory in a worker process")
+        say("measuring memory")
         with open_probes(
             workload, memory_limit_bytes=limit_bytes, model=lambda: start().model
         ) as probes:

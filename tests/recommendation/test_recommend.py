@@ -34,9 +34,9 @@ def found(told):
 
 def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(found, told):
     assert set(found.unknown) <= {INPUT}
-    assert [line.split(":")[0] for line in told] == STEPS
+    assert told == STEPS
     sizes = [one.batch_size for one in found.memory if one.peak_bytes]
-    assert sizes[:3] == [1, 2, 8]
+    assert sizes[:2] == [1, 8]
     assert found.memory_limit_bytes == 2**30
     assert found.pilot.batch_size == 32
     assert (
@@ -63,7 +63,7 @@ def test_where_few_examples_fit_the_rest_goes_through_in_parts(batch_sizes):
     limit = {"memory_limit_bytes": 24 * 2**20, "budget_s": 6.0}
     found = recommend(models.Locked(long_rows), learnable(64), batch_sizes=batch_sizes, **limit)
     most = max(one.batch_size for one in found.updates)
-    assert 1 <= most < 8
+    assert 2 <= most < 8
     assert found.micro_batch_size <= most
     assert found.batch_size in found.batch_sizes
     assert found.pilot.batch_size == 32
