@@ -1,5 +1,7 @@
 """The exact mode: losses over the whole batch, in the memory of micro-batches."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -319,6 +321,31 @@ def test_a_step_that_cannot_be_computed_again_is_refused(kind, said):
         (LookupError, ValueError, tf.errors.InvalidArgumentError), match=f"(?s){said}"
     ):
         in_parts(lambda: model)().fit(X[:30], Y[:30], batch_size=30, verbose=0)
+
+
+class Seen(layers.Layer):
+    """Notes how many rows it gets."""
+
+    rows: tuple[int, ...] = ()
+
+    def call(self, x):
+        self.rows += (x.shape[0],)
+        return x
+
+
+def test_layers_that_another_thread_calls_are_left_as_they_are():
+    """Such as those of data that are read meanwhile."""
+    seen = Seen()
+
+    class Reading(Stepping):
+        def train_step(self, data):
+            thread = threading.Thread(target=seen, args=(X[:30],))
+            thread.start()
+            thread.join()
+            return super().train_step(data)
+
+    in_parts(lambda: stepping(Reading))().fit(X[:30], Y[:30], batch_size=30, verbose=0)
+    assert set(seen.rows) == {30}
 
 
 class Compared(layers.Layer):

@@ -13,6 +13,7 @@ layer adds is an output too: that of the batch is the mean over micro-batches, w
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,9 +90,11 @@ class ExactTrainStep(TrainStep):
         super().__init__(model)
         self.how = how  # An `Accumulation`.
         self._within = False  # A call that is cut: those of layers in it are not.
+        self._thread: int | None = None  # That of the step: others may read data meanwhile.
 
     def _update(self, data: Any) -> dict[str, Any]:
         check_model(self.model)
+        self._thread = threading.get_ident()
         with replaced_layer_calls(self._call):
             return super()._update(data)
 
@@ -106,7 +109,8 @@ class ExactTrainStep(TrainStep):
         rows = {leaves[i].shape[0] for i in places}
         few = all(n is not None and n <= self.how.micro_batch_size for n in rows)
         # Where first axes differ, any of them may be that of the rows.
-        if self._within or few or len(rows) != 1:
+        elsewhere = threading.get_ident() != self._thread
+        if elsewhere or self._within or few or len(rows) != 1:
             return plain(*args, **kwargs)
         with self._leaving():
             return self._in_parts(_LayerCall(layer, plain, (args, kwargs), places))
