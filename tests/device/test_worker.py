@@ -159,13 +159,9 @@ def test_a_death_is_told_while_a_forked_child_holds_the_pipe_and_the_child_ends(
 
 
 def test_what_a_process_started_that_died_between_two_calls_ends_too():
-    def dies_later():
-        child = fork_a_sleeper()
-        threading.Timer(0.1, os._exit, [3]).start()
-        return os.getpid(), child
-
     with Worker() as fresh:
-        dead, child = map(psutil.Process, fresh.call(dies_later))
+        dead, child = map(psutil.Process, fresh.call(lambda: (os.getpid(), fork_a_sleeper())))
+        dead.kill()
         wait_for_the_end_of(dead)
         assert fresh.call(os.getpid) != dead.pid
         wait_for_the_end_of(child)
