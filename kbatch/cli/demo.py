@@ -35,6 +35,7 @@ def add_demo(commands: Any) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
+    from kbatch.page.result import write_report
     from kbatch.plotting.canvas import save_figure
     from kbatch.records.training_run import RECORD_NAME
 
@@ -70,7 +71,7 @@ def _demo(options: argparse.Namespace) -> None:
     print(study.decide())
     figure, report = options.output / "trials.png", options.output / "report.html"
     save_figure(study.plot(), figure)
-    study.write_report(report)
+    write_report(study, report)
     print(f"figure: {figure}\nreport: {report}")
 
 
