@@ -93,6 +93,12 @@ def test_one_panel_can_be_asked_for():
         plot_learning_curves(learned_study(), against="epochs")
 
 
+def test_a_report_has_no_curves_over_updates_where_none_were_made():
+    study = make_study(make_trial(32, epochs=make_epochs((0.5, 0.9), updates=0)))
+    names = [figure.name for figure in study.figures() if "learning" in figure.name]
+    assert names == ["learning-curves-seconds"]
+
+
 def test_a_diverged_trial_ends_with_a_cross():
     diverged = make_diverged(512)
     epochs = (*learned(512).epochs[:3], *diverged.executions[0].epochs)

@@ -35,8 +35,9 @@ def study_figures(study: "Study") -> "tuple[Figure, ...]":
         _, curves = quality.learning_curves(study)
         if 0 < sum(len(curve) > 1 for _, curve in curves) <= _MOST_CURVES:
             for against, words in (("updates", "updates"), ("seconds", "training time")):
-                title = f"Learning curves over {words}"
-                offer(quality.plot_learning_curves, title, quality.CURVES_IN, against=against)
+                place, title = quality.BUDGETS.index(against), f"Learning curves over {words}"
+                if any(spent[place] for _, curve in curves for spent, _ in curve):
+                    offer(quality.plot_learning_curves, title, quality.CURVES_IN, against=against)
     with contextlib.suppress(ValueError):
         time_to_target.target_points(study, time_to_target.target_of(study, None))
         title = "Time and updates to the target"
