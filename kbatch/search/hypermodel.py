@@ -24,9 +24,9 @@ from kbatch.device.failures import refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.library_internals import build_again, metrics_in_float32
-from kbatch.records.json_codec import RecordError
+from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES
+from kbatch.records.training_run import COST_NAMES, RECORD_NAME, SearchRecord
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import model_facts
@@ -387,8 +387,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Restore what an earlier run of the search derived or drew, and its plan."""
         # Adding sizes must not change the learning rates of the trials there, by another base
         # size, or the batches that all of them are validated with.
-        found = recorded_search(project)
-        if found is None:
+        found = load_if_readable(SearchRecord, project / RECORD_NAME)
+        if found is None:  # Or the reload says what is wrong with it.
             return
         settings: Mapping[str, Any] = found.settings
         self._search.read(project)

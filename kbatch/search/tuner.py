@@ -25,8 +25,8 @@ from kbatch.library_internals import (
     tuner_callback,
 )
 from kbatch.page.numbers import pluralize
-from kbatch.records.json_codec import RecordError
-from kbatch.records.training_run import RECORD_NAME
+from kbatch.records.json_codec import load_if_readable
+from kbatch.records.training_run import RECORD_NAME, SearchRecord
 from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.oracle import BatchSizeOracle, RaceStrategy, trial_result
@@ -163,7 +163,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         #: What decisions are made by, which changes no training.
         self.decides_by = {name: value for name, value in given.items() if value is not None}
         if strategy == "grid":
-            asked, count = [] if overwrite else _executions_asked(project), executions_per_trial
+            known = None if overwrite else load_if_readable(SearchRecord, project / RECORD_NAME)
+            settings: Mapping[str, Any] = {} if known is None else known.settings
+            # By earlier runs of the search, each time more.
+            asked, count = [*settings.get("executions_asked", ())], executions_per_trial
             more = [count] if count > max(asked, default=0) else []
             self.decides_by["executions_asked"] = asked + more
         self._progress = SearchProgress(verbose=0)
@@ -483,20 +486,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial_files.write_needed(dataclasses.replace(known, settings=settings), file)
 
 
-def _executions_asked(project: Path) -> list[int]:
-    """Return how many executions earlier runs of the search asked for, each time more."""
-    with contextlib.suppress(RecordError):  # The reload says so.
-        if (known := trial_files.recorded_search(project)) is not None:
-            settings: Mapping[str, Any] = known.settings
-            return list(settings.get("executions_asked", ()))
-    return []
-
-
 def _restore_or_seed(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: bool) -> None:
     """Restore what an earlier run of the search derived; draw a seed where there is none."""
     if not overwrite:
-        with contextlib.suppress(RecordError):  # The reload says so.
-            hypermodel._restore(project)
+        hypermodel._restore(project)
     if hypermodel.seed is None:
         # Executions are compared by pairs with a seed in common.
         hypermodel.seed = secrets.randbelow(_SEEDS)
@@ -505,11 +498,8 @@ def _restore_or_seed(hypermodel: BatchSizeHyperModel, project: Path, *, overwrit
 @contextlib.contextmanager
 def _short_collections() -> Iterator[None]:
     """Leave what lives now out of garbage collections, of which keras-tuner makes one a build."""
-    frozen = gc.get_freeze_count() == 0
-    if frozen:
-        gc.freeze()
+    gc.freeze()
     try:
         yield
     finally:
-        if frozen:
-            gc.unfreeze()
+        gc.unfreeze()

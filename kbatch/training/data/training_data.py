@@ -313,6 +313,11 @@ class TrainingData:
                 "`validation_split` splits arrays only: give `validation_data` beside a dataset. "
                 f"Received: validation_split={self.validation_split}."
             )
+        if not 0 < self.validation_split < 1:  # Keras would leave rows out, and say nothing.
+            raise InputError(
+                "`validation_split` must be a share of the rows, from 0 to below 1. "
+                f"Received: validation_split={self.validation_split}."
+            )
         try:
             split: Any = train_validation_split(whole, validation_split=self.validation_split)
         except (ValueError, TypeError) as error:
