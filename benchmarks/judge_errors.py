@@ -11,9 +11,10 @@ another, faster one by just more than the tolerance.
 certain  share of all searches that are certain
 wrong    share of all searches that are wrong, with its interval of 95 %
 
-alike      six sizes of the same spread, which a race would not tell apart, and what is certain then
+alike      six or two sizes of the same spread: tied, or with one that is better and the slowest
 scatter    one size's seeds deviate 1, 2, 4 or 8 times as much as the others'; it is just not good
-           enough, or the best and the slowest (whichever is wrong most often)
+           enough, or the best and the slowest (whichever is wrong most often); and what is certain
+           where all are alike and tied
 examples   the same with 2,000 validation examples, which all sizes share
 looks      judged again after more executions until certain: a search that is extended twice, a race
 pinned     every execution starts from the same weights and sees the same order of the data
@@ -23,6 +24,7 @@ tolerance  a race at 0.01 that is judged at 0.05 afterwards; also wrong where it
 """
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -141,19 +143,22 @@ def rows() -> Iterator[tuple[str, list[Row]]]:
                 draw = by_seeds(scaled, [1.0] * sizes, rounds)
                 name = f"alike, {sizes} sizes, {rounds} executions, {name}"
                 yield name, [Row(name, scaled, draw, tolerance, (rounds,), False)]
-    for rounds, tolerance in ((2, 5.2), (3, 3.7), (6, 2.4)):
+    for sizes, (rounds, tolerance) in itertools.product((6, 3), ((2, 5.2), (3, 3.7), (6, 2.4))):
         for ratio in (1, 2, 4, 8):
             found = []
             for truth, noisy in (
-                ([out] + [0.0] * 5, -1),
-                ([out] + [0.0] * 5, 0),
-                ([out, 0.0] + [-2.0] * 4, 1),
+                ([out] + [0.0] * (sizes - 1), -1),
+                ([out] + [0.0] * (sizes - 1), 0),
+                ([out, 0.0] + [-2.0] * (sizes - 2), 1),
             ):
-                spreads, scaled = [1.0] * 6, [tolerance * value for value in truth]
+                spreads, scaled = [1.0] * sizes, [tolerance * value for value in truth]
                 spreads[noisy] = ratio
                 draw = by_seeds(scaled, spreads, rounds)
                 found.append(Row("", scaled, draw, tolerance, (rounds,), False))
-            yield f"scatter, {rounds} executions, ratio {ratio}", found
+            yield f"scatter, {sizes} sizes, {rounds} executions, ratio {ratio}", found
+        draw = by_seeds([0.0] * sizes, [1.0] * sizes, rounds)
+        row = Row("", [0.0] * sizes, draw, tolerance, (rounds,), False)
+        yield f"scatter, {sizes} sizes, {rounds} executions, tied", [row]
     for rounds in (2, 3, 6):
         for ratio in (1, 2, 4, 8):
             found = []

@@ -10,11 +10,16 @@ difference over all seeds and all examples of this kind, of which the validation
 residual mean square of the two-way table (Montgomery 2017, Design and Analysis of Experiments,
 section 4.1). It is no less than the paired discordance of single executions over the validation
 examples: trainings that disagree on examples differ by chance, however equal three values happen to
-be (Dietterich 1998, doi:10.1162/089976698300017197). The pool says little of one pair that scatters
-far more, so of several the bounds are no narrower than the paired t interval of the two alone. Its
-level is 0.95 + 1.25 / (R - 1)^2 of the error, since two or three rounds would rarely certify
-otherwise, and half of it where the gap is more than the pool explains, which is how such a pair
-errs.
+be (Dietterich 1998, doi:10.1162/089976698300017197).
+
+The pool says little of one pair that scatters far more. So of several pairs the bounds are no
+narrower than t intervals by the pair's own variance, the mean over the others of the variance of
+its difference. That is c + s, with s the residual mean square and c the part of the pair's own
+residuals, and it has the degrees of freedom of a sum of independent mean squares: R - 1 of the pair
+against the mean of the m - 1 others, (m - 2)(R - 1) of these (Satterthwaite 1946,
+doi:10.2307/3002019). Its level is 0.8 + 1 / (R - 1)^2 of the error, since two or three rounds would
+rarely certify otherwise, and a quarter of it where the gap is more than the pool explains, which is
+how such a pair errs.
 
 `examples` is the variance over blocks of validation examples of the mean difference, less what is
 in `seeds` already: the part that more executions average out. It would be zero where two pairs
@@ -26,8 +31,9 @@ Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only where a
 best pair against another one fails, and those hold at once (Dunnett 1955,
 doi:10.1080/01621459.1955.10501294). Looks at growing data share them, so that a search that is
 extended errs no more often: look k may fail the best against one other with 0.72 / k^1.5 of the
-error, and the paired interval takes 1 / k^2 of its level. Of two pairs the only bound has the whole
-error, 0.9 of it at the first look, and 0.3 / k^1.5 at look k. All looks are at the same examples.
+error, and a pair's own variance has 1 / k^1.5 of its level. Of two pairs the only bound has the
+whole error, 0.9 of it at the first look, and 0.3 / k^1.5 at look k. All looks are at the same
+examples.
 `benchmarks/judge_errors.py` counts the errors.
 """
 
@@ -234,14 +240,20 @@ class _Bounds:
         differences = np.where(table.common, table.values[:, None] - table.values, 0.0)
         self.gaps = differences.sum(2) / least
         centred = np.where(table.common, differences - self.gaps[..., None], 0.0)
-        squares, freedom = (centred**2).sum(2), np.maximum(0, counts - 1)
-        self._own = squares / np.maximum(1, freedom)
+        squares = (centred**2).sum(2)
+        freedom = np.maximum(0, counts - 1) * ~np.eye(count, dtype=bool)
         # What the search dropped long ago, often of another spread, is not in the pool.
         pool = [k for k, own in enumerate(table.rounds) if own == table.most]
         pool = np.ix_(*[pool if len(pool) > 1 else range(count)] * 2)
-        off = freedom[pool] * ~np.eye(len(freedom[pool]), dtype=bool)
-        self._seeds = np.full((count, count), squares[pool].sum() / max(1, off.sum()))
-        self._freedom = max(1.0, off.sum() / len(off))
+        pooled = squares[pool].sum() / max(1, freedom[pool].sum())
+        self._seeds = np.full((count, count), pooled)
+        self._freedom = max(1.0, freedom[pool].sum() / len(freedom[pool]))
+        self._own = squares.sum(1) / np.maximum(1, freedom.sum(1))
+        # Degrees of freedom of a pair's own variance, over those of its rounds.
+        against = (self._own - pooled / 2) * (1 + 1 / self._others)
+        against = np.clip(against, 0.0, self._own)
+        parts = against**2 + (self._own - against) ** 2 / max(1, self._others - 1)
+        self._parts = np.where(parts > 0, self._own**2 / np.where(parts > 0, parts, 1.0), 1.0)
         self._examples, self._blocks = np.zeros((count, count)), 2
         if table.outcomes is not None:
             self._blocks = blocks = table.outcomes.shape[2]
@@ -266,7 +278,7 @@ class _Bounds:
             self._examples += math.inf  # Nothing is known.
         if table.most < 2:
             self._seeds *= 0.0
-        for part in (self._seeds, self._own, self._examples):
+        for part in (self._seeds, self._examples):
             np.fill_diagonal(part, 0.0)
 
     def half_widths(self, rounds: float = 0, without: Sequence[int] = ()) -> np.ndarray:
@@ -288,9 +300,10 @@ class _Bounds:
         if self._others > 1:
             far = np.abs(self.gaps) > _FAR * np.sqrt(of_pool)
             freedom = np.maximum(1.0, later - 1.0)
-            level = self._error / self._looks**2 * np.where(far, 0.5, 0.95 + 1.25 / freedom**2)
-            alone = special.stdtrit(freedom, 1 - np.minimum(0.5, level))
-            seeds = np.maximum(seeds, alone**2 * self._own / np.maximum(1, later))
+            level = (0.8 + 1 / freedom**2) * np.where(far, 0.25, 1.0) / self._looks**1.5
+            level = np.minimum(0.5, level * self._error)
+            alone = special.stdtrit(freedom * self._parts, 1 - level) ** 2 * self._own
+            seeds = np.maximum(seeds, np.maximum(alone, alone.T) / np.maximum(1, later))
         examples = dunnett_quantile(self._error, self._others, self._blocks - 1.0)
         half = np.sqrt(seeds + examples**2 * self._examples)
         np.fill_diagonal(half, 0.0)
@@ -300,7 +313,7 @@ class _Bounds:
 
     def chance(self) -> np.ndarray:
         """Return two standard errors by seeds, by which the gaps may still move."""
-        seeds = np.maximum(self._seeds, self._own)
+        seeds = np.maximum(self._seeds, np.maximum.outer(self._own, self._own))
         return 2 * np.sqrt(seeds / np.maximum(1, self._table.counts))
 
     def rule(self, half: np.ndarray, *, left_out: bool = True) -> _Rule:

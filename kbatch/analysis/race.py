@@ -1,17 +1,18 @@
 """What a race of batch sizes runs next, asked and told: first the learning rates, then certainty.
 
 Pairs of batch size and learning rate run once, at execution number 0: every size, and the pairs
-that promise most (`RateModel`). What chose a pair does not certify it: of every
-size that may be the answer, the pair that is best by the model then runs in rounds, one execution
-number for all, and only these are judged (`kbatch.analysis.judge`), from the third round on after
-each. Who runs in a round follows from the rounds before it, so that a round is run whole: the first
-three have the same pairs, and then a size leaves when it is judged worse, or when it is unlikely to
-be the answer or the best by all runs.
+that promise most (`RateModel`). What chose a pair does not certify it: the two sizes that are
+likeliest to be the answer or the best, each at its best rate by the model, then run in rounds, one
+execution number for both, and only these are judged (`kbatch.analysis.judge`), from the third round
+on after each. The first three rounds have the same two. Then another size takes the place of one
+that is judged worse or has become less likely, and runs the rounds that it missed first.
 
 The race ends when the answer is certain; when a size is certified and no other that would be
-preferred has a chance to be; when its executions are spent; or when these would not suffice and
-another round is not expected to change which pair is best by more than a small part of the
-tolerance. All follows from the runs alone, so a search that was killed goes on as it would have.
+preferred has a chance to be; when its executions are spent; or when certainty is out of reach: the
+rounds that are forecast to settle it do not fit into what is left, and one more run is not expected
+to raise the best by more than a small part of the tolerance. Then no other size joins either: at
+this tolerance it would hardly settle more. All follows from the runs alone, so a search that was
+killed goes on as it would have.
 """
 
 import collections
@@ -27,8 +28,6 @@ from kbatch.analysis.run_table import Pair, Run, first_seed, training_seconds_of
 
 # Rounds that are run for a size to be certified, where these may be enough.
 _ROUNDS_TO_CERTIFY = 5
-# A size is raced while it is the answer, or the best, with this probability.
-_LEAST_CHANCE = 0.5
 # Another run must be expected to gain this share of the tolerance.
 _LEAST_GAIN = 0.15
 # Losses are compressed from this many units on; one of these stands for no value at all.
@@ -134,7 +133,7 @@ class Race:
                 return RaceStep(NextRun(*pair, 0))
             if self._pending and not rounds:
                 return RaceStep()
-        return RaceStep(ended="alone") if alone else self._round()
+        return RaceStep(ended="alone") if alone else self._round(model)
 
     def _opening(self) -> list[Pair]:
         """List the pairs that are run whatever comes out."""
@@ -160,7 +159,7 @@ class Race:
             top = int(np.where(model.counts > 0, -math.inf, gains).argmax())
             if not model.counts[top] and gains[top] > _LEAST_GAIN * model.tolerance:
                 return model.pairs[top]
-        racing = [] if self._pending else self._racing(1)
+        racing = [] if self._pending else self._racing(1, model)
         return next((pair for pair in [*untried, *racing] if pair not in self._numbers), None)
 
     def _may(self, size: int, factor: float) -> bool:
@@ -182,19 +181,18 @@ class Race:
         diverged = any(run.ended == "diverged" for run in self._runs)
         return RaceStep(ended="diverged" if diverged else "failed")
 
-    def _round(self) -> RaceStep:
+    def _round(self, model: "RateModel") -> RaceStep:
         """Return the next execution of a round, or why no further one is run."""
         number = max(1, *(max(numbers) for numbers in self._numbers.values()))
-        racing, judgement = self._racing(number), None
+        racing, judgement = self._racing(number, model), None
         lacking = self._lacking(racing, number)
         if not lacking and number >= FIRST_LOOK:
             if self._pending:
                 return RaceStep()
-            judgement, racing = self._judged(), self._racing(number + 1)
-            if judgement is not None and judgement.certain:
-                return RaceStep(None, "certain", judgement)
+            judgement, racing = self._judged(), self._racing(number + 1, model)
             lacking = self._lacking(racing, number)
-            if judgement is not None and not lacking and (ended := self._ended(racing)):
+            ended = judgement and self._ended(judgement, model, racing, joining=bool(lacking))
+            if ended:
                 return RaceStep(None, ended, judgement)
         lacking = lacking or [NextRun(*pair, number + 1) for pair in racing]
         # A round is run whole or not at all.
@@ -202,28 +200,19 @@ class Race:
             return RaceStep(None, None if self._pending else "executions", self._judged())
         return RaceStep(lacking[0], None, judgement)
 
-    def _racing(self, number: int) -> list[Pair]:
-        """Return the pairs of a round by the runs before it, the likeliest to be named first.
+    def _racing(self, number: int, model: "RateModel") -> list[Pair]:
+        """Return the two pairs of a round by the runs before it, one where no other is left.
 
-        There are two where two are left. The first rounds, before any judgement, have the same.
+        The first rounds, before any judgement, have the same. `model` is of all runs.
         """
         before = number if number > FIRST_LOOK else 1
         runs = [run for run in self._runs if (run.seed or 0) < before]
-        model = self._model(runs)
-        if model is None:
-            return []
-        pairs, most = self._pair_of_each_size(model, runs), len(self._sizes)
-        if before > 1:
-            judgement = self._judged(runs=runs)
-            worse = () if judgement is None else judgement.worse
-            pairs = [pair for pair in pairs if pair not in worse]
-        else:  # So few that they can all have these.
-            most = (self._most - sum(0 in own for own in self._numbers.values())) // FIRST_LOOK
+        model = self._model(runs) or model
+        judgement = self._judged(runs=runs)
+        worse = () if judgement is None else judgement.worse
+        pairs = [pair for pair in self._pair_of_each_size(model, runs) if pair not in worse]
         answer, best = model.chances(self._seconds, pairs)
-        chances = {pair: max(answer[pair[0]], best[pair[0]]) for pair in pairs}
-        order = sorted(pairs, key=lambda pair: -chances[pair])
-        likely = [pair for pair in order[2:] if chances[pair] >= _LEAST_CHANCE]
-        return order[:2] + likely[: max(0, most - 2)]
+        return sorted(pairs, key=lambda pair: -max(answer[pair[0]], best[pair[0]]))[:2]
 
     def _pair_of_each_size(self, model: "RateModel", runs: Sequence[Run]) -> list[Pair]:
         """Return the best pair of each size, or one as good that has had more rounds."""
@@ -256,16 +245,20 @@ class Race:
         runs = self._runs if runs is None else runs
         return judge_race(runs, sizes, confidence=self._confidence, **self._goal)
 
-    def _ended(self, racing: Sequence[Pair]) -> Literal["certified", "out of reach"] | None:
-        """Say why no further round is run, though the answer is not certain."""
+    def _ended(
+        self, judgement: Judgement, model: "RateModel", racing: Sequence[Pair], *, joining: bool
+    ) -> Literal["certain", "certified", "out of reach"] | None:
+        """Say why no further round is run, nor what a pair that would join now lacks."""
+        if judgement.certain:
+            return "certain"
         # Sizes that were left out may forbid a certain answer: rounds settle it among the others.
-        inner, model = self._judged(()), self._model(self._runs)
-        if inner is None or inner.obstacle == "pinned" or model is None:
+        inner = self._judged(()) or judgement
+        if inner.obstacle == "pinned":
             return "out of reach"
         more = math.inf
         if inner.obstacle is None:
             if inner.certain or (inner.certified and not inner.promising):
-                return "certified"
+                return None if joining else "certified"
             rounds = max(inner.rounds.values())
             bound = inner.gaps.get(inner.leader)
             # Widths shrink with the root of the rounds.
@@ -275,7 +268,6 @@ class Race:
             if not inner.certified and near and rounds < _ROUNDS_TO_CERTIFY:
                 return None
             more = (inner.executions_needed or math.inf) - rounds
-        # Certain in time, or another round may show that another pair is the better one.
         within = self._spent + more * len(racing) <= self._most
         worth = _LEAST_GAIN * model.tolerance
         return None if within or model.gain_of_repeats(racing) > worth else "out of reach"

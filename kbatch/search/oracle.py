@@ -381,7 +381,7 @@ class RaceStrategy:
             smallest = found.smallest_tolerance
             if found.executions_needed is not None:
                 end += f"; about {found.executions_needed:,} of each size would settle it"
-            elif smallest is not None and smallest > (self._tolerance or 0.0):
+            elif smallest is not None:
                 end += f"; with more a tolerance of {format_number(smallest, 2)} would do"
                 if found.examples_needed is not None:
                     end += f", or {found.examples_needed:,} validation examples"

@@ -120,21 +120,37 @@ def test_two_sizes_by_the_formula_written_out():
     np.testing.assert_allclose(bounds(found.gaps[found.leader]), leads, rtol=1e-6)
 
 
-def test_seeds_are_pooled_over_sizes_unless_two_of_them_scatter_more():
-    values = np.random.default_rng(0).normal(size=(6, 11)) * [[1], [1], [1], [1], [1], [9]]
+def residual_square(values):
+    """The residual mean square of the two-way table of sizes and rounds."""
     residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-    pooled = 2 * (residuals**2).sum() / (5 * 10)
+    return (residuals**2).sum() / (len(values) - 1) / (values.shape[1] - 1)
+
+
+@pytest.mark.parametrize(("seed", "wider"), [(0, {True}), (1, {True, False})])
+def test_seeds_are_pooled_over_sizes_unless_one_scatters_more_than_the_others(seed, wider):
+    values = np.random.default_rng(seed).normal(size=(6, 3)) * [[1], [1], [1], [1], [1], [3]]
     found = by_seeds(values)
     leader = found.pairs.index(found.leader)
+    error = 2 * residual_square(values) / 3
+
+    def alone(k, level):
+        others = np.delete(values, k, 0)
+        against = np.var(values[k] - others.mean(0), ddof=1)
+        rest = residual_square(others) * (1 - 1 / 5)
+        freedom = (against + rest) ** 2 / (against**2 / 2 + rest**2 / 8)
+        return special.stdtrit(freedom, 1 - level) * math.sqrt((against + rest) / 3)
+
+    seen = set()
     for k in set(range(6)) - {leader}:
         gap = values[leader].mean() - values[k].mean()
-        own = np.var(values[k] - values[leader], ddof=1)
-        half = 2.27 * math.sqrt(pooled / 11)  # Dunnett's table for 5 and 50.
-        far = gap > 2.5 * math.sqrt(pooled / 11)
-        alone = special.stdtrit(10, 1 - 0.05 * (0.5 if far else 0.9625))
-        half = max(half, alone * math.sqrt(own / 11))
+        far = gap > 2.5 * math.sqrt(error)
+        level = 0.05 * (0.8 + 1 / 2**2) * (0.25 if far else 1)
+        own = max(alone(k, level), alone(leader, level))
+        half = max(2.56 * math.sqrt(error), own)  # Dunnett's table for 5 and 10.
+        seen.add(own == half)
         interval = bounds(found.gaps[found.pairs[k]])
-        np.testing.assert_allclose(interval, (gap - half, gap + half), rtol=2e-2, atol=2e-2)
+        np.testing.assert_allclose(interval, (gap - half, gap + half), rtol=1e-2, atol=1e-2)
+    assert seen == wider
 
 
 def test_the_smallest_of_those_about_as_fast_as_the_fastest_is_named():
