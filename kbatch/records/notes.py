@@ -148,8 +148,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "one_execution": _one_execution,
     "not_certified": "{finding}. {best_mean}.{more}",
     "certified": (
-        "Its {words} is certified to lie within {within} of the best ({sure}). It is open "
-        "whether {others} may do as well and be the better choice.{more}"
+        "Its {words} is certified to lie within {within} of the best ({sure}).{open}{more}"
     ),
     "certain": "Certain{sure}: {finding}.{more}",
     "another_batch_size": (

@@ -167,20 +167,28 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
     if found.certain:
         return Note.of("certain", sure="", finding=finding, more=more)
     if found.certified:
-        given = {"words": words, "within": within, "sure": sure, "others": _open_sizes(found)}
+        given = {"words": words, "within": within, "sure": sure, "open": _open_sizes(found)}
         return Note.of("certified", **given, more=more)
     finding = f"{finding[0].upper()}{finding[1:]}"
     return Note.of("not_certified", finding=finding, best_mean=best_mean, more=more)
 
 
 def _open_sizes(found: Decision) -> str:
-    """Name what may be preferred to a certified size: no slower ones, and those left out."""
+    """Say what may be preferred to a certified size: no slower ones, and those left out."""
     judgement: Any = found.judgement
     costs, settled = judgement.costs, (*judgement.certified, *judgement.worse)
     most = costs.get(judgement.named)
-    open_ = [p for p in judgement.pairs if p not in settled and (most is None or costs[p] <= most)]
-    sizes = sorted({size for size, _ in (*open_, *judgement.left_out)})
-    return join_words([f"{size:,}" for size in sizes]) if sizes else "another size"
+    fast = (p for p in judgement.pairs if most is None or costs[p] <= most)
+    open_ = sorted({size for size, rate in fast if (size, rate) not in settled})
+    left = sorted({size for size, _ in judgement.left_out}.difference(open_))
+    text = ""
+    if open_ or not left:
+        sizes = join_words([f"{size:,}" for size in open_]) or "another size"
+        text = f" It is open whether {sizes} may do as well and be the better choice."
+    if left:
+        sizes = join_words([f"{size:,}" for size in left])
+        text += f" {sizes} left the race as unlikely to win, which is not certain."
+    return text
 
 
 def tolerance_text(found: Decision) -> str:

@@ -221,7 +221,7 @@ def test_a_certified_size_names_those_that_may_be_preferred():
     dropped = make_trial(128, 900, factor=2.0, rate=9000.0, count=1)
     raced = pages(*trials, dropped, strategy="race", batch_sizes=[32, 64, 128], tolerance=0.02)
     assert (raced.certified, raced.certain) == (True, False)
-    assert "whether 128 may do" in raced.reason
+    assert "128 left the race" in raced.reason
     assert "a tolerance of" not in raced.reason
 
 
