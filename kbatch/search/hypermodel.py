@@ -288,7 +288,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         with `samples_per_second` among the metrics.
         """
         try:
-            return self._train(hp, model, FitCall.of_search(args, kwargs))
+            call = FitCall.of_search(args, kwargs, stock_fit=self.stock_fit)
+            return self._train(hp, model, call)
         except BaseException as error:
             self.graph.forget()  # Nothing of a training that failed is kept.
             self._executed = None, 0

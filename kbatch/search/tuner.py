@@ -43,7 +43,7 @@ from kbatch.search.trial_files import (
 )
 from kbatch.study.comparison import at_most, check_tolerance
 from kbatch.study.study import Study, load_study
-from kbatch.training.build_function import BuildFunction, as_hypermodel
+from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.data.training_data import FitCall
 
 # Seeds that are drawn: few enough to be read aloud.
@@ -219,7 +219,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
         self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
-        call = FitCall.of_search(args, kwargs)
+        known = self.hypermodel
+        stock_fit = has_stock_fit(self._build) if known is None else known.stock_fit
+        call = FitCall.of_search(args, kwargs, stock_fit=stock_fit)
         if self.hypermodel is None:
             parallel = self._executor is not None
             sizes = tuner_arguments.default_batch_sizes(self._build, call.data, parallel=parallel)

@@ -162,6 +162,7 @@ ENDED = [
     (searched(fit={"initial_epoch": 2}, **SMALL), "initial_epoch=2"),
     (searched(fit={"steps_per_epoch": 0}, **SMALL), "steps_per_epoch=0"),
     (searched(fit={"validation_data": None, "validation_split": 1.5}, **SMALL), "split=1.5"),
+    (searched(fit={"epoch": 5}, **SMALL), "keyword argument 'epoch'"),
     (searched(fit={"verbose": "loud"}, kind=kbatch.BatchSizeTuner, **SMALL), "verbose='loud'"),
     (searched(fit={"validation_data": None}, **SMALL), "val_accuracy"),
     (

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.errors import InputError
+from kbatch.errors import InputError, InputTypeError
 from kbatch.library_internals import (
     build_symbolically,
     make_class_weight_map_fn,
@@ -458,11 +458,17 @@ class FitCall:
         self.named: Mapping[str, Any] = bound.arguments  # All, with the defaults of Keras.
 
     @classmethod
-    def of_search(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> "FitCall":
+    def of_search(
+        cls, arguments: Sequence[Any], keywords: Mapping[str, Any], *, stock_fit: bool = False
+    ) -> "FitCall":
         """Bind the arguments of a search, whose `HyperModel.fit` may take others than Keras's."""
         try:
             return cls(arguments, keywords)
-        except TypeError:
+        except TypeError as error:
+            if stock_fit:
+                raise InputTypeError(
+                    f"`search` takes what `keras.Model.fit` takes. Received: {error}."
+                ) from error
             call = cls((), {})
             call.arguments, call.keywords = arguments, keywords
             places = {f"argument {i + 1}": value for i, value in enumerate(arguments)}
