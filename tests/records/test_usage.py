@@ -20,9 +20,3 @@ def test_a_figure_that_one_gpu_does_not_tell_is_unknown(figure):
     names = {"energy_j": "joules_per_sample", "power_w": "gpu_power_w"}
     missing = names.get(figure, "gpu_utilization")
     assert set(usage.metrics(100)) == set(USAGE_METRICS) - {missing}
-
-
-def test_without_gpus_no_figure_of_a_gpu_is_known():
-    usage = make_usage()
-    assert usage.gpus is None
-    assert usage.metrics(100) == {}

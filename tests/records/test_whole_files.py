@@ -1,5 +1,4 @@
 import os
-import stat
 import subprocess
 import sys
 
@@ -37,13 +36,3 @@ def test_a_file_in_the_way_of_the_folder_says_what_to_do(tmp_path):
     with pytest.raises(OSError, match="give a writable directory") as raised:
         write_whole_file(tmp_path / "taken" / "file", b"")
     assert "taken" in str(raised.value)
-
-
-def test_the_file_can_be_read_by_those_the_umask_allows(tmp_path):
-    before = os.umask(0o027)
-    try:
-        write_whole_file(tmp_path / "file", b"")
-        assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
-        assert os.umask(0o027) == 0o027
-    finally:
-        os.umask(before)

@@ -269,13 +269,6 @@ def test_a_build_function_that_is_mended_is_searched_by_the_next_call(tmp_path):
     assert all("learning_rate_factor" in trial.hyperparameters for trial in study.trials)
 
 
-def test_an_argument_that_fit_lacks_is_refused_and_leaves_nothing(tmp_path):
-    tuner = searches.tuner(tmp_path, two_sizes(), kbatch.BatchSizeTuner)
-    with pytest.raises(TypeError, match="keyword argument 'epoch'"):
-        tuner.search(*models.rows(94), epoch=5)
-    assert not list(tmp_path.glob("search/trial_*"))
-
-
 def test_what_was_found_is_kept_where_an_argument_is_refused(found):
     folder = Path(found[0].project_dir)
     given = {"directory": folder.parent, "project_name": folder.name, "overwrite": True}
