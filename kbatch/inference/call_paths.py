@@ -122,6 +122,11 @@ def fetched(outputs: Any) -> Any:
 
 def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
     """Take rows of the data or make some, and run the model on one, which builds it."""
+    if type(model).call is keras.Model.call:
+        raise InputError(
+            "The model has no `call`: add one, or profile the part that predicts, such as "
+            f"`model.decoder`. Received: model of class {type(model).__name__}."
+        )
     tensors: Any = getattr(model, "inputs", None) or ()
     fixed = sorted({t.shape[0] for t in tensors if t.shape and t.shape[0] is not None})
     if fixed:
