@@ -142,7 +142,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "executions count as one. {best_mean}."
     ),
     "no_outcomes": (
-        "Validation examples are not compared, since {why}. By the spread over executions "
+        "Validation examples are not compared, since {why}. By the spread over executions, "
         "{finding}. {best_mean}."
     ),
     "one_execution": _one_execution,

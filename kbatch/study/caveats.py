@@ -1,6 +1,6 @@
 """What a study's numbers do not say for themselves, and that changes what to do next."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import equal_parts
@@ -33,8 +33,14 @@ _FAR_BELOW = 0.1
 _AVERAGING_TIMES = 5
 
 
-def limit_notes(best: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Compare the trial that is named with larger batch sizes of its settings."""
+def limit_notes(
+    best: TrialRecord, trials: Sequence[TrialRecord], compared: Collection[str]
+) -> Iterator[Note]:
+    """Compare the trial that is named with larger batch sizes of its settings.
+
+    Only trials with an id in `compared` tell what fewer updates cost: of another size in a race
+    the right learning rate may not have been tried.
+    """
     # Where it waits for data its samples/s say nothing about the device: nothing else is asked.
     if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
         yield from _waiting(trials)
@@ -59,7 +65,8 @@ def limit_notes(best: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[No
     elif most is not None and size is not None and size < rows and size == equal_parts(rows, most):
         how = f"at most {most:,} examples fit in it at once, so batches are cut into {size:,}"
         yield Note.of("memory_binds", how=how)
-    if (gain := _given_up_for_updates(best, larger, trials)) is not None:
+    raced = [trial for trial in larger if trial.trial_id in compared]
+    if (gain := _given_up_for_updates(best, raced, trials)) is not None:
         words = metric_words(best.objective.name)
         yield Note.of("updates_bind", gain=format_number(gain, 2), words=words)
 

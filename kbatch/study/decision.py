@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # A size that may take so many times as long as the fastest is not known to be as fast.
 _MUCH_SLOWER = 1.15
 # Why a size is not judged in a race.
-_UNLIKELY = "left the race: unlikely to win"
+_UNLIKELY = "left the race: others are likelier"
 FAR_RATE = "tried only at a rate that is far off"
 # From so many times the rate of the answer, beside the rule.
 _FAR = 8

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kbatch.analysis.intervals import Estimate, ranged_columns
+from kbatch.analysis.judge import AS_FAST
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.page.numbers import (
     format_number,
@@ -61,7 +62,7 @@ def with_page(
         page = Page(f"No batch size can be named: {why}.", lost, note)
         return dataclasses.replace(found, page=page)
     limits = (
-        *limit_notes(trial, trials),
+        *limit_notes(trial, trials, {compared.trial_id for compared in found.trials}),
         *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
         *failures(trial, trials),
         *lagging(found.trials),
@@ -134,10 +135,10 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
     finding = f"every other size that was compared is worse by more than {within} ({sure})"
     if found.tied:
         tied = sizes_text(found.tied, trials)
-        finding = f"{tied} are not told apart within {within} ({sure})"
+        finding = f"whether {tied} differ by more than {within} is open ({sure})"
     best_mean = f"{found.batch_size:,} has the best mean {words}"
     if found.batch_size != best.batch_size:
-        best_mean = f"{found.batch_size:,} trains fastest of those within it"
+        best_mean = f"{found.batch_size:,} trains fastest of these"
     match judgement.obstacle:
         case "alone":
             others = [why for t, why in found.left_out if t.batch_size != found.batch_size]
@@ -187,7 +188,7 @@ def _open_sizes(found: Decision) -> str:
         text = f" It is open whether {sizes} may do as well and be the better choice."
     if left:
         sizes = join_words([f"{size:,}" for size in left])
-        text += f" {sizes} left the race as unlikely to win, which is not certain."
+        text += f" {sizes} left the race: others are likelier to win."
     return text
 
 
@@ -225,7 +226,8 @@ def _change(found: Decision, trial: TrialRecord) -> str:
             ends = ends and (1 / ends[1], 1 / ends[0])
             speedup = Estimate(1 / speedup.value, *(ends or (None, None)))
         times = f"{format_number(speedup.value, 2)} times {'longer' if longer else 'sooner'}"
-        parts.append(f"{times}{in_brackets(speedup, 2)}{how}")
+        times = "as fast" if speedup.value < AS_FAST else f"{times}{in_brackets(speedup, 2)}"
+        parts.append(f"{times}{how}")
     if trial.last.target is None and not is_time(trial.objective):
         words, within = metric_words(trial.objective.name), f"within {tolerance_text(found)}"
         pairs = found.judgement.certified if found.judgement and found.certified else ()
@@ -308,7 +310,7 @@ def _use(found: Decision, run: ExecutionRecord) -> str:
     if (run.accumulation_steps or 1) > 1:
         texts.append(f"Batches are cut into micro-batches of {run.micro_batch_size:,}.")
     elif most:
-        texts.append(f"{most:,} examples went through at once: no accumulation is needed.")
+        texts.append(f"Batches of up to {most:,} went through whole: no accumulation is needed.")
     return " ".join(texts)
 
 

@@ -27,8 +27,9 @@ def repeated(size, accuracy, rate, wait_share=0.0, device=None):
 
 
 def limits(study):
-    best = study.decide().trial
-    return [] if best is None else list(limit_notes(best, study.trials))
+    found = study.decide()
+    compared = {trial.trial_id for trial in found.trials}
+    return [] if found.trial is None else list(limit_notes(found.trial, study.trials, compared))
 
 
 def names(*trials):
@@ -77,6 +78,8 @@ def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
     (limit,) = limits(make_study(best, repeated(128, 0.9, 1900)))
     assert (limit.code, limit.values["gain"]) == ("updates_bind", "1.9")
     assert limit.values["words"] == "validation accuracy"
+    # At another rate a size that left a race may have been as good.
+    assert list(limit_notes(best, (best, repeated(128, 0.9, 1900)), {best.trial_id})) == []
     # A gain that is no gain is given up for nothing.
     assert names(best, repeated(128, 0.9, 1050)) == []
     # As many updates, with `steps_per_epoch`.

@@ -195,7 +195,7 @@ def test_a_loss_is_compared_by_its_share_and_downwards():
     found = study.decide()
     assert found.tolerance == pytest.approx(0.02 * (1.1 - 0.6001))
     assert (found.batch_size, found.certain, found.worse) == (32, False, (64,))
-    assert "within 2 %" in found.reason
+    assert "than 2 %" in found.reason
     assert found.page.certainty.code == "no_outcomes"
 
 

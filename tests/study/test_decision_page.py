@@ -82,7 +82,7 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     assert "decision.apply(build())`" in page.use and "batch_size=64, epochs=1" in page.use
     assert "`steps_per_execution` 8" in page.use
     assert "`beta_2` 0.999 -> 0.998" in page.use
-    assert "128 examples went through at once: no accumulation is needed." in page.use
+    assert "Batches of up to 128 went through whole" in page.use
     assert page.search == "12 trainings of 4 batch sizes."
     assert page.certainty in found.notes
     assert str(found).splitlines()[0] == page.headline
