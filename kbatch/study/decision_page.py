@@ -398,7 +398,7 @@ def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective |
             row["GPU utilization (%)"] = 100 * used
         if (joules := trial.mean(lambda e: e.joules_per_sample)) is not None:
             row["energy (J/sample)"] = joules
-        rows.append(row | {"runs": len(trial.executions), "outcome": _outcome(found, trial)})
+        rows.append(row | {"runs": len(judged.executions), "outcome": _outcome(found, trial)})
     every, last = dict.fromkeys(name for row in rows for name in row), ("runs", "outcome")
     columns = [*(name for name in every if name not in last), *last]
     return [{name: row.get(name) for name in columns} for row in rows]
