@@ -261,7 +261,7 @@ def test_steps_are_timed_once_a_search_and_leave_nothing_behind(tmp_path):
     assert all(steps > 1 for steps in first.values())
     file = tmp_path / "search" / "search" / PLAN_NAME
     kept = file.read_text()
-    assert all(seconds > 0 for seconds in json.loads(kept)["record"]["step_s"][:1])
+    assert sum(json.loads(kept)["record"]["step_s"]) > 0
     assert values((8, 16, 32)).items() > first.items()
     assert file.read_text() == kept
 
