@@ -56,7 +56,8 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = Non
     answers = profile.answers.items()
     named = [(name, found.batch_size, not found.extrapolated) for name, found in answers]
     draw.answers(upper, named, min(shown), max(shown))
-    _write_texts(profile, upper, lower)
+    bars = f"{_rounds(profile)}, bars: 95 % interval of the median"
+    _write_texts(profile, (upper, lower), bars)
     return upper
 
 
@@ -89,7 +90,7 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: Axes | None 
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
-    _write_texts(profile, panel)
+    _write_texts(profile, (panel,), _rounds(profile))
     return panel
 
 
@@ -108,11 +109,11 @@ def plot_inference_memory(profile: "InferenceProfile", ax: Axes | None = None) -
         )
     (panel,) = canvas.panels(ax, _LOW_IN)
     batch_axis(panel, [record.batch_size for record in profile.memory], _BATCH_LABEL)
-    draw_peaks(panel, peaks, profile.memory_limit_bytes)
+    lines = draw_peaks(panel, peaks, profile.memory_limit_bytes)
     for record in profile.memory:
         if record.outcome == "out_of_memory":
             draw.missing(panel, record.batch_size, words="out of memory")
-    _write_texts(profile, panel)
+    _write_texts(profile, (panel,), lines)
     return panel
 
 
@@ -160,11 +161,12 @@ def _targets(profile: "InferenceProfile") -> list[tuple[float, str]]:
     return [(profile.target_ms, f"{within}: {found}")]
 
 
-def _write_texts(profile: "InferenceProfile", *panels: Axes) -> None:
+def _rounds(profile: "InferenceProfile") -> str:
+    measured = (timing for timing in profile.timings if timing.measured)
+    return f"{count_range((len(t.times_s) for t in measured), 'round')} a point"
+
+
+def _write_texts(profile: "InferenceProfile", panels: tuple[Axes, ...], words: str) -> None:
     canvas.write_title(panels[0], profile.model_name, columns=4)
-    parts = where_measured(profile.environment)
-    measured = [timing for timing in profile.timings if timing.measured]
-    if measured:
-        rounds = count_range((len(t.times_s) for t in measured), "round")
-        parts.append(f"{rounds} a point, bars: 95 % interval of the median")
-    canvas.write_caption(panels, " · ".join(parts))
+    parts = [*where_measured(profile.environment), words]
+    canvas.write_caption(panels, " · ".join(filter(None, parts)))

@@ -19,15 +19,16 @@ from kbatch.analysis.scaling_curve import (
     fastest_batch_size,
     fit_latency,
     fit_rounds,
+    is_saturated,
     knee_batch_size,
     timed_columns,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import predict_memory
-from kbatch.page.numbers import format_number, in_brackets, memory_text
+from kbatch.page.numbers import format_number, in_brackets, memory_text, percent
 from kbatch.page.result import Figure, Result
 from kbatch.records.machine import EnvironmentRecord
-from kbatch.records.notes import Note
+from kbatch.records.notes import Note, most_important
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +92,8 @@ class InferenceAnswer:
     """A batch size, and how sure it is."""
 
     batch_size: int  #: The size, in examples.
-    #: Its 95 % interval, whose ends are not made whole; they are None where they are not known.
+    #: Its 95 % interval, whose ends are not made whole; they are None where they are not known, and
+    #: where what was measured bounds the size.
     interval: Estimate[float | None]
     reason: str  #: Where the answer comes from.
     #: Whether fresh calls kept to the target, with 95 % confidence over the whole search.
@@ -169,7 +171,10 @@ class InferenceProfile(Result):
             )
         for name, found in self.answers.items():
             fitted = ", by the fit: it was not measured" if found.extrapolated else ""
-            return f"Batch size {found.batch_size:,} {_ANSWERS[name]} ({series}){fitted}."
+            words, latency = _ANSWERS[name], self.latency
+            if name == "efficient" and not latency.follows_line:
+                words += f" up to {int(latency.batch_sizes[-1]):,}"
+            return f"Batch size {found.batch_size:,} {words} ({series}){fitted}."
         return f"No batch size can be named for {series}: too little of it was timed."
 
     def table(self) -> "pd.DataFrame":
@@ -211,6 +216,22 @@ class InferenceProfile(Result):
         table = pd.DataFrame(rows)
         table.attrs["answer"] = answer
         return table
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """At most three things that change what to do, the most important first."""
+        noted, first = [*self.noted], self.series[:1]
+        with contextlib.suppress(ValueError):  # Too little was timed.
+            latency = self.latency
+            before, size = (int(each) for each in latency.batch_sizes[-2:])
+            times_s = latency.latency_s(before), latency.latency_s(size)
+            tried = (t.batch_size for t in self.timings if (t.call_path, t.dtype_policy) in first)
+            # Where a target, or what left a larger size out, bounds the sizes, the advice is none.
+            bounded = self.target_ms is not None or size < max(tried)
+            if not bounded and not is_saturated((before, size), times_s):
+                gain = percent(size * times_s[0] / (before * times_s[1]) - 1)
+                noted.append(Note.of("rate_rises", gain=gain, before=before, size=size))
+        return most_important(noted)
 
     def figures(self) -> tuple[Figure, ...]:
         """Return throughput and time by batch size, one against the other, and memory."""
@@ -272,7 +293,10 @@ class InferenceProfile(Result):
 
     @property
     def efficient(self) -> InferenceAnswer:
-        """The smallest batch size with 90 % of the peak throughput."""
+        """The smallest batch size with 90 % of the peak throughput.
+
+        The peak is that of an unboundedly large batch where a line fits, else the largest measured.
+        """
         return self._by_fit(efficient_batch_size(self.latency))
 
     @property
@@ -331,8 +355,8 @@ class InferenceProfile(Result):
         found = batch_size_within(latency, latency_s=latency_ms / 1000)
         smallest, largest = (int(size) for size in latency.batch_sizes[[0, -1]])
         size, reason = int(found.value or 0), f"the fit of the {quantile:g} quantile"
-        if size >= largest:
-            size = largest
+        if size >= largest:  # The interval of the fit may lie beyond it.
+            size, found = largest, Estimate(None)
             reason = "the largest size with calls enough; larger ones may keep to the target too"
         elif size < smallest:
             size = 0
@@ -347,7 +371,8 @@ class InferenceProfile(Result):
         kept = max(min(bounds), least)
         if kept < 1 or (kept < smallest and kept != least):
             raise TargetTooLow(latency_ms, quantile, smallest, 1000 * latency.latency_s(smallest))
-        reason = reason if kept == size else "fresh calls for another target"
+        if kept != size:
+            reason, found = "fresh calls for another target", Estimate(None)
         return InferenceAnswer(kept, found, reason)
 
     def latency_quantile(self, quantile: float) -> Latency:

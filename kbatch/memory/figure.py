@@ -81,13 +81,17 @@ def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
     return panel
 
 
-def draw_peaks(
-    panel: Axes, peaks: Mapping[str, Mapping[int, int]], limit_bytes: int | None
-) -> None:
-    """Draw the peak memory of each series by size, its fitted line, and a limit that is near."""
+def draw_peaks(panel: Axes, peaks: Mapping[str, Mapping[int, int]], limit_bytes: int | None) -> str:
+    """Draw the peak memory of each series by size, its fitted line, and a limit that is near.
+
+    Returns:
+        What a caption says of the lines, empty where there is none.
+    """
+    words = ""
     for index, (label, known) in enumerate(peaks.items()):
         sizes, color = list(known), series_style(index).color
         if (fit := fit_memory(known)) is not None:
+            words = "dotted: fitted line of the memory"
             places = np.geomspace(min(sizes), max(sizes), _CURVE_POINTS)
             values = fit.fixed_bytes + places * fit.bytes_per_example
             panel.plot(
@@ -100,6 +104,7 @@ def draw_peaks(
     highest = max(peak for known in peaks.values() for peak in known.values())
     if limit_bytes is not None and limit_bytes < _FAR * highest:
         draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}", below=True)
+    return words
 
 
 def _kind(probe: "ProbeRecord") -> str:

@@ -124,9 +124,14 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "inputs_made": (
         "Inputs were made at random: give `x` where times or outputs depend on their values."
     ),
+    "rate_rises": (
+        "Throughput still grew by {gain} from batch size {before:,} to {size:,}, the largest that "
+        "was tried: give larger `batch_sizes` to find its peak."
+    ),
     "data_end": (
-        "The data set ended the search: to search beyond it, give "
-        "`longest_example=(x[0], y[0])` to `find_max_batch_size`."
+        "The data set ended the search: to search beyond it, give `find_max_batch_size` one "
+        "example, `longest_example=(x[0], y[0])`, or where `x` is a dict "
+        "`longest_example=({{name: x[name][0] for name in x}}, y[0])`."
     ),
     # Of a search: what its answer lacks, then what would make another one better.
     "trials_missing": _trials_missing,

@@ -280,8 +280,9 @@ def plot_training_profile(profile: TrainingProfile, ax: "Axes | None" = None) ->
         label = "as many as a search runs"
         draw.rates_and_times(upper, middle, 1, several, label=label, line_s=line_s)
     draw.rate_and_time_axes(upper, middle, "micro-batch")
+    lines = ""
     if memory_bytes:
-        draw_peaks(lowest, {"memory": memory_bytes}, profile.memory_limit_bytes)
+        lines = draw_peaks(lowest, {"memory": memory_bytes}, profile.memory_limit_bytes)
     for size in failed:
         draw.missing(lowest, size, words="out of memory")
     marked = [("take", profile.micro_batch_size, True)]
@@ -296,5 +297,5 @@ def plot_training_profile(profile: TrainingProfile, ax: "Axes | None" = None) ->
     number = count_range((len(update.times_s) for update in profile.measured), "round")
     parts.append(f"{number} a point, bars: 95 % interval of the median")
     fit = f"Fit: t = {profile.line_text}." if profile.has_fit else ""
-    canvas.write_caption(panels, " · ".join(parts), fit)
+    canvas.write_caption(panels, " · ".join(filter(None, (*parts, lines))), fit)
     return upper

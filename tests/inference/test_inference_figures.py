@@ -50,7 +50,9 @@ def test_a_target_and_sizes_without_memory_are_drawn():
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_profile_without_data_for_a_figure_says_what_to_measure(name):
+def test_a_figure_explains_what_it_draws_and_without_data_says_what_to_measure(name):
+    text = words(PLOTS[name](make_profile()))
+    assert ("bars:" in text, "dotted:" in text) == (name == "throughput", name == "memory")
     with pytest.raises(ValueError, match="Received"):
         PLOTS[name](make_profile(make_failed(1), memory=()))
     assert make_profile(make_failed(1), memory=()).figures() == ()

@@ -31,6 +31,15 @@ def test_knee_and_efficient_follow_from_the_line():
         assert not answer.verified
 
 
+def test_a_peak_at_the_largest_size_is_named_so_and_larger_ones_are_advised():
+    stairs = [make_timing(2**i, scale=1 + (i > 3)) for i in range(6)]  # No line, and still rising.
+    line = [make_timing(2**i) for i in range(8)]  # It has 90 % from 90 on.
+    found = [make_profile(*each) for each in (stairs, [*stairs, make_failed(64)], line, line[:-1])]
+    assert ["peak throughput up to 32 " in each.answer for each in found] == [1, 1, 0, 0]
+    assert [len(each.notes) for each in found] == [1, 0, 0, 1]
+    assert not make_profile(*stairs, target_ms=5.0).notes
+
+
 @pytest.mark.parametrize("target_ms", [1.5, 2.0, 3.0, 5.0, 7.0])
 @pytest.mark.parametrize("quantile", [0.5, 0.95])
 def test_the_batch_for_a_target_is_the_largest_whose_latency_keeps_to_it(target_ms, quantile):
@@ -65,7 +74,8 @@ def test_fresh_calls_tell_of_sizes_that_the_rounds_had_too_little_time_for():
         profile.batch_for(latency_ms=0.1)
     answer = profile.batch_for(latency_ms=1000 * time_s(20) * 1.02)
     assert answer.batch_size == pytest.approx(20, abs=2)
-    assert make_profile(*timings).batch_for(latency_ms=1000 * time_s(20)).batch_size == 8
+    answer = make_profile(*timings).batch_for(latency_ms=1000 * time_s(20))
+    assert (answer.batch_size, answer.interval.ends) == (8, None)  # That of the fit is around 20.
 
 
 def test_a_verified_target_is_answered_by_its_check_and_another_by_the_fit():
@@ -88,8 +98,8 @@ def test_no_answer_contradicts_the_checks_and_all_of_them_are_in_order():
 
 def test_a_size_that_missed_the_target_is_not_answered_and_an_unsure_one_bounds_nothing():
     profile = looked_for(make_check(20, outcome="missed"))
-    assert profile.batch_for(latency_ms=5).batch_size == 19
-    assert profile.batch_for(latency_ms=4).batch_size == 19
+    answers = [profile.batch_for(latency_ms=target_ms) for target_ms in (4, 5)]
+    assert [(answer.batch_size, answer.interval.ends) for answer in answers] == [(19, None)] * 2
     assert profile.batch_for(latency_ms=5.5).batch_size > 30
     with pytest.raises(TargetTooLow):
         looked_for(make_check(1, outcome="missed")).batch_for(latency_ms=5)

@@ -46,7 +46,8 @@ def study_figures(study: "Study") -> "tuple[Figure, ...]":
         if len({trial.batch_size for trial in noise_scale.measured_trials(study)}) <= _MOST_CURVES:
             alone = noise_scale.goodput_of(study) is None
             height_in = noise_scale.ALONE_IN if alone else noise_scale.HEIGHT_IN
-            offer(noise_scale.plot_noise_scale, "Gradient noise scale and goodput", height_in)
+            title = "Gradient noise scale" if alone else "Gradient noise scale and goodput"
+            offer(noise_scale.plot_noise_scale, title, height_in)
     with contextlib.suppress(ValueError):
         gpu_timeline.watched_usage(study)
         title = "GPUs during the named trial"
