@@ -236,5 +236,5 @@ def test_a_profile_says_that_predictions_depend_on_the_batch_size():
     one, four = profile.timings
     assert one.size_effect is None
     assert four.size_effect.depends
-    assert [note.code for note in profile.notes] == ["depends_on_size"]
+    assert [note.code for note in profile.noted] == ["depends_on_size"]
     assert "depend" in profile.table()["outcome"][1]
