@@ -96,7 +96,7 @@ def test_default_sizes_are_powers_of_two_until_the_time_ends_them():
     sizes = [t.batch_size for t in found.timings]
     assert sizes == [2**k for k in range(13)]
     assert found.timings[0].measured
-    assert [note.code for note in found.notes] == ["inputs_made"]
+    assert [note.code for note in found.noted] == ["inputs_made"]
 
 
 def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
