@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import secrets
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ from kbatch.training.model import ModelFacts, check_trainable
 from kbatch.training.state import check_seed, seeded, updates_made
 
 _LARGEST_VALIDATION_BATCH = 256
+# Seeds that are drawn: few enough to be read aloud.
+_SEEDS = 10_000
 
 
 class BatchSizeHyperModel(keras_tuner.HyperModel):
@@ -384,23 +387,27 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self._first = dict(hp.values), described
         return self._first
 
-    def _restore(self, project: Path) -> None:
-        """Restore what an earlier run of the search derived or drew, and its plan."""
+    def _restore(self, project: Path | None) -> None:
+        """Restore what an earlier run of the search derived or drew, and its plan; draw a seed."""
         # Adding sizes must not change the learning rates of the trials there, by another base
         # size, or the batches that all of them are validated with.
-        found = load_if_readable(SearchRecord, project / RECORD_NAME)
-        if found is None:  # Or the reload says what is wrong with it.
+        found = project and load_if_readable(SearchRecord, project / RECORD_NAME)
+        # Where it is damaged, the reload says what is wrong with it.
+        settings: Mapping[str, Any] = found.settings if found else {}
+        if self.seed is None:
+            self.seed = settings.get("seed")
+        if self.seed is None:
+            # Executions are compared by pairs with a seed in common.
+            self.seed = secrets.randbelow(_SEEDS)
+        if project is None or found is None:
             return
-        settings: Mapping[str, Any] = found.settings
         self._search.read(project)
-        if not set(settings.get("batch_sizes", ())) <= set(self.batch_sizes):
-            return  # Another search, which is refused.
         self.validation_batch_size = settings.get(
             "validation_batch_size", self.validation_batch_size
         )
-        if self.seed is None:
-            self.seed = settings.get("seed")
-        if self._chosen_base is None:
+        # Another search, which is refused, is named by its own base size.
+        extends = set(settings.get("batch_sizes", ())) <= set(self.batch_sizes)
+        if extends and self._chosen_base is None:
             self._set_base(settings.get("base_batch_size", self.base_batch_size))
 
     def _number(self, hp: keras_tuner.HyperParameters) -> int:

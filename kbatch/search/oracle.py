@@ -274,25 +274,39 @@ def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | s
     return record.metrics | known, step
 
 
+# In the names of metrics, what does not say which value of them is better.
+_OF_ANY_DIRECTION = ("mean", "mean_metric_wrapper", "metric", "sum")
+
+
 def _with_direction(objective: Any) -> Any:
     """Add the direction to the name of a metric."""
     if isinstance(objective, list):
         return [_with_direction(part) for part in objective]
     if not isinstance(objective, str):
         return objective
-    # By a name keras-tuner would build the metric, whose variables take the GPU.
-    kind = keras_metric_kind(objective.removeprefix("val_").removeprefix("weighted_"))
-    known = isinstance(kind, type)
-    direction = infer_metric_direction(kind if known else objective)
-    if known and kind.__name__ in _LARGER_IS_BETTER:
-        direction = "max"
+    name = objective.removeprefix("val_").removeprefix("weighted_")
+    direction, (first, _, rest) = _direction(name), name.partition("_")
+    # Of a model with several outputs, the metric's name stands behind the output's. What is
+    # negated, as "neg_mean_squared_error", has the other direction.
+    while direction is None and rest and first not in ("neg", "negative"):
+        if rest in ("acc", "loss") or (keras_metric_kind(rest) and rest not in _OF_ANY_DIRECTION):
+            direction = _direction(rest)
+        first, _, rest = rest.partition("_")
     if direction is None:
         raise InputError(
-            '`objective` must name a metric that training reports, such as "val_accuracy"; one of '
-            'your own needs a direction, `keras_tuner.Objective("val_score", direction="max")`. '
-            f"Received: objective={objective!r}."
+            "The name of `objective` does not show its direction, as those of Keras's metrics do "
+            f'("val_accuracy", "val_loss"): give `keras_tuner.Objective({objective!r}, "max")`, or '
+            f'"min" where less is better. Received: objective={objective!r}.'
         )
     return keras_tuner.Objective(objective, direction)
+
+
+def _direction(name: str) -> str | None:
+    # By a name keras-tuner would build the metric, whose variables take the GPU.
+    kind = keras_metric_kind(name)
+    if not isinstance(kind, type):
+        return infer_metric_direction(name)
+    return "max" if kind.__name__ in _LARGER_IS_BETTER else infer_metric_direction(kind)
 
 
 # Executions a batch size on average, where no number is given.
@@ -369,6 +383,10 @@ class RaceStrategy:
         runs = record.executions if record else ()
         completed = sum(run.status == "completed" for run in runs)
         return max(1, completed, self._asked.get(_key(values), 0))
+
+    def ended_executions(self) -> int:
+        """Count the executions that have ended, those of earlier runs of the search included."""
+        return sum(map(_ended, readable_trials(self._project)))
 
     def ending(self) -> str | None:
         """Describe why nothing more was proposed."""

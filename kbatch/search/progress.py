@@ -16,7 +16,8 @@ from matplotlib.axes import Axes
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from kbatch.page.numbers import percent, pluralize
+from kbatch.analysis.learning_rate import FACTOR_NAME
+from kbatch.page.numbers import percent, pluralize, setting
 from kbatch.plotting.canvas import (
     detached_axes,
     figure_bytes,
@@ -140,6 +141,8 @@ class SearchProgress:
         self._name = ""
         self._trials_left: int | None = None
         self._durations_s: list[float] = []
+        self.trainings = 0  # That a race has made; how many it will is not known.
+        self._failures: set[str] = set()
         self._begun_s = 0.0
         self._at_once = 1  # Trials that run beside each other.
         self._first: tuple[float, float] | None = None
@@ -172,10 +175,11 @@ class SearchProgress:
         at_once: int = 1,
     ) -> None:
         """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
-        place = f"training {len(self._durations_s) + 1}"  # How many a race has is not known.
+        place = f"training {self.trainings + 1}"
         if ended is not None and left is not None:
             place = f"trial {ended + 1}/{ended + left}"
-        others = (f"{n} {value_text(v)}" for n, v in values.items() if n != "batch_size")
+        own = ("batch_size", FACTOR_NAME)  # The rate is known by the record.
+        others = (f"{n} {value_text(v)}" for n, v in values.items() if n not in own)
         self._name = ", ".join([place, f"batch {values['batch_size']:>5}", *others])
         self._trials_left, self._begun_s = left, self._now() - (took_s or 0.0)
         self._at_once = at_once
@@ -216,9 +220,16 @@ class SearchProgress:
         # Later trials have the plan already.
         executions = record.executions if record else ()
         self._durations_s.append(duration_s - sum(one.plan_s or 0.0 for one in executions))
+        self.trainings += 1
         if self._line is None:
             return
-        text = f"{self._name}, {duration_s:5.1f} s, {ending(record)}"
+        name, end = self._name, ending(record)
+        if record and FACTOR_NAME in record.hyperparameters and record.learning_rate:
+            name += f", learning rate {setting(record.learning_rate)}"
+        if record and record.failure:
+            end = f"{record.outcome} as before" if end in self._failures else end
+            self._failures.add(end)
+        text = f"{name}, {duration_s:5.1f} s, {end}"
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
         self.say(text + (f"; about {duration(left)} left" if left else ""))
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gc
-import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,9 +44,6 @@ from kbatch.study.comparison import at_most, check_tolerance
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.data.training_data import FitCall
-
-# Seeds that are drawn: few enough to be read aloud.
-_SEEDS = 10_000
 
 
 class BatchSizeTuner(keras_tuner.Tuner):
@@ -181,7 +177,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             with search_lock(project):  # No search runs in what is deleted.
                 pass
         if hypermodel is not None:
-            _restore_or_seed(hypermodel, project, overwrite=overwrite)
+            hypermodel._restore(None if overwrite else project)
         super().__init__(
             oracle,
             hypermodel,
@@ -222,11 +218,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         known = self.hypermodel
         stock_fit = has_stock_fit(self._build) if known is None else known.stock_fit
         call = FitCall.of_search(args, kwargs, stock_fit=stock_fit)
+        tuner_arguments.check_call(call, stock_fit=stock_fit, races=self._race is not None)
         if self.hypermodel is None:
             parallel = self._executor is not None
             sizes = tuner_arguments.default_batch_sizes(self._build, call.data, parallel=parallel)
             hypermodel = BatchSizeHyperModel(self._build, sizes)
-            _restore_or_seed(hypermodel, Path(self.project_dir), overwrite=False)
+            hypermodel._restore(Path(self.project_dir))
             self.hypermodel = hypermodel
             try:
                 self._populate_initial_space()
@@ -246,9 +243,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         "`overwrite=True` starts over."
                     )
                 if self._race is not None:
-                    tuner_arguments.check_raced(call.callbacks)
                     base = self.hypermodel.base_batch_size
                     self._progress.say(self._race.begin(project, self.oracle, base))
+                    self._progress.trainings = self._race.ended_executions()
                 if parallel is None:
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     kept = kept_kernels(self.hypermodel.graph.is_kept)
@@ -331,7 +328,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Do nothing: the trials' own files are the state."""
 
     def reload(self) -> None:
-        trial_files.compare_search(self, self.hypermodel.settings)
+        known = trial_files.recorded_search(Path(self.project_dir))
+        # What `search` is called with is compared later.
+        facts = {**known.facts, **self._explored[0]} if known else None
+        trial_files.compare_search(self, self.hypermodel.settings, facts)
         self.oracle.reload()
         for trial in self.oracle.ended_trials:
             record = TrialFiles(self, trial).record()
@@ -486,15 +486,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if known is not None and known.settings != settings:
             file = Path(self.project_dir) / RECORD_NAME
             trial_files.write_needed(dataclasses.replace(known, settings=settings), file)
-
-
-def _restore_or_seed(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: bool) -> None:
-    """Restore what an earlier run of the search derived; draw a seed where there is none."""
-    if not overwrite:
-        hypermodel._restore(project)
-    if hypermodel.seed is None:
-        # Executions are compared by pairs with a seed in common.
-        hypermodel.seed = secrets.randbelow(_SEEDS)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import check_size, powers_of_two
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.device.failures import OF_PYTHON
-from kbatch.errors import InputError
+from kbatch.errors import InputError, InputTypeError
 from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
 from kbatch.records.training_run import RECORD_NAME
@@ -23,7 +23,7 @@ from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.training.build_function import has_stock_fit
 from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.forms import gives_batches
-from kbatch.training.data.training_data import TrainingData
+from kbatch.training.data.training_data import FitCall, TrainingData
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -98,9 +98,20 @@ def check_strategy(
         )
 
 
-def check_raced(callbacks: Sequence[Any]) -> None:
-    """Refuse a target in a race, where metrics are alike by design."""
-    if any(isinstance(callback, StopAtTarget) for callback in callbacks):
+def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
+    """Refuse what a search cannot hand to `fit`, before anything is built."""
+    if stock_fit and (size := call.named["batch_size"]) is not None:
+        raise InputError(
+            "The search sets `batch_size` itself: leave it out of `search`, and give the sizes to "
+            f"try as `batch_sizes` of `BatchSizeTuner`. Received: batch_size={size}."
+        )
+    if not all(isinstance(one, keras.callbacks.Callback) for one in call.callbacks):
+        raise InputTypeError(
+            "`callbacks` must be a `keras.callbacks.Callback` or a list of them. Received: "
+            f"callbacks={call.named['callbacks']!r}."
+        )
+    # In a race metrics would be alike by design.
+    if races and any(isinstance(one, StopAtTarget) for one in call.callbacks):
         raise InputError(
             "A race compares sizes by a metric, and with `StopAtTarget` all end at the same value: "
             'leave it out, or give `strategy="grid"` and `objective="seconds_to_target"`. '
@@ -120,9 +131,8 @@ def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> 
 
 
 def names_rate(name: str) -> bool:
-    """Return whether a hyperparameter is a learning rate by its name, other than a race's own."""
-    words = re.split(r"[^a-z]+", name.lower())
-    return name != FACTOR_NAME and ("lr" in words or {"learning", "rate"} <= set(words))
+    """Return whether a hyperparameter is a learning rate by its name, and not a part of one."""
+    return re.search(r"(^|[^a-z])(lr|learning.?rate)$", name.lower()) is not None
 
 
 def check_executor(executor: Any, max_parallel: Any) -> None:

@@ -84,7 +84,9 @@ AT_ONCE = [
     (tuner(batch_sizes=(8, 16)), ValueError, "leave them out"),
     (tuner(build=models.mlp, batch_sizes=(16, 8)), ValueError, "ascending"),
     (tuner(objective=None), ValueError, "objective=None"),
-    (tuner(objective="val_acuracy"), ValueError, "direction.*val_acuracy"),
+    (tuner(objective="val_acuracy"), ValueError, r"Objective\('val_acuracy', \"max\"\)"),
+    (tuner(objective="val_neg_mean_squared_error"), ValueError, "direction"),
+    (tuner(objective="val_score_mean"), ValueError, "direction"),
     (tuner(search_learning_rate=True), ValueError, "search_learning_rate=True"),
     (tuner(strategy="random"), ValueError, "strategy='random'"),
     (tuner(executions_per_trial=0), ValueError, "executions_per_trial=0"),
@@ -147,9 +149,12 @@ def one_hot():
 
 
 SMALL = {"sizes": (8, 32)}
+OWN = {"kind": kbatch.BatchSizeTuner} | SMALL
+SENT = OWN | {"executor": StubExecutor()}
 ENDED = [
     (searched(data=lambda: ((models.rows(8) for _ in range(2)),)), "does not allow"),
-    (searched(fit={"batch_size": 64}), "batch_size=64"),
+    (searched(fit={"batch_size": 8}, **OWN), "batch_size=8"),
+    (searched(fit={"callbacks": 3}, **OWN), "callbacks=3"),
     (searched(), "batch_size=128 for 94"),
     (searched(data=lambda: (dataset().take(90).batch(10),)), "batch_size=128 for 90"),
     (searched(data=lambda: ()), "`x` is missing"),
@@ -161,30 +166,19 @@ ENDED = [
     (searched(fit={"initial_epoch": 2}, **SMALL), "initial_epoch=2"),
     (searched(fit={"steps_per_epoch": 0}, **SMALL), "steps_per_epoch=0"),
     (searched(fit={"validation_data": None, "validation_split": 1.5}, **SMALL), "split=1.5"),
-    (searched(fit={"epoch": 5}, kind=kbatch.BatchSizeTuner, **SMALL), "argument 'epoch'"),
-    (searched(fit={"verbose": "loud"}, kind=kbatch.BatchSizeTuner, **SMALL), "verbose='loud'"),
+    (searched(fit={"epoch": 5}, **OWN), "argument 'epoch'"),
+    (searched(fit={"verbose": "loud"}, **OWN), "verbose='loud'"),
     (searched(fit={"validation_data": None}, **SMALL), "val_accuracy"),
     (
         searched(objective=keras_tuner.Objective("updates_to_target", "min"), **SMALL),
         "StopAtTarget",
     ),
     (
-        searched(
-            kind=kbatch.BatchSizeTuner,
-            executor=StubExecutor(),
-            data=lambda: (dataset().batch(8),),
-            fit={"validation_data": None},
-            **SMALL,
-        ),
+        searched(data=lambda: (dataset().batch(8),), fit={"validation_data": None}, **SENT),
         "cannot travel",
     ),
     (
-        searched(
-            kind=kbatch.BatchSizeTuner,
-            executor=StubExecutor(),
-            fit={"callbacks": [keras.callbacks.LambdaCallback(on_train_end=Held())]},
-            **SMALL,
-        ),
+        searched(fit={"callbacks": [keras.callbacks.LambdaCallback(on_train_end=Held())]}, **SENT),
         "Received: callbacks: ",
     ),
     (raced(objective=keras_tuner.Objective("samples_per_second", "max")), "one metric"),
@@ -212,7 +206,7 @@ def dense_of_four():
     [
         # Within their own code an error shows where, and of ours it is enough what to give.
         (tuner(build=dense_of_four, batch_sizes=(8,)), "dense_of_four"),
-        (searched(fit={"epochs": 0}, kind=kbatch.BatchSizeTuner, **SMALL), "search"),
+        (searched(fit={"epochs": 0}, **OWN), "search"),
     ],
 )
 def test_an_error_has_the_frames_of_the_user_alone(tmp_path, call, last):

@@ -66,6 +66,8 @@ def test_a_range_without_a_step_gives_ascending_samples_after_its_default():
     ("objective", "direction"),
     [
         ("val_loss", "min"),
+        ("val_topic_accuracy", "max"),  # Of an output named "topic".
+        ("long_topic_loss", "min"),
         ("val_mean_absolute_error", "min"),
         ("val_one_hot_mean_io_u", "max"),
         ("cosine_similarity", "max"),

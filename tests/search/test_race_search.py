@@ -16,7 +16,7 @@ from kbatch.errors import InputError
 from kbatch.search.oracle import read_trials
 
 
-def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, **arguments):
+def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, verbose=0, **arguments):
     """A race with a tolerance that ends it at its first look, whatever is learnt."""
     return searches.quick(
         directory,
@@ -25,6 +25,7 @@ def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, **ar
         fit={
             "validation_data": validation_data or models.rows(64, seed=1),
             "callbacks": list(callbacks),
+            "verbose": verbose,
         },
         **({"objective": "val_accuracy", "strategy": "race", "tolerance": 0.9} | arguments),
     )
@@ -114,7 +115,7 @@ def line():
     return model
 
 
-def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path):
+def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path, capsys):
     x = np.random.default_rng(0).standard_normal((64, 1)).astype("float32")
     given = {"objective": "val_loss", "tolerance": 0.05, "data": (x, 9 * x)}
 
@@ -123,7 +124,10 @@ def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path):
 
     race(tmp_path, sized(), strategy="grid", validation_data=(x, 9 * x), **given)
     grid = kbatch.load_study(tmp_path / "search").trials
-    race(tmp_path, sized(), validation_data=(x, 9 * x), **given)
+    race(tmp_path, sized(), validation_data=(x, 9 * x), verbose=1, **given)
+    lines = [one.split(", ") for one in capsys.readouterr().out.splitlines() if ", batch" in one]
+    assert [line[0] for line in lines] == [f"training {n + 3}" for n in range(len(lines))]
+    assert {line[2] for line in lines} >= {"learning rate 0.1", "learning rate 1.6"}
     study = kbatch.load_study(tmp_path / "search")
     for trial in study.trials:
         assert [run.seed for run in trial.executions] == [*range(5, 5 + len(trial.executions))]

@@ -97,7 +97,10 @@ DIFFERENCES = {
         {"fit": {"validation_data": models.rows(30, seed=1)}},
         r"validation_data: \['40 rows .* then, \['30 rows .* now",
     ),
-    "settings": ({"sizes": (16,)}, r"batch_sizes: \[8\] there, \[16\] here"),
+    "settings, model, and a seed that nobody gave": (
+        {"sizes": (16,), "build": wide, "model": {"seed": None}},
+        r"Received: batch_sizes: \[8\] there, \[16\] here; base_batch_size: [^;]*; model: Seq",
+    ),
     "hyperparameter": ({"build": rated}, r"hyperparameter 'rate': none then, .*0\.1"),
 }
 

@@ -114,10 +114,11 @@ class Fails(keras.callbacks.Callback):
         return self.file.read_text().count("begun")
 
 
-def test_however_many_fail_in_a_row_the_search_goes_on_and_tells_the_causes(tmp_path):
+def test_however_many_fail_in_a_row_the_search_goes_on_and_tells_the_causes(tmp_path, capsys):
     sizes = (4, 8, 16, 32)  # keras-tuner gives up after three in a row.
     fit = {"callbacks": [Fails(MemoryError("18 GiB wanted"))]}
-    failed = quick(tmp_path, searches.stock(batch_sizes=sizes), fit=fit)
+    failed = quick(tmp_path, searches.stock(batch_sizes=sizes), fit=fit | {"verbose": 1})
+    assert capsys.readouterr().out.count("as before") == 3
     study = kbatch.load_study(failed)
     assert [trial.batch_size for trial in study.trials] == list(sizes)
     assert {trial.status for trial in study.trials} == {"out_of_memory"}
@@ -254,10 +255,13 @@ def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path
 
 def test_a_build_function_that_is_mended_is_searched_by_the_next_call(tmp_path):
     mended, data = [], models.rows(400)
-    build = {"build": lambda: models.stock() if mended else None, "max_executions": 2}
-    tuner = kbatch.BatchSizeTuner(
-        **build, objective="accuracy", strategy="race", directory=tmp_path
-    )
+
+    def build(hp):
+        hp.Fixed("lr_decay", 0.9)  # This is no learning rate.
+        return models.stock() if mended else None
+
+    given = {"strategy": "race", "max_executions": 2, "directory": tmp_path}
+    tuner = kbatch.BatchSizeTuner(build, "accuracy", **given)
     with pytest.raises(ValueError, match="return model"):
         tuner.search(*data, verbose=0)
     mended.append(True)
