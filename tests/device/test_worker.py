@@ -162,7 +162,7 @@ def test_what_a_process_started_that_died_between_two_calls_ends_too():
     with Worker() as fresh:
         dead, child = map(psutil.Process, fresh.call(lambda: (os.getpid(), fork_a_sleeper())))
         dead.kill()
-        wait_for_the_end_of(dead)
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)  # Also of its threads.
         assert fresh.call(os.getpid) != dead.pid
         wait_for_the_end_of(child)
 
