@@ -143,6 +143,11 @@ def raced(**arguments):
     return searched(**(given | arguments))
 
 
+def five(hp):
+    hp.Choice("units", [1, 2, 3, 4, 5])
+    return models.stock()
+
+
 def one_hot():
     x, y = models.rows(94)
     return x, np.eye(3)[y]
@@ -151,6 +156,8 @@ def one_hot():
 SMALL = {"sizes": (8, 32)}
 OWN = {"kind": kbatch.BatchSizeTuner} | SMALL
 SENT = OWN | {"executor": StubExecutor()}
+HOLDS = keras.callbacks.LambdaCallback(on_train_end=Held())
+TO_TARGET = keras_tuner.Objective("updates_to_target", "min")
 ENDED = [
     (searched(data=lambda: ((models.rows(8) for _ in range(2)),)), "does not allow"),
     (searched(fit={"batch_size": 8}, **OWN), "batch_size=8"),
@@ -169,19 +176,14 @@ ENDED = [
     (searched(fit={"epoch": 5}, **OWN), "argument 'epoch'"),
     (searched(fit={"verbose": "loud"}, **OWN), "verbose='loud'"),
     (searched(fit={"validation_data": None}, **SMALL), "val_accuracy"),
-    (
-        searched(objective=keras_tuner.Objective("updates_to_target", "min"), **SMALL),
-        "StopAtTarget",
-    ),
+    (searched(objective=TO_TARGET, **SMALL), "StopAtTarget"),
     (
         searched(data=lambda: (dataset().batch(8),), fit={"validation_data": None}, **SENT),
         "cannot travel",
     ),
-    (
-        searched(fit={"callbacks": [keras.callbacks.LambdaCallback(on_train_end=Held())]}, **SENT),
-        "Received: callbacks: ",
-    ),
+    (searched(fit={"callbacks": [HOLDS]}, **SENT), "Received: callbacks: "),
     (raced(objective=keras_tuner.Objective("samples_per_second", "max")), "one metric"),
+    (raced(build=five), "at most 4 combinations"),
     (raced(fit={"callbacks": [kbatch.StopAtTarget("val_accuracy", 0.5)]}), "StopAtTarget"),
 ]
 
@@ -216,16 +218,6 @@ def test_an_error_has_the_frames_of_the_user_alone(tmp_path, call, last):
     assert {Path(frame.filename).parent for frame in frames} == {Path(__file__).parent}
     assert frames[-1].name == last
     assert raised.value.__cause__ is None
-
-
-def test_more_than_four_other_settings_are_no_race(tmp_path):
-    def build(hp):
-        hp.Choice("units", [1, 2, 3, 4, 5])
-        return models.stock()
-
-    arguments = {"strategy": "race", "objective": "val_accuracy"}
-    with pytest.raises(ValueError, match="at most 4 combinations"):
-        searches.search(tmp_path, searches.stock(build), kbatch.BatchSizeTuner, **arguments)
 
 
 @pytest.mark.parametrize("place", ["file", "project"])

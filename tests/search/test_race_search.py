@@ -16,17 +16,13 @@ from kbatch.errors import InputError
 from kbatch.search.oracle import read_trials
 
 
-def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, verbose=0, **arguments):
+def race(directory, hypermodel=None, *, fit=None, **arguments):
     """A race with a tolerance that ends it at its first look, whatever is learnt."""
     return searches.quick(
         directory,
         hypermodel or searches.stock(),
         kbatch.BatchSizeTuner,
-        fit={
-            "validation_data": validation_data or models.rows(64, seed=1),
-            "callbacks": list(callbacks),
-            "verbose": verbose,
-        },
+        fit={"validation_data": models.rows(64, seed=1)} | (fit or {}),
         **({"objective": "val_accuracy", "strategy": "race", "tolerance": 0.9} | arguments),
     )
 
@@ -118,13 +114,14 @@ def line():
 def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path, capsys):
     x = np.random.default_rng(0).standard_normal((64, 1)).astype("float32")
     given = {"objective": "val_loss", "tolerance": 0.05, "data": (x, 9 * x)}
+    fit = {"validation_data": (x, 9 * x)}
 
     def sized():
         return searches.stock(line, (16, 32), seed=5, learning_rate_scaling=None)
 
-    race(tmp_path, sized(), strategy="grid", validation_data=(x, 9 * x), **given)
+    race(tmp_path, sized(), strategy="grid", fit=fit, **given)
     grid = kbatch.load_study(tmp_path / "search").trials
-    race(tmp_path, sized(), validation_data=(x, 9 * x), verbose=1, **given)
+    race(tmp_path, sized(), fit=fit | {"verbose": 1}, **given)
     lines = [one.split(", ") for one in capsys.readouterr().out.splitlines() if ", batch" in one]
     assert [line[0] for line in lines] == [f"training {n + 3}" for n in range(len(lines))]
     assert {line[2] for line in lines} >= {"learning rate 0.1", "learning rate 1.6"}
@@ -185,10 +182,9 @@ def test_sizes_that_fail_or_run_out_are_out_and_what_is_no_mean_is_raced_too(tmp
     tuner = at_the_rule(
         tmp_path,
         searches.stock(ranked, (8, 16, 64)),
-        callbacks=[RunsOut(2)],
         objective=keras_tuner.Objective("val_auc", "max"),
         data=models.rows(94, classes=2),
-        validation_data=models.rows(64, seed=1, classes=2),
+        fit={"callbacks": [RunsOut(2)], "validation_data": models.rows(64, seed=1, classes=2)},
         max_executions=30,
     )
     study = kbatch.load_study(tuner)
