@@ -35,15 +35,6 @@ def test_nothing_steady_is_no_window():
     assert throughput_of_windows([], []) is None
 
 
-def test_the_order_of_windows_does_not_matter():
-    rng = np.random.default_rng(0)
-    examples, durations = rng.integers(1, 100, 20), rng.uniform(0.05, 1, 20)
-    order = rng.permutation(20)
-    assert throughput_of_windows(examples, durations) == throughput_of_windows(
-        examples[order], durations[order]
-    )
-
-
 def test_the_value_has_the_slow_windows_in_it_and_the_quartiles_are_drawn_out_to_it():
     rng = np.random.default_rng(1)
     rates = rng.uniform(100, 200, size=50)
