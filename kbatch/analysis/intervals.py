@@ -21,7 +21,6 @@ limit of small V_dd, gives a finite interval there too, a wrong one.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from statistics import fmean
@@ -198,28 +197,3 @@ def ratio_of_means(
     deviations = shares[:, None] * (pairs - means)
     covariance = count / (count - 1) * deviations.T @ deviations
     return ratio_of_estimates(*means, covariance=covariance, degrees_of_freedom=count - 1)
-
-
-@functools.lru_cache(maxsize=4096)
-def dunnett_quantile(error: float, others: int, freedom: float) -> float:
-    """Return the quantile that bounds the best against all others at once (Dunnett 1955).
-
-    Of T_j = (Z_j - Z_0) / (sqrt(2) S), j = 1 to `others`, the largest is above it with probability
-    `error`; S^2 is a chi-square of `freedom` over that.
-    """
-    if others == 1:
-        return float(special.stdtrit(freedom, 1 - error))
-    z, weights = np.polynomial.hermite_e.hermegauss(24)
-    scale = np.ones(1)
-    if math.isfinite(freedom):
-        parts = (np.arange(40) + 0.5) / 40
-        scale = np.sqrt(2 * special.gammaincinv(freedom / 2, parts) / freedom)
-    low, high = special.stdtrit(freedom, 1 - np.array([error, error / others]))
-    for _ in range(20):
-        middle = (low + high) / 2
-        below = special.ndtr(z[:, None] + math.sqrt(2) * middle * scale) ** others
-        if weights @ below.mean(1) < (1 - error) * weights.sum():
-            low = middle
-        else:
-            high = middle
-    return float(high)

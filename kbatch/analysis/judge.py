@@ -39,6 +39,7 @@ examples.
 
 import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -46,7 +47,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import special
 
-from kbatch.analysis.intervals import Estimate, dunnett_quantile
+from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.run_table import Pair, Run, RunTable, first_seed, training_seconds_of
 
 DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
@@ -292,7 +293,7 @@ class _Bounds:
         if self._others == 1:
             share = 0.9 if self._looks == 1 else 0.3 / self._looks**1.5
         shared = max(1, round(min(1e9, self._freedom * grown)))
-        pooled = dunnett_quantile(
+        pooled = _dunnett_quantile(
             self._error * min(1.0, share), self._others, shared if shared < 1000 else math.inf
         )
         of_pool = self._seeds / np.maximum(1, later)
@@ -304,7 +305,7 @@ class _Bounds:
             level = np.minimum(0.5, level * self._error)
             alone = special.stdtrit(freedom * self._parts, 1 - level) ** 2 * self._own
             seeds = np.maximum(seeds, np.maximum(alone, alone.T) / np.maximum(1, later))
-        examples = dunnett_quantile(self._error, self._others, self._blocks - 1.0)
+        examples = _dunnett_quantile(self._error, self._others, self._blocks - 1.0)
         half = np.sqrt(seeds + examples**2 * self._examples)
         np.fill_diagonal(half, 0.0)
         # Of fewer than two common rounds nothing is known, unless all have one.
@@ -402,3 +403,28 @@ def _example_share(outcomes: np.ndarray, examples: int | None) -> float:
         for run in half[~np.isnan(half).any(2)]:
             step = np.diff(np.unique(np.round(run, 6))).min(initial=step)
     return (float(step) / blocks) ** 2
+
+
+@functools.lru_cache(maxsize=4096)
+def _dunnett_quantile(error: float, others: int, freedom: float) -> float:
+    """Return the quantile that bounds the best against all others at once (Dunnett 1955).
+
+    Of T_j = (Z_j - Z_0) / (sqrt(2) S), j = 1 to `others`, the largest is above it with probability
+    `error`; S^2 is a chi-square of `freedom` over that.
+    """
+    if others == 1:
+        return float(special.stdtrit(freedom, 1 - error))
+    z, weights = np.polynomial.hermite_e.hermegauss(24)
+    scale = np.ones(1)
+    if math.isfinite(freedom):
+        parts = (np.arange(40) + 0.5) / 40
+        scale = np.sqrt(2 * special.gammaincinv(freedom / 2, parts) / freedom)
+    low, high = special.stdtrit(freedom, 1 - np.array([error, error / others]))
+    for _ in range(20):
+        middle = (low + high) / 2
+        below = special.ndtr(z[:, None] + math.sqrt(2) * middle * scale) ** others
+        if weights @ below.mean(1) < (1 - error) * weights.sum():
+            low = middle
+        else:
+            high = middle
+    return float(high)
