@@ -12,7 +12,6 @@ import keras
 import numpy as np
 
 from kbatch.device.failures import ran_out_of_memory
-from kbatch.library_internals import build_again
 from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import PLAIN_NAME, PlainEpochs
 from kbatch.search.steps_per_execution import set_steps
@@ -47,6 +46,8 @@ def measure_plain_epochs(
     data = _training_arrays(given)
     if data is None or not all(rates) or not tuner.hypermodel.stock_fit:
         return
+    if tuner.distribution_strategy is not None:  # TensorFlow 2.21 may crash where a fit ends early.
+        return
     if known is not None and {trial.batch_size for trial in trials} <= {*known.batch_sizes}:
         return
     left_s = most_share * sum(r.total_s or 0.0 for trial in study.trials for r in trial.executions)
@@ -65,7 +66,7 @@ def measure_plain_epochs(
         for trial in trials:
             hp = tuner.oracle.get_space().copy()
             hp.values = dict(trial.hyperparameters)
-            models.append(tuner.hypermodel.graph.model(build_again(tuner, hp)))
+            models.append(tuner.hypermodel.graph.model(tuner.hypermodel.build(hp)))
         if traces := any(model.train_function is None for model in models):
             left_s -= sum(trial.executions[-1].first_step_s or 0.0 for trial in trials)
         turns = int(min(_TURNS, left_s / (fit_s * len(trials)))) + traces
