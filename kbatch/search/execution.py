@@ -22,9 +22,9 @@ from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope, skips_all_updates
+from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.learning_rate import peak_learning_rate
 from kbatch.training.model import ModelFacts, uninstall_step
-from kbatch.training.one_graph import model_fingerprint
 from kbatch.training.state import inner_optimizers, seed_of, seeded
 
 

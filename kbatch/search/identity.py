@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from kbatch.training.data.forms import is_composite
 from kbatch.training.data.training_data import FitCall
-from kbatch.training.one_graph import config_of, described, model_description
+from kbatch.training.fingerprint import config_of, described, model_description
 
 # They change what is shown, or are checked elsewhere.
 _DECIDES_NOTHING = ("verbose", "callbacks", "batch_size", "validation_batch_size")
@@ -27,6 +27,8 @@ _WRITERS = (
     keras.callbacks.TensorBoard,
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
+    keras.callbacks.History,
+    keras.callbacks.ProgbarLogger,
 )
 _SHOWS = ("filepath", "filename", "log_dir", "path", "directory", "folder", "file", "verbose")
 # Arrays up to this size are read whole, larger ones at some rows.
@@ -47,7 +49,8 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
         "model": f"{type(model).__name__} of {size} ({_digest(found)})",
         "optimizer": type(optimizer).__name__,
     }
-    facts |= {f"optimizer.{name}": _text(v) for name, v in config.items() if name != "name"}
+    kept = ((name, value) for name, value in config.items() if name != "name")
+    facts |= {f"optimizer.{name}": _text(value, within=True) for name, value in kept}
     return facts | {f"compile({name})": _text(value) for name, value in compiled.items()}
 
 
@@ -95,9 +98,9 @@ def _given_to(callback: Any) -> dict[str, Any]:
     return found
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, *, within: bool = False) -> str:
     """Return a value as text that is equal in any process, cut to a readable length."""
-    plain = described(keras.tree.map_structure(_leaf, value), {}, ("name",))
+    plain = described(keras.tree.map_structure(_leaf, value), {}, ("name",), within=within)
     text = plain if isinstance(plain, str) else repr(plain)
     if len(text) <= _LONGEST_TEXT:
         return text
@@ -106,8 +109,8 @@ def _text(value: Any) -> str:
 
 def _leaf(value: Any) -> Any:
     """Return what is described of a value: of data a text, of other things what they hold."""
-    if isinstance(value, np.generic):
-        return value.item()
+    if isinstance(value, (bytes, complex, range, Path)):
+        return repr(value)
     if isinstance(value, tf.data.Dataset):
         length = int(value.cardinality())
         elements = "an unknown number of" if length < 0 else f"{length:,}"
@@ -117,11 +120,13 @@ def _leaf(value: Any) -> Any:
     return vars(value) if dataclasses.is_dataclass(value) else value
 
 
-def _array_text(leaf: Any) -> str:
+def _array_text(leaf: Any) -> Any:
     """Describe an array by its values: of a large one by some rows, first and last included."""
     shape = tuple(leaf.shape)
-    if not shape or is_composite(leaf):
+    if is_composite(leaf):
         return f"{type(leaf).__name__} of shape {shape}"
+    if not shape:
+        return np.asarray(leaf).item()
     count, by_place = shape[0], getattr(leaf, "iloc", leaf)
     row_bytes = max(1, np.asarray(by_place[:1]).nbytes)
     places = [slice(None)]

@@ -28,8 +28,9 @@ from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.batches import InputMeter
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import PolicyUnsupported
+from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import ModelFacts, accumulation_of, replica_count
-from kbatch.training.one_graph import OneGraph, model_fingerprint
+from kbatch.training.one_graph import OneGraph
 from kbatch.training.state import kept_seeds
 
 # Reasons of a plan whose model trains batches whole.

@@ -197,6 +197,17 @@ def test_large_data_are_told_by_rows_at_fixed_places(tmp_path):
     assert fit_facts(FitCall((x,), {}))["x"] != fit_facts(FitCall((other,), {}))["x"]
 
 
+def told(**given):
+    return fit_facts(FitCall((), given))
+
+
+def test_what_fit_is_given_is_told_by_its_values_whatever_their_order_and_names():
+    assert told(class_weight={0: 1, 1: 2}) == told(class_weight={1: 2, 0: 1})
+    assert told(x={"name": np.zeros(3)}) != told(x={"name": np.ones(3)})
+    assert told(epochs=np.array(3)) == told(epochs=np.int64(3)) != told(epochs=np.array(4))
+    assert told(callbacks=[keras.callbacks.History(), keras.callbacks.ProgbarLogger()]) == told()
+
+
 def test_a_policy_that_was_not_given_is_no_part_of_a_model():
     facts = []
     for policy in ("float32", "mixed_float16"):

@@ -7,8 +7,8 @@ import small_models as models
 
 from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.learning_rate import scale_model
-from kbatch.training.one_graph import model_fingerprint
 
 layers = keras.layers
 

@@ -311,9 +311,10 @@ def _with_rule(factor):
         (_adapted, (1.0, 2.0)),
         (_frozen_within, ("_query_dense", "_key_dense")),
         (_with_rule, (0.1, 0.2)),
+        (lambda e: _functional(optimizer=keras.optimizers.Adam(epsilon=np.float32(e))), (1.0, 2.0)),
         (lambda name: _functional(metrics=[keras.metrics.MeanSquaredError(name=name)]), "ab"),
     ],
-    ids=["adapted", "frozen within", "rule of a weight", "name of a metric"],
+    ids=["adapted", "frozen within", "rule of a weight", "number of NumPy", "name of a metric"],
 )
 def test_what_a_configuration_does_not_tell_tells_models_apart(build, values):
     graph = OneGraph()
