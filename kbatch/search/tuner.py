@@ -24,8 +24,7 @@ from kbatch.library_internals import (
     tuner_callback,
 )
 from kbatch.page.numbers import pluralize
-from kbatch.records.json_codec import load_if_readable
-from kbatch.records.training_run import RECORD_NAME, SearchRecord
+from kbatch.records.training_run import RECORD_NAME
 from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.oracle import BatchSizeOracle, RaceStrategy, trial_result
@@ -69,10 +68,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             own. None for the powers of two from 16 to what the training data fill eight times, at
             most 1,024; then the first trial's model is built when `search` is called.
         strategy: Which trials to run. `"grid"`: every combination of batch size and other
-            hyperparameters, in an order that never changes. `"race"`: first pairs of batch size
-            and learning rate, where that promises most; then the best pair of each size that may
-            be the answer, in rounds with one seed for all, until a size is certified or
-            certainty is out of reach. It needs one metric as objective, and takes up to four
+            hyperparameters, `executions_per_trial` times at the learning rate that follows the
+            size. `"race"`: first pairs of batch size and learning rate, once each, where that
+            promises most; then the two sizes that are likeliest to be the answer or the best,
+            each at its best rate, in rounds with one seed for both, where another size takes the
+            place of one that drops out; until the answer is certain, certainty is out of reach or
+            the executions are spent. It needs one metric as objective, and takes up to four
             combinations of other hyperparameters, of which it keeps the best at
             `base_batch_size`.
         search_learning_rate: Whether a race looks for the learning rate too, which grids never do.
@@ -158,13 +159,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         }
         #: What decisions are made by, which changes no training.
         self.decides_by = {name: value for name, value in given.items() if value is not None}
-        if strategy == "grid":
-            known = None if overwrite else load_if_readable(SearchRecord, project / RECORD_NAME)
-            settings: Mapping[str, Any] = {} if known is None else known.settings
-            # By earlier runs of the search, each time more.
-            asked, count = [*settings.get("executions_asked", ())], executions_per_trial
-            more = [count] if count > max(asked, default=0) else []
-            self.decides_by["executions_asked"] = asked + more
         self._progress = SearchProgress(verbose=0)
         self._executor, self._max_parallel = executor, max_parallel
         self._live: list[LivePlot] = []
@@ -230,6 +224,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 self._declare_rates()
             except BaseException:  # `build` may be mended, and `search` called again.
                 self.hypermodel = None
+                self.oracle.hyperparameters = keras_tuner.HyperParameters()
                 raise
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
         project = Path(self.project_dir)
@@ -481,6 +476,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         objective = identity.objective_facts(self.oracle.objective)
         self._identity = objective | facts | identity.fit_facts(call), values
         known = trial_files.compare_search(self, self.hypermodel.settings, self._identity[0])
+        if self._race is None:
+            # By earlier runs of the search, each time more.
+            asked = [*known.settings.get("executions_asked", ())] if known else []
+            count = self.executions_per_trial
+            more = [count] if count > max(asked, default=0) else []
+            self.decides_by["executions_asked"] = asked + more
         settings = {**self.hypermodel.settings, **self.decides_by}
         # What only decisions use may change where no trial is left to run.
         if known is not None and known.settings != settings:

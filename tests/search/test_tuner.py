@@ -232,8 +232,9 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
 
 def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path):
     data = models.rows(400)
-    tuner, again = (
-        kbatch.BatchSizeTuner(models.stock, "val_accuracy", directory=tmp_path) for _ in range(2)
+    given = {"objective": "val_accuracy", "directory": tmp_path}
+    tuner, again, more = (
+        kbatch.BatchSizeTuner(models.stock, **given, executions_per_trial=n) for n in (1, 1, 2)
     )
     with pytest.raises(FileNotFoundError):
         _ = tuner.study
@@ -251,6 +252,8 @@ def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path
     again.search(*data, validation_split=0.2, verbose=0)
     assert again.study == study == kbatch.load_study(Path(tuner.project_dir))
     assert again.get_best_hyperparameters()[0].get("batch_size") in (16, 32)
+    more.search(*data, validation_split=0.2, verbose=0)
+    assert more.study.search.settings["executions_asked"] == [1, 2]
 
 
 def test_a_build_function_that_is_mended_is_searched_by_the_next_call(tmp_path):
@@ -263,7 +266,7 @@ def test_a_build_function_that_is_mended_is_searched_by_the_next_call(tmp_path):
     given = {"strategy": "race", "max_executions": 2, "directory": tmp_path}
     tuner = kbatch.BatchSizeTuner(build, "accuracy", **given)
     with pytest.raises(ValueError, match="return model"):
-        tuner.search(*data, verbose=0)
+        tuner.search(*models.rows(200), verbose=0)  # For which there is one size.
     mended.append(True)
     tuner.search(*data, verbose=0)
     study = tuner.study
