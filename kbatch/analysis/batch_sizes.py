@@ -34,7 +34,7 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
 def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
     """Check that these are ascending integers, and return them as Python's."""
     given = list(batch_sizes) if isinstance(batch_sizes, Iterable) else None
-    if given is None or not all(map(_is_integer, given)):
+    if given is None or not all(map(is_integer, given)):
         raise TypeError(
             "`batch_sizes` must be a sequence of integers, such as "
             f"`kbatch.powers_of_two(16, 1024)`. Received: batch_sizes={batch_sizes!r}."
@@ -51,18 +51,23 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
 def check_size(size: int, name: str, *, unit: str = ", in examples") -> int:
     """Check that a number is a positive integer, and return it as Python's."""
     wrong = f"`{name}` must be a positive integer{unit}. Received: {name}={size!r}."
-    if not _is_integer(size):
+    if not is_integer(size):
         raise TypeError(wrong)
     if size < 1:
         raise ValueError(wrong)
     return operator.index(size)
 
 
-def _is_integer(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+def is_integer(value: Any) -> bool:
+    """Return whether a value is a whole number of any library; a bool is none."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
 
 
-def check_auto(
+def check_size_or_auto(
     size: int | str | None, name: str, *, unit: str = ", in examples"
 ) -> int | Literal["auto"] | None:
     if not isinstance(size, str):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import keras
 import keras_tuner
 
-from kbatch.analysis.batch_sizes import check_auto, check_batch_sizes, check_size
+from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, check_size_or_auto
 from kbatch.analysis.learning_rate import (
     FACTOR_NAME,
     FACTORS,
@@ -146,7 +146,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._chosen_base = base_batch_size
         smallest, largest = self._given_sizes[0], self._given_sizes[-1]
         self._set_base(base_batch_size or min(max(BASE_BATCH_SIZE, smallest), largest))
-        self.micro_batch_size: Steps = check_auto(micro_batch_size, "micro_batch_size")
+        self.micro_batch_size: Steps = check_size_or_auto(micro_batch_size, "micro_batch_size")
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
         self.dtype_policies = () if dtype_policy is None else check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(
@@ -160,7 +160,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.validation_batch_size = max(moderate, default=_LARGEST_VALIDATION_BATCH)
         if isinstance(self.micro_batch_size, int):
             self.validation_batch_size = self.micro_batch_size
-        self.steps_per_execution: Steps = check_auto(
+        self.steps_per_execution: Steps = check_size_or_auto(
             steps_per_execution, "steps_per_execution", unit=""
         )
         self.seed = check_seed(seed)
@@ -429,9 +429,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _is_late(self, model: keras.Model) -> bool:
         """Return whether a `fit` of the user's own compiles a model, or trains it by itself."""
-        whole = not (self.stock_fit or isinstance(self.micro_batch_size, int))
-        free = self.learning_rate_scaling in (None, "auto")
-        return whole and free and getattr(model, "compiled", None) is False
+        # A size to cut to and a rule for the rate, where given by name, need an optimizer and a
+        # loss at once: a model without them is refused then, and not taken for a late one.
+        sized = isinstance(self.micro_batch_size, int)
+        ruled = self.learning_rate_scaling not in (None, "auto")
+        compiled = getattr(model, "compiled", None) is not False  # None where it is no model.
+        return not (self.stock_fit or sized or ruled or compiled)
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:
         """Declare what a search adds; return the batch size, and the policy where it is given."""

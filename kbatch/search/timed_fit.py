@@ -14,6 +14,7 @@ import keras
 import psutil
 import tensorflow as tf
 
+from kbatch.analysis.batch_sizes import is_integer
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.device.gpu_monitor import GpuMonitor
@@ -293,8 +294,7 @@ class TimedFit:
 
 def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:
     """Check that training makes an update at least: Keras ends at once, as if it had completed."""
-    given = [epochs, initial_epoch, *([] if steps is None else [steps])]
-    whole = all(hasattr(one, "__index__") and not isinstance(one, bool) for one in given)
+    whole = all(map(is_integer, (epochs, initial_epoch, 1 if steps is None else steps)))
     if not whole or not 0 <= initial_epoch < epochs or (steps is not None and steps < 1):
         raise InputError(
             "`epochs` must be an integer of at least 1 and above `initial_epoch`, and "

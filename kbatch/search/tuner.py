@@ -478,8 +478,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         known = trial_files.compare_search(self, self.hypermodel.settings, self._identity[0])
         if self._race is None:
             # By earlier runs of the search, each time more.
-            asked = [*known.settings.get("executions_asked", ())] if known else []
-            count = self.executions_per_trial
+            before: Any = known.settings.get("executions_asked", ()) if known else ()
+            asked, count = [*before], self.executions_per_trial
             more = [count] if count > max(asked, default=0) else []
             self.decides_by["executions_asked"] = asked + more
         settings = {**self.hypermodel.settings, **self.decides_by}

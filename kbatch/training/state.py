@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch import library_internals
+from kbatch.analysis.batch_sizes import is_integer
 from kbatch.library_internals import layers_of, trained_by
 from kbatch.training.model import user_step
 
@@ -151,7 +152,7 @@ def kept_values(variables: Sequence[Any]) -> Iterator[None]:
 def check_seed(seed: int | None) -> int | None:
     if seed is None:
         return None
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:
+    if not is_integer(seed) or seed < 0:
         raise ValueError(
             f"`seed` must be None or an integer of at least 0. Received: seed={seed!r}."
         )

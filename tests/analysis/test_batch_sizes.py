@@ -21,6 +21,7 @@ def test_powers_of_two_are_those_between_the_bounds(low, high):
         ((1.0, 8), TypeError, r"integer.*low=1\.0"),
         ((1, None), TypeError, "integer.*high=None"),
         ((True, 8), TypeError, "integer.*low=True"),
+        ((np.array([4]), 8), TypeError, "integer.*low=array"),
     ],
 )
 def test_bounds_without_a_power_of_two_are_refused(bounds, error, words):

@@ -173,6 +173,7 @@ ENDED = [
     (searched(fit={"initial_epoch": 2}, **SMALL), "initial_epoch=2"),
     (searched(fit={"steps_per_epoch": 0}, **SMALL), "steps_per_epoch=0"),
     (searched(fit={"validation_data": None, "validation_split": 1.5}, **SMALL), "split=1.5"),
+    (searched(fit={"validation_data": None, "validation_split": "0.2"}, **SMALL), "split='0.2'"),
     (searched(fit={"epoch": 5}, **OWN), "argument 'epoch'"),
     (searched(fit={"verbose": "loud"}, **OWN), "verbose='loud'"),
     (searched(fit={"validation_data": None}, **SMALL), "val_accuracy"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kbatch.analysis.batch_sizes import is_integer
 from kbatch.errors import InputError, InputTypeError
 from kbatch.library_internals import (
     build_symbolically,
@@ -108,7 +110,7 @@ def training_dataset(
     Raises:
         ValueError: For data that are no arrays, of unequal length, or fewer than `batch_size`.
     """
-    if not hasattr(batch_size, "__index__") or isinstance(batch_size, bool) or batch_size < 1:
+    if not is_integer(batch_size) or batch_size < 1:
         raise InputError(
             f"`batch_size` must be an integer of at least 1. Received: batch_size={batch_size!r}."
         )
@@ -313,13 +315,15 @@ class TrainingData:
                 "`validation_split` splits arrays only: give `validation_data` beside a dataset. "
                 f"Received: validation_split={self.validation_split}."
             )
-        if not 0 < self.validation_split < 1:  # Keras would leave rows out, and say nothing.
-            raise InputError(
-                "`validation_split` must be a share of the rows, from 0 to below 1. "
-                f"Received: validation_split={self.validation_split}."
-            )
+        share = self.validation_split
         try:
-            split: Any = train_validation_split(whole, validation_split=self.validation_split)
+            # Keras would leave rows out, and say nothing.
+            if not isinstance(share, numbers.Real) or not 0 < share < 1:
+                raise ValueError(
+                    "`validation_split` must be a share of the rows above 0 and below 1: leave it "
+                    f"out to validate on none. Received: validation_split={share!r}."
+                )
+            split: Any = train_validation_split(whole, validation_split=share)
         except (ValueError, TypeError) as error:
             raise InputError(str(error)[:300]) from error
         return (*split[0], split[1])
