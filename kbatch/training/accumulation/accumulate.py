@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import keras
 
-from kbatch.analysis.batch_sizes import check_size
+from kbatch.analysis.batch_sizes import check_size, is_integer
 from kbatch.errors import InputError
 from kbatch.library_internals import layers_of
 from kbatch.training.accumulation.exact import ExactTrainStep, check_exact
@@ -121,7 +121,12 @@ def accumulate_gradients(
     if not isinstance(exact, bool):
         raise TypeError(f"`exact` must be True or False. Received: exact={exact!r}.")
     size = check_size(micro_batch_size, "micro_batch_size")
-    moments_every = moments_every and check_size(moments_every, "moments_every", unit="")
+    wrong = "`moments_every` must be an integer, the number of updates, or 0 for never. "
+    wrong += f"Received: moments_every={moments_every!r}."
+    if not is_integer(moments_every):
+        raise TypeError(wrong)
+    if moments_every < 0:
+        raise ValueError(wrong)
     Accumulation(size, loss_denominator, moments_every, exact, by_user=True).apply(model)
     if not exact:
         check_at_first_training(model)
