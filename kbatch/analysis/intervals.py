@@ -22,6 +22,7 @@ limit of small V_dd, gives a finite interval there too, a wrong one.
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Generic, TypeVar
@@ -151,7 +152,7 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
     299
     """
     for name, value in (("quantile", quantile), ("confidence", confidence)):
-        if not isinstance(value, (int, float)) or not 0 < value < 1:
+        if not isinstance(value, numbers.Real) or not 0 < value < 1:
             raise ValueError(
                 f"`{name}` must lie between 0 and 1, such as 0.95. Received: {name}={value!r}."
             )

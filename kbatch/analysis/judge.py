@@ -254,7 +254,8 @@ class _Bounds:
         against = (self._own - pooled / 2) * (1 + 1 / self._others)
         against = np.clip(against, 0.0, self._own)
         parts = against**2 + (self._own - against) ** 2 / max(1, self._others - 1)
-        self._parts = np.where(parts > 0, self._own**2 / np.where(parts > 0, parts, 1.0), 1.0)
+        self._parts = np.ones_like(parts)
+        np.divide(self._own**2, parts, out=self._parts, where=parts > 0)
         self._examples, self._blocks = np.zeros((count, count)), 2
         if table.outcomes is not None:
             self._blocks = blocks = table.outcomes.shape[2]

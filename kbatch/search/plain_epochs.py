@@ -35,6 +35,10 @@ def measure_plain_epochs(
     tuner: Any, given: TrainingData, *, most_share: float = _MOST_SHARE
 ) -> None:
     """Time the sizes in turns with the settings of their trials, and keep it with the search."""
+    data = _training_arrays(given)
+    # TensorFlow 2.21 may crash where a fit ends early under a strategy.
+    if data is None or not tuner.hypermodel.stock_fit or tuner.distribution_strategy is not None:
+        return
     project = Path(tuner.project_dir)
     study = load_study(project)
     found, known = study.decide(), study.plain_epochs
@@ -43,10 +47,7 @@ def measure_plain_epochs(
     wanted = dict.fromkeys((found.base_batch_size, found.batch_size, *found.alike_in_time))
     trials = [by_size[size] for size in wanted if size in by_size]
     rates = [trial.samples_per_second for trial in trials]
-    data = _training_arrays(given)
-    if data is None or not all(rates) or not tuner.hypermodel.stock_fit:
-        return
-    if tuner.distribution_strategy is not None:  # TensorFlow 2.21 may crash where a fit ends early.
+    if not all(rates):
         return
     if known is not None and {trial.batch_size for trial in trials} <= {*known.batch_sizes}:
         return

@@ -60,7 +60,7 @@ def test_it_is_the_order_statistic_of_the_definition(quantile, confidence):
 
 @pytest.mark.parametrize(("quantile", "calls"), [(0.5, 5), (0.9, 29), (0.95, 59), (0.99, 299)])
 def test_the_calls_needed(quantile, calls):
-    assert calls_for_quantile(quantile) == calls
+    assert calls_for_quantile(np.float32(quantile)) == calls
     enough = quantile_upper_bound(np.arange(calls), quantile=quantile)
     assert enough == calls - 1
     few = quantile_upper_bound(np.arange(calls - 1), quantile=quantile)
