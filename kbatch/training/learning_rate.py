@@ -161,7 +161,7 @@ def scale_model(
     if not optimizers:  # A step of the user's own changes the weights by itself.
         return None
     sizes: Any = {"batch_size": batch_size, "base_batch_size": base_batch_size}
-    bases, fitted = optimizers, set()
+    bases, fitted = optimizers, set[str]()
     if base_model is not None:
         found, momenta = inner_optimizers(base_model), map(_own_momentum, batch_norms(base_model))
         if list(map(type, found)) == list(map(type, optimizers)):
@@ -170,15 +170,13 @@ def scale_model(
             fitted |= {"batch_norm_momentum"} & set(follow_batch_size)
     kappa = batch_size_ratio(**sizes)
     rates: list[float] = []  # Each with how many times as fast a schedule is read.
+    given, made, followed = dict[str, set[float]](), dict[str, set[float]](), set[str]()
     scaling: Any = None  # Of the main one, which comes last; each optimizer follows by itself.
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
-        settings = _followers(optimizer)
         own_rule = automatic_rule(optimizer) if rule == "auto" else rule
         follows, apart = own_rule is not None, _settings_apart(optimizer, base)
-        fitted |= apart & set(follow_batch_size)
-        if follows:
-            fitted |= apart - set(FOLLOWERS)
-        follow = tuple(name for name in follow_batch_size if name not in fitted)
+        follow = {*follow_batch_size} - fitted - apart
+        followed |= follow
         own, rate = peak_learning_rate(optimizer), peak_learning_rate(base)
         by_itself = 1.0  # What the build function multiplies the learning rate by.
         if apart & {"learning_rate", *_RATES}:
@@ -189,10 +187,9 @@ def scale_model(
         if follows or factor != 1:
             scale_optimizer(optimizer, ratio=ratio / by_itself, kappa=stretch)
         rates[:0] = [ratio * (1.0 if rate is None else rate), stretch]
-        given, made = dict[str, tuple[float, ...]](), dict[str, tuple[float, ...]]()
-        for name, follower in settings.items():
+        for name, follower in _followers(optimizer).items():
             value = getattr(optimizer, name)
-            given.setdefault(follower, (value,))
+            given.setdefault(follower, set()).add(value)
             if follower in follow:
                 if follower == "beta_2":
                     beta_1 = getattr(optimizer, _FIRST_MOMENT_DECAYS.get(name, ""), None)
@@ -204,7 +201,7 @@ def scale_model(
                 else:
                     value = scale_momentum(value, **sizes)
                 setattr(optimizer, name, value)
-            made.setdefault(follower, (value,))
+            made.setdefault(follower, set()).add(value)
         every = optimizer.use_ema and optimizer.ema_overwrite_frequency
         if every and "ema_momentum" in follow:
             optimizer.ema_overwrite_frequency = max(1, round(every / kappa))
@@ -213,9 +210,9 @@ def scale_model(
             **sizes,
             learning_rate_ratio=ratio,
             learning_rate=rates[0],
-            follow_batch_size=follow,
-            given=given,
-            made=made,
+            follow_batch_size=tuple(name for name in follow_batch_size if name in followed),
+            given={name: tuple(sorted(values)) for name, values in given.items()},
+            made={name: tuple(sorted(values)) for name, values in made.items()},
         )
     return _scale_momenta(model, scaling, rates)
 

@@ -36,8 +36,8 @@ def momenta(model):
     return [one.momentum for one in found]
 
 
-def scaled(model, *, rule=None, follow=FOLLOWERS, sizes=SIZES):
-    return scale_model(model, **sizes, rule=rule, follow_batch_size=follow)
+def scaled(model, *, rule=None, follow=FOLLOWERS, sizes=SIZES, **base):
+    return scale_model(model, **sizes, rule=rule, follow_batch_size=follow, **base)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +275,18 @@ def test_each_of_several_optimizers_is_set_by_its_own_rule():
     set_scaling(model, scaled(as_one, rule="auto"))
     assert configs(model) == configs(as_one)
     assert [config["decay_steps"] for config in configs(model)] == [160, 640]
+
+
+def test_what_is_fitted_in_one_optimizer_follows_in_another():
+    def build(beta_2):
+        model = OwnStep([layers.Input((8,)), layers.Dense(3)])
+        model.compile(optimizers.Adam(beta_2=0.99), "mse")
+        model.other = optimizers.Adam(beta_2=beta_2)
+        return model
+
+    model = build(0.95)
+    made = scaled(model, rule="sqrt", base_model=build(0.9)).made["beta_2"]
+    assert made == (model.other.beta_2, model.optimizer.beta_2) == (0.95, pytest.approx(0.99**4))
 
 
 def test_a_model_that_is_not_built_yet_is_refused():
