@@ -38,7 +38,6 @@ FEWEST_VALUES_OF_A_MEDIAN = 6
 # From here on the interval of a median leaves out the lowest and the highest round.
 _ROUNDS_FOR_ORDER = 9
 
-
 # None where a value can be lost in noise: then a lower end may be all that is known.
 Value = TypeVar("Value", bound=float | None, covariant=True)
 

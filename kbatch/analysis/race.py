@@ -396,22 +396,19 @@ class RateModel(NamedTuple):
         near = tops >= tops.max(axis=1, keepdims=True) - self.tolerance
         costs = np.where(near, [seconds[size] for size in every.tolist()], math.inf)
         fast = costs <= AS_FAST * costs.min(axis=1, keepdims=True)
-        answers = np.bincount(fast.argmax(axis=1), minlength=len(every)) / len(tops)
-        bests = np.bincount(tops.argmax(axis=1), minlength=len(every)) / len(tops)
-        return dict(zip(every.tolist(), answers.tolist(), strict=True)), dict(
-            zip(every.tolist(), bests.tolist(), strict=True)
+        answers, bests = (
+            {size: float(np.mean(one.argmax(axis=1) == k)) for k, size in enumerate(every.tolist())}
+            for one in (fast, tops)
         )
+        return answers, bests
 
     def gains(self, weights: Mapping[int, float]) -> np.ndarray:
         """Return what a run of each pair promises, each size counted with its weight."""
         sizes = np.array([size for size, _ in self.pairs])
-        return sum(
-            (
-                weight * self._gains_of(np.flatnonzero(sizes == size))
-                for size, weight in weights.items()
-            ),
-            np.zeros(len(sizes)),
-        )
+        found = np.zeros(len(sizes))
+        for size, weight in weights.items():
+            found += weight * self._gains_of(np.flatnonzero(sizes == size))
+        return found
 
     def gain_of_repeats(self, pairs: Sequence[Pair]) -> float:
         """Return by how much one more run of some of `pairs` is expected to raise the best."""

@@ -104,12 +104,7 @@ class GpuMonitor:
         ValueError: If `interval_s` is not positive.
     """
 
-    def __init__(
-        self,
-        *,
-        interval_s: float = 0.1,
-        now: Callable[[], float] = time.perf_counter,
-    ):
+    def __init__(self, *, interval_s: float = 0.1, now: Callable[[], float] = time.perf_counter):
         if not interval_s > 0:
             raise ValueError(
                 f"`interval_s` must be positive seconds. Received: interval_s={interval_s}."

@@ -66,7 +66,6 @@ class Execution:
             workers_on_device=workers_on_device(),
             device=here.device.replace("CPU", here.cpu),
             replicas=self._facts.replicas,
-            scaling=scaling,
         )
 
     def run(self, inner: Any, hp: Any, call: FitCall) -> Any:
@@ -190,6 +189,7 @@ class Execution:
             budget=fit.budget,
             target=fit.target,
             steps_per_execution=fit.steps_per_execution,
+            scaling=fit.scaling,  # Layers may have been built since it began.
         )
         if clock.first_step_s is None:
             notes += [] if status == "running" else [Note.of("nothing_timed")]
@@ -209,7 +209,6 @@ class Execution:
         return dataclasses.replace(
             record,
             learning_rate=seen,
-            scaling=fit.scaling,  # Layers may have been built since it began.
             batch_size_seen=reading.largest_batch or None,
             window_examples=tuple(examples),
             window_durations_s=tuple(durations_s),

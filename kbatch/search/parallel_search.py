@@ -29,12 +29,7 @@ from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.oracle import write_trial
 from kbatch.search.progress import LivePlot
-from kbatch.search.trial_files import (
-    CHECKPOINT_NAME,
-    STATE_NAME,
-    TrialFiles,
-    completed_trials,
-)
+from kbatch.search.trial_files import CHECKPOINT_NAME, STATE_NAME, TrialFiles, completed_trials
 from kbatch.training.data.training_data import FitCall
 
 # Large arrays of the data, in the project directory while the search runs.
@@ -196,11 +191,7 @@ class ParallelTrials:
             if record is None or record.status != "completed":
                 break
         trial.message = result.text if result.status == "failed" else None
-        tuner._show_begun(
-            trial,
-            took_s=time.monotonic() - begun_s,
-            at_once=len(self._open) + 1,
-        )
+        tuner._show_begun(trial, took_s=time.monotonic() - begun_s, at_once=len(self._open) + 1)
         tuner._conclude(trial, files)
         tuner.on_trial_end(trial)
 
@@ -296,11 +287,7 @@ def _lost_twice(*lost: TaskResult) -> Exception:
 
 
 def execute(
-    project: Path,
-    task: Task,
-    tuner: Any,
-    arguments: Sequence[Any],
-    keywords: Mapping[str, Any],
+    project: Path, task: Task, tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[str, str]:
     """Run a task in a folder with what it needs of the search; return its status, and an error."""
     fail_at_once_without_memory()

@@ -47,9 +47,8 @@ def measure_plain_epochs(
     wanted = dict.fromkeys((found.base_batch_size, found.batch_size, *found.alike_in_time))
     trials = [by_size[size] for size in wanted if size in by_size]
     rates = [trial.samples_per_second for trial in trials]
-    if not all(rates):
-        return
-    if known is not None and {trial.batch_size for trial in trials} <= {*known.batch_sizes}:
+    timed = known is not None and {trial.batch_size for trial in trials} <= {*known.batch_sizes}
+    if timed or not all(rates):
         return
     left_s = most_share * sum(r.total_s or 0.0 for trial in study.trials for r in trial.executions)
     # Two executions of a large model may take longer.

@@ -24,12 +24,7 @@ from kbatch.library_internals import cache_file, inputs_of_dataset
 from kbatch.records.notes import Note
 from kbatch.records.training_run import Budget, Target
 from kbatch.search.plan import SearchPlan
-from kbatch.search.steps_per_execution import (
-    EndInTime,
-    Training,
-    check_epoch,
-    set_steps,
-)
+from kbatch.search.steps_per_execution import EndInTime, Training, check_epoch, set_steps
 from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import (
@@ -213,10 +208,7 @@ class TimedFit:
         own = [self.clock, first, *theirs, *self._set_steps(batches, call, theirs)]
         started_s = time.perf_counter()
         try:
-            with (
-                warnings.catch_warnings(),
-                waiting_for_data(self._model, batches.dataset),
-            ):
+            with warnings.catch_warnings(), waiting_for_data(self._model, batches.dataset):
                 datasets = [batches.dataset, batches.validation_data]
                 datasets = [d for d in datasets if is_dataset(d)]
                 if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):

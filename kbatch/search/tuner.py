@@ -17,12 +17,7 @@ from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError
-from kbatch.library_internals import (
-    build_and_fit,
-    kept_kernels,
-    trial_callbacks,
-    tuner_callback,
-)
+from kbatch.library_internals import build_and_fit, kept_kernels, trial_callbacks, tuner_callback
 from kbatch.page.numbers import pluralize
 from kbatch.records.training_run import RECORD_NAME
 from kbatch.search import identity, trial_files, tuner_arguments
@@ -70,12 +65,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         strategy: Which trials to run. `"grid"`: every combination of batch size and other
             hyperparameters, `executions_per_trial` times at the learning rate that follows the
             size. `"race"`: first pairs of batch size and learning rate, once each, where that
-            promises most; then the two sizes that are likeliest to be the answer or the best,
-            each at its best rate, in rounds with one seed for both, where another size takes the
-            place of one that drops out; until the answer is certain, certainty is out of reach or
-            the executions are spent. It needs one metric as objective, and takes up to four
-            combinations of other hyperparameters, of which it keeps the best at
-            `base_batch_size`.
+            promises most; then, two at a time, the sizes that may be the answer or the best, each
+            at its best rate and both with one seed, until a size is certified, certainty is out of
+            reach or the executions are spent. It needs one metric as objective, and takes up to
+            four combinations of other hyperparameters, and keeps the best at `base_batch_size`.
         search_learning_rate: Whether a race looks for the learning rate too, which grids never do.
             False says that yours is tuned; None looks for it, unless `build` declares a learning
             rate among its hyperparameters.
@@ -130,8 +123,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         overwrite: bool = False,
     ):
         hypermodel = tuner_arguments.given_hypermodel(build, batch_sizes)
-        self._build = as_hypermodel(build)
-        tuner_arguments.check_objective(objective, hypermodel or self._build)
+        self._build = as_hypermodel(build) if hypermodel is None else hypermodel._inner
+        tuner_arguments.check_objective(objective, self._build)
         tuner_arguments.check_strategy(
             strategy,
             search_learning_rate=search_learning_rate,
@@ -209,8 +202,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
         self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
-        known = self.hypermodel
-        stock_fit = has_stock_fit(self._build) if known is None else known.stock_fit
+        stock_fit = has_stock_fit(self._build)
         call = FitCall.of_search(args, kwargs, stock_fit=stock_fit)
         tuner_arguments.check_call(call, stock_fit=stock_fit, races=self._race is not None)
         if self.hypermodel is None:

@@ -43,9 +43,8 @@ def given_hypermodel(build: Any, batch_sizes: Iterable[int] | None) -> BatchSize
     return build.of_search()
 
 
-def check_objective(objective: Any, hypermodel: keras_tuner.HyperModel) -> None:
-    own = hypermodel._inner if isinstance(hypermodel, BatchSizeHyperModel) else hypermodel
-    if objective is None and has_stock_fit(own):
+def check_objective(objective: Any, build: keras_tuner.HyperModel) -> None:
+    if objective is None and has_stock_fit(build):
         raise InputError(
             "`objective` may be None where a `HyperModel.fit` of your own returns the value: "
             'give the name of a metric, such as "val_loss". Received: objective=None.'
@@ -84,16 +83,15 @@ def check_strategy(
         )
     if max_executions is not None:
         check_size(max_executions, "max_executions", unit="")
-    if max_executions is not None and strategy == "grid":
-        raise InputError(
-            '`max_executions` limits a race: give `strategy="race"`, or `executions_per_trial` for '
-            "a grid. Received: "
-            f"max_executions={max_executions}, strategy={strategy!r}."
-        )
+        if strategy == "grid":
+            raise InputError(
+                '`max_executions` limits a race: give `strategy="race"`, or `executions_per_trial` '
+                f'for a grid. Received: max_executions={max_executions}, strategy="grid".'
+            )
     if strategy == "race" and executions_per_trial != 1:
         raise ValueError(
-            "A race decides how often each trial trains: leave "
-            "out `executions_per_trial`, and limit all of them together by `max_executions`. "
+            "A race decides how often each trial trains: leave out `executions_per_trial`, and "
+            "limit all of them together by `max_executions`. "
             f"Received: executions_per_trial={executions_per_trial}."
         )
 
@@ -216,10 +214,7 @@ def with_short_traceback(method: Method) -> Method:
 
 
 def _drop_library_frames(error: BaseException) -> None:
-    """Leave only the frames of a person's own code in a traceback, as Keras does.
-
-    What caused it goes, unless that has such frames or holds a traceback in its text.
-    """
+    """Leave a person's own frames in a traceback, as Keras does, and causes that have some."""
     names = ("kbatch", "keras", "keras_tuner", "optree", "tensorflow")
     files = [sys.modules[name].__file__ or "" for name in names if name in sys.modules]
     folders = tuple(os.path.dirname(file) + os.sep for file in files)

@@ -65,8 +65,7 @@ def described(
 ) -> Any:
     """Return plain data: never a `repr`, which may hold an address in memory.
 
-    `names` are others for texts. Keys in `dropped` are left out of configurations alone, as all
-    is `within` one: a dictionary of a person's own may have such keys.
+    `names` are others for texts, and keys in `dropped` are left out `within` configurations.
     """
     if isinstance(value, np.generic):
         value = value.item()

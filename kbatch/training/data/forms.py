@@ -9,10 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import (
-    class_weight_to_sample_weights,
-    declared_structure,
-)
+from kbatch.library_internals import class_weight_to_sample_weights, declared_structure
 
 FORMS = (
     "Give arrays (NumPy, pandas, tensors, nested in dicts or tuples), a `tf.data.Dataset`, a "
