@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.noise_scale import (
-    gradient_moments,
-    gradient_noise_scale,
-    noise_scale_of_runs,
-)
+from kbatch.analysis.noise_scale import gradient_moments, gradient_noise_scale, noise_scale_of_runs
 
 # Loss (x - c)' H (x - c) / 2 with random c: the gradient is H (x - mean) plus H times c's noise.
 CURVATURE = np.geomspace(1.0, 0.1, 12)
@@ -121,12 +117,7 @@ def test_the_value_is_the_ratio_of_the_means():
 
 @pytest.mark.parametrize(
     ("sizes", "steps", "noise_scale"),
-    [
-        ([16, 16], 400, 90.0),
-        ([8] * 4, 30, 3.0),
-        ([8] * 4, 100, 32.0),
-        ([10, 10, 10, 2], 100, 32.0),
-    ],
+    [([16, 16], 400, 90.0), ([8] * 4, 30, 3.0), ([8] * 4, 100, 32.0), ([10, 10, 10, 2], 100, 32.0)],
 )
 def test_the_interval_covers_the_true_scale_in_95_of_100_cases(sizes, steps, noise_scale):
     found = scales(noise_scale, sizes=sizes, steps=steps, repetitions=250)

@@ -83,12 +83,12 @@ def test_a_saved_study_keeps_them(ended, tmp_path):
     assert kbatch.load_study(tmp_path / "s.json").plain_epochs == known
 
 
-def test_data_that_are_no_arrays_are_not_timed(ended, monkeypatch):
+def test_what_cannot_be_timed_is_found_before_anything_is_read(ended, monkeypatch):
     tuner, (x, y) = ended
-    file = forget(tuner)
-    monkeypatch.setattr("kbatch.search.plain_epochs.load_study", None)  # Nothing is read for them.
-    measure_plain_epochs(tuner, TrainingData(x.tolist(), y), most_share=np.inf)
-    assert not file.exists()
+    monkeypatch.setattr("kbatch.search.plain_epochs.load_study", None)
+    measure_plain_epochs(tuner, TrainingData(x.tolist(), y))
+    monkeypatch.setattr(tuner, "distribution_strategy", tf.distribute.OneDeviceStrategy("CPU:0"))
+    measure_plain_epochs(tuner, TrainingData(x, y))
 
 
 def test_sizes_without_room_beside_the_kept_model_are_not_timed(ended, monkeypatch):
@@ -142,14 +142,6 @@ def test_each_size_is_timed_with_its_own_steps_an_execution(ended, monkeypatch):
     assert seen == {(4, 5), (64, 2)}
 
 
-def test_none_is_timed_under_a_strategy(ended, monkeypatch):
-    tuner, (x, y) = ended
-    file = forget(tuner)
-    monkeypatch.setattr(tuner, "distribution_strategy", tf.distribute.OneDeviceStrategy("CPU:0"))
-    measure_plain_epochs(tuner, TrainingData(x, y), most_share=np.inf)
-    assert not file.exists()
-
-
 def test_a_part_of_an_epoch_tells_what_all_of_it_takes(monkeypatch):
     # Executions of four steps, the first of which begins the iterator too.
     moments = iter([9.0, 9.4, 9.8])
@@ -162,12 +154,8 @@ def test_a_part_of_an_epoch_tells_what_all_of_it_takes(monkeypatch):
         part.on_train_batch_end(batch)
         assert part.model.stop_training == stopped
     assert part.rest_s == pytest.approx(2.1)
-
-
-def test_an_epoch_that_is_over_is_not_extrapolated(monkeypatch):
     moments = iter([9.0, 9.4])
-    monkeypatch.setattr("kbatch.search.plain_epochs.time.perf_counter", lambda: next(moments))
-    part = EpochPart(6)
+    part = EpochPart(6)  # It is over.
     part.set_model(models.mlp())
     part.on_train_batch_end(3)
     part.on_train_batch_end(7)

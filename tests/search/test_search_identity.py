@@ -187,18 +187,15 @@ def test_a_tuner_of_keras_tuner_refuses_other_settings_before_its_next_trial(tmp
     assert [trial.status for trial in study.trials] == ["completed", "completed"]
 
 
+def told(**given):
+    return fit_facts(FitCall((), given))
+
+
 def test_large_data_are_told_by_rows_at_fixed_places(tmp_path):
     x = np.zeros((400_000, 16), "float32")
     same, other = x.copy(), x.copy()
     other[-1] = 1
-    assert (
-        fit_facts(FitCall((x,), {}))["x"] == fit_facts(FitCall((same.astype("float64"),), {}))["x"]
-    )
-    assert fit_facts(FitCall((x,), {}))["x"] != fit_facts(FitCall((other,), {}))["x"]
-
-
-def told(**given):
-    return fit_facts(FitCall((), given))
+    assert told(x=x) == told(x=same.astype("float64")) != told(x=other)
 
 
 def test_what_fit_is_given_is_told_by_its_values_whatever_their_order_and_names():
