@@ -17,8 +17,8 @@ update have different shares, and N is an upper bound of what they count for.
 
 Both moments are averaged over steps first and divided last. Neighbouring steps resemble each other
 while training moves, and so do the means of neighbouring epochs. So both are averaged in blocks,
-and the interval is Fieller's for the means of the blocks. A block is at least as long as the cube
-root of the number of steps (Flegal and Jones 2010, Ann. Stat. 38, 1034-1070), and as 2 tau - 1 for
+and the interval is Fieller's for the means of the blocks. A block is at least as long as 2 tau - 1,
+and one of steps as the cube root of their number (Flegal and Jones 2010, Ann. Stat. 38, 1034-1070):
 
     tau = (1 + rho) / (1 - rho)        the correlation time of an AR(1) process
 
@@ -85,7 +85,7 @@ def noise_scale_of_runs(
     A run has means of tr(Sigma) and |G|^2 (the `MOMENT_METRICS`) of each epoch, and the measured
     updates behind them as weights: one number or one an epoch. Its late half is at least three
     epochs; an epoch without a measured update (NaN) is left out before it is cut. Unresolved for
-    fewer than three epochs.
+    fewer than three epochs in all.
     """
     halves = []
     for each in runs:

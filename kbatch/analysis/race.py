@@ -60,7 +60,7 @@ class RaceStep(NamedTuple):
         Literal["certain", "certified", "out of reach", "executions", "alone", "diverged", "failed"]
         | None
     ) = None
-    judgement: Judgement | None = None  # After the last round; None before the third.
+    judgement: Judgement | None = None  # By the rounds so far; None where they were not judged.
 
 
 class Race:
@@ -207,7 +207,8 @@ class Race:
         """
         before = number if number > FIRST_LOOK else 1
         runs = [run for run in self._runs if (run.seed or 0) < before]
-        model = self._model(runs) or model
+        if len(runs) < len(self._runs):
+            model = self._model(runs) or model
         judgement = self._judged(runs=runs)
         worse = () if judgement is None else judgement.worse
         pairs = [pair for pair in self._pair_of_each_size(model, runs) if pair not in worse]
@@ -411,7 +412,7 @@ class RateModel(NamedTuple):
         return found
 
     def gain_of_repeats(self, pairs: Sequence[Pair]) -> float:
-        """Return by how much one more run of some of `pairs` is expected to raise the best."""
+        """Return by how much one more run of `pairs` is expected to raise the best, at most."""
         own = np.array([self.pairs.index(pair) for pair in pairs])
         return float(self._gains_of(own)[own].max())
 

@@ -1,4 +1,4 @@
-"""How a search comes to its plan: with its first model and data, before anything trains."""
+"""How a search makes its plan, with its first model and data before anything trains."""
 
 import dataclasses
 import functools
@@ -135,7 +135,7 @@ class SearchPlan:
         return None if isinstance(given, str) else min(rows, given or rows)
 
     def settle_late(self) -> None:
-        """Make the plan of a model that is compiled after it was built, if at all."""
+        """Make the plan for a model that is compiled after it was built, where there is none."""
         if self.plan is None:
             policy, notes = self._named_policy, ()
             if not self.dtype_policies:
@@ -235,7 +235,8 @@ class SearchPlan:
     def halve(self, facts: ModelFacts, rows: int, size: int) -> bool:
         """Change the plan where `size` of `rows` examples ran out of memory in training.
 
-        Returns whether the execution may run again: a batch that is not cut has no smaller parts.
+        Returns whether the execution may run again: not by a given size, nor where the batch goes
+        through whole or by single examples already.
         """
         plan = self.read(self.directory)
         if plan is None or facts.cut_by_user is not None or self.micro_batch_size != "auto":

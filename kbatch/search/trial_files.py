@@ -72,7 +72,7 @@ class TrialFiles:
         self.executions: int = getattr(tuner, "executions_per_trial", 1)
 
     def reported(self, results: Any) -> dict[str, float]:
-        """Return the metrics that keras-tuner takes from what `fit` returned."""
+        """Return the metrics of what `fit` returned, without those that kbatch measures."""
         lengths = {len(values) for values in getattr(results, "history", {}).values()}
         if len(lengths) > 1:  # Not each epoch was validated, and it would mistake one for another.
             return {}
@@ -80,7 +80,7 @@ class TrialFiles:
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
     def check_search(self, settings: Mapping[str, Any]) -> None:
-        """Write what holds for all trials of the search, or compare it with what is there."""
+        """Compare what holds for all trials with what is there, and write what is new."""
         # keras-tuner's own tuners may give each trial other arguments of `fit`.
         facts, values = self.tuner._identity if self.of_kbatch_tuner else ({}, {})
         known = compare_search(self.tuner, settings, facts)
@@ -96,7 +96,7 @@ class TrialFiles:
         return trial_record(self.folder)
 
     def begin_attempt(self) -> tuple[ExecutionRecord, ...]:
-        """Drop what an interrupted attempt left unfinished."""
+        """Drop what an interrupted attempt left unfinished; return what completed before."""
         record = self.record()
         found = record.executions if record else ()
         kept = tuple(itertools.takewhile(lambda e: e.status == "completed", found))

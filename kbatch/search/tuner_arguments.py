@@ -97,7 +97,7 @@ def check_strategy(
 
 
 def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
-    """Refuse what a search cannot hand to `fit`, before anything is built."""
+    """Refuse what a search cannot hand to `fit`, before its first trial."""
     if stock_fit and (size := call.named["batch_size"]) is not None:
         raise InputError(
             "The search sets `batch_size` itself: leave it out of `search`, and give the sizes to "
@@ -118,7 +118,7 @@ def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
 
 
 def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> None:
-    """Refuse to go on with the rates of a race, which would train at the rule's rate."""
+    """Refuse to go on with a race that looks for the rate: its trials would train at the rule's."""
     if FACTOR_NAME in names:
         raise InputError(
             "The folder holds a race that looks for the learning rate, whose trials another search "
@@ -154,7 +154,7 @@ def check_executor(executor: Any, max_parallel: Any) -> None:
 def check_directory(
     directory: str | Path | None, project_name: str | None, *, overwrite: bool
 ) -> Path:
-    """Return the project directory, which is the same wherever the process goes later."""
+    """Make the project directory; return its path, the same wherever the process goes later."""
     folder = Path(directory or ".", project_name or "search")
     check_local(folder)
     try:
