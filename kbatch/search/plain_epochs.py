@@ -94,7 +94,8 @@ def _training_arrays(data: TrainingData) -> tuple[Any, Any] | None:
         return None
     if data.sample_weight is not None or data.class_weight is not None:
         return None
-    rows = int(len(parts[0]) * (1 - data.validation_split))
+    split = data.validation_split if data.validation_data is None else None
+    rows = int(len(parts[0]) * (1 - (split or 0.0)))
     return keras.tree.map_structure(lambda part: part[:rows], (data.x, data.y))
 
 

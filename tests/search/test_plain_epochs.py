@@ -64,7 +64,7 @@ def test_both_sizes_are_timed_with_the_settings_of_their_trials(ended):
     found = study.plain_epochs
     assert (found.batch_sizes, found.examples) == ((4, 64), 300)
     assert min(found.epoch_s) > 0
-    measure_plain_epochs(tuner, TrainingData(x, y), most_share=np.inf)
+    measure_plain_epochs(tuner, TrainingData(x, y, validation_split=None), most_share=np.inf)
     assert kbatch.load_study(tuner).plain_epochs == found
 
 
