@@ -16,7 +16,7 @@ import kbatch
 from kbatch.cli.main import load_result
 from kbatch.page.document import html_text, markdown_files
 from kbatch.page.result import Page as Content
-from kbatch.page.result import Result, shown_columns, table_text, write_report
+from kbatch.page.result import Result, named_rows, shown_columns, table_text, write_report
 from kbatch.records.json_codec import RecordError, write_record
 from kbatch.records.notes import KINDS, Note, most_important
 from kbatch.study.study import Study
@@ -226,7 +226,8 @@ def test_long_texts_stand_below_the_table_in_a_terminal():
 
 
 def test_every_rendering_writes_the_same_table():
-    content = Content("Title", "Answer.", "Do `it`.", TABLE, (), (), {}, {}, None)
+    shown = shown_columns(TABLE), named_rows(TABLE)
+    content = Content("Title", "Answer.", "Do `it`.", *shown, (), (), {}, {}, None)
     text = html_text([content])
     assert re.search(r'<tr class="answer">\s*<th[^>]*><span class="tag">answer', text)
     page = Page(text)

@@ -60,23 +60,13 @@ class Page(NamedTuple):
     title: str  # What it is a result of, in a few words.
     answer: str  # The decision, in one sentence.
     use: str  # How to act on it, empty where the answer says it.
-    table: "pd.DataFrame"
+    columns: list[ShownColumn]  # Of its table, those that have a value.
+    named_rows: list[bool]  # Whether the answer names each row of it.
     notes: tuple[str, ...]
     figures: tuple[Figure, ...]  # The one that shows the decision first, wide.
     settings: Mapping[str, str]  # What it was measured with.
     environment: Mapping[str, str]  # Machine and software; empty if not recorded.
     command: str | None  # The command line that measured it, None if it was not recorded.
-
-    @property
-    def columns(self) -> list[ShownColumn]:
-        """The columns of the table that have a value, as texts."""
-        return shown_columns(self.table)
-
-    @property
-    def named_rows(self) -> list[bool]:
-        """Whether the answer names each row of the table."""
-        named = set(self.table.attrs.get("answer", ()))
-        return [label in named for label in self.table.index]
 
 
 class Result(ABC):
@@ -156,11 +146,13 @@ class Result(ABC):
 
     def page(self) -> Page:
         """Return what all renderings show."""
+        table = self.table()
         return Page(
             self.title,
             self.answer,
             self.use,
-            self.table(),
+            shown_columns(table),
+            named_rows(table),
             self.notes,
             self.figures(),
             self.settings,
@@ -260,13 +252,19 @@ def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
     return shown
 
 
+def named_rows(table: "pd.DataFrame") -> list[bool]:
+    """Return whether the answer names each row."""
+    named = set(table.attrs.get("answer", ()))
+    return [label in named for label in table.index]
+
+
 def table_text(table: "pd.DataFrame") -> str:
     """Write a table for a terminal, with a star before the rows that the answer names.
 
     Long texts, such as code, stand in lines of their own below it; an outcome stays in its row.
     """
-    columns, answers = shown_columns(table), set(table.attrs.get("answer", ()))
-    lines, below = ["  ", *("* " if label in answers else "  " for label in table.index)], []
+    columns, below = shown_columns(table), []
+    lines = ["  ", *("* " if named else "  " for named in named_rows(table))]
     for column in columns:
         cells = [column.title, *column.texts]
         width = max(map(len, cells))
