@@ -88,7 +88,8 @@ def draw_so_wide(draw: Callable[[Axes | None], Axes], width_in: float) -> Axes:
 
 def figure_of(ax_or_figure: Axes | Figure) -> Figure:
     figure = ax_or_figure.get_figure(root=True)
-    assert figure is not None, "The Axes have been removed from their figure: plot again."
+    if figure is None:
+        raise ValueError("The Axes were removed: give others, or None. Received: ax.figure=None.")
     return figure
 
 
@@ -119,7 +120,7 @@ def panels(
         first = pyplot.figure(figsize=size, layout="constrained").add_subplot()
     else:
         first = detached_axes(height_in)
-    found, count = [first], len(heights)
+    found, count, figure = [first], len(heights), figure_of(first)
     if count > 1:
         if (place := first.get_subplotspec()) is not None:
             gap = 0.08 if share_x else 0.12
@@ -127,9 +128,9 @@ def panels(
         else:  # No layout makes room for labels and titles: they have so many inches.
             (left, bottom), (right, top) = first.get_position().get_points()
             edges = {"left": left, "right": right, "bottom": bottom, "top": top}
-            gap_in, tall_in = 0.3 if share_x else 0.85, figure_of(first).get_figheight()
+            gap_in, tall_in = 0.3 if share_x else 0.85, figure.get_figheight()
             gap = gap_in * count / max(0.5, (top - bottom) * tall_in - gap_in * (count - 1))
-            rows = GridSpec(count, 1, figure_of(first), height_ratios=heights, hspace=gap, **edges)
+            rows = GridSpec(count, 1, figure, height_ratios=heights, hspace=gap, **edges)
         first.set_subplotspec(rows[0])
         shared = first if share_x else None
         found += [first.figure.add_subplot(rows[i], sharex=shared) for i in range(1, count)]
@@ -171,12 +172,7 @@ def shortened(text: str, characters: int) -> str:
 
 
 def write_title(
-    ax: Axes,
-    title: str,
-    *,
-    columns: int = 0,
-    fewest: int = 2,
-    rows_below: int = 0,
+    ax: Axes, title: str, *, columns: int = 0, fewest: int = 2, rows_below: int = 0
 ) -> None:
     """Write the title of a panel, with the names of the series in rows of `columns` below it."""
     # The layout looks at the middle of a title, which must lie above its panel: over a narrow one

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from kbatch.plotting import draw
-from kbatch.plotting.canvas import detached_axes, figure_bytes, svg_address
+from kbatch.plotting.canvas import detached_axes, figure_bytes, panels, svg_address
 from kbatch.plotting.draw import batch_axis, batch_ticks, plain_log_labels
 
 
@@ -37,6 +37,13 @@ def test_the_axis_is_logarithmic_to_base_two_with_plain_integers():
     assert [text.get_text() for text in ax.get_xticklabels()] == ["16", "128", "1024"]
     low, high = ax.get_xlim()
     assert 0 < low < 16 < 1024 < high
+
+
+def test_axes_that_were_removed_from_their_figure_are_refused():
+    (ax := Figure().add_subplot()).remove()
+    for use in (lambda: panels(ax, 3.0), lambda: figure_bytes(ax, ".png")):
+        with pytest.raises(ValueError, match="give others"):
+            use()
 
 
 MARGINS_IN = 1.0

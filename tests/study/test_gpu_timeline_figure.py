@@ -39,6 +39,9 @@ def test_a_study_shows_its_decided_trial():
     study = gpu_study()
     named = study.decide().batch_size
     assert watched_usage(study)[0] == f"digits: batch size {named}"
+    silent = make_trial(128, accuracies=(1.0,), usage=make_usage(SILENT))
+    label = plot_gpu_timeline(make_study(silent, *study.trials)).get_label()
+    assert "Batch size 128 has no timeline. It gave no readings." in label
 
 
 SILENT = dataclasses.replace(make_gpu(), samples=(GpuSample(0.0, None, None, None),))
@@ -48,10 +51,10 @@ SILENT = dataclasses.replace(make_gpu(), samples=(GpuSample(0.0, None, None, Non
     ("data", "reason"),
     [
         (make_usage(), "its library NVML was not found"),
-        (make_study(), "Its trials did not watch any"),
+        (make_study(), "No GPU was watched"),
         (kbatch.GpuMonitor(), "has not ended"),
-        (make_usage(SILENT), "answered nothing"),
-        (make_study(make_trial(64, usage=make_usage(SILENT))), "did not watch any"),
+        (make_usage(SILENT), "gave no readings"),
+        (make_study(make_trial(64, usage=make_usage(SILENT))), "gave no readings"),
     ],
 )
 def test_without_a_gpu_it_says_why(data, reason):

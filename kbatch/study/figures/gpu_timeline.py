@@ -19,27 +19,33 @@ _PANEL_IN, _REST_IN = 1.35, 1.5
 HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
 
 
-def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, UsageRecord]:
-    """Return what was watched, in words, and its readings: of a study those of its named trial."""
+def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, UsageRecord, str]:
+    """Return a title and readings, of a study those of its named trial, or why they are others."""
     given: Any = watched
-    title, usage, reason = "GPU timeline", given, "It answered nothing."
+    title, usage, reason, why = "GPU timeline", given, "", ""
     if hasattr(given, "trials"):
         refuse_empty(given)
         best = given.decide().trial
         trials = [*([best] if best else []), *given.trials]
-        found = [(e.usage, trial) for trial in trials for e in trial.executions if e.usage]
-        reasons = dict.fromkeys(one.unavailable for one, _ in found if one.unavailable)
-        reason = " ".join(reasons) or "Its trials did not watch any."
-        usage, trial = next((one for one in found if _shown(one[0])), (None, None))
+        found = [(e.usage, trial) for trial in trials for e in trial.executions]
+        reason = " ".join(dict.fromkeys(_why_none(one) for one, _ in found))
+        usage, trial = next(((u, t) for u, t in found if u and _shown(u)), (None, None))
         title = f"{given.name}: batch size {trial.batch_size:,}" if trial else ""
+        if best and trial and trial.trial_id != best.trial_id:
+            why = f"Batch size {best.batch_size:,} has no timeline. {_why_none(found[0][0])}"
     elif not isinstance(given, UsageRecord):
-        usage, reason = given.usage, given.unavailable or "The block has not ended."
+        usage = given.usage
+        reason = given.unavailable or ("" if usage else "The block has not ended.")
     if usage is None or not _shown(usage):
         raise ValueError(
             "A timeline needs readings of an NVIDIA GPU: run on a machine with one, with its "
-            f"driver. Received: no GPU was read. {(usage and usage.unavailable) or reason}"
+            f"driver. Received: no GPU was read. {reason or _why_none(usage)}"
         )
-    return title, usage
+    return title, usage, why
+
+
+def _why_none(usage: UsageRecord | None) -> str:
+    return (usage.unavailable or "It gave no readings.") if usage else "No GPU was watched."
 
 
 # A label, the top of its axis (0 for that of the data), and times and values of each GPU.
@@ -103,7 +109,7 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     Raises:
         ValueError: If no GPU was read, with the reason and what to do.
     """
-    title, usage = watched_usage(watched)
+    title, usage, why = watched_usage(watched)
     gpus, shown = usage.gpus or (), _shown(usage)
     panels = canvas.panels(ax, _REST_IN + _PANEL_IN * len(shown), (1,) * len(shown))
     for panel, (label, top, traces) in zip(panels, shown, strict=True):
@@ -127,7 +133,6 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
         f"{pluralize(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
         "kernel ran. Memory: reserved, by TensorFlow at its start, not what it needs."
     )
-    notes = (*map(_summary, gpus), meaning)
-    alarm = missing_text(getattr(watched, "missing", 0))
-    canvas.write_caption(panels, *notes, alarm=alarm)
+    alarm = f"{why} {missing_text(getattr(watched, 'missing', 0))}".strip()
+    canvas.write_caption(panels, *map(_summary, gpus), meaning, alarm=alarm)
     return panels[0]

@@ -103,8 +103,7 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     canvas.write_title(panel, study.name, columns=7, fewest=1)
     best = join_words(at_most([trial_name(trial, names) for trial, *_ in front]))
     filled = f"Filled: batch size {best}, which no other trial beats in both."
-    bars = common.bars_text(study.trials)
-    common.write_conditions([panel], study, filled, bars)
+    common.write_conditions([panel], study, filled, common.bars_text(study.trials))
     return panel
 
 
