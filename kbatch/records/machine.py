@@ -60,7 +60,7 @@ class GpuUsage:
     #: `"counter"` for the driver's energy counter, `"power"` for the mean power times the seconds,
     #: None where the energy is not known.
     energy_source: str | None
-    mean: GpuSample  #: The mean of all readings.
+    mean: GpuSample  #: The mean of the readings; a long block keeps a part of them.
     #: The readings in order; where they were many, means of consecutive ones.
     samples: tuple[GpuSample, ...]
     #: Whether TensorFlow has an instance of the GPU (MIG): readings are of the whole board.

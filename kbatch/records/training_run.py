@@ -184,7 +184,7 @@ class ExecutionRecord:
     optimizer: str | None = None
     #: Whether the loss was scaled (mixed_float16), None where no model was built.
     loss_scaled: bool | None = None
-    #: Learning rate at the first update, after the rule; the highest of a schedule.
+    #: Learning rate after the rule and before callbacks; the highest of a schedule.
     learning_rate: float | None = None
     #: Whether XLA compiled the train step, None where no model was built.
     jit_compile: bool | None = None

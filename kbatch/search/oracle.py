@@ -26,7 +26,7 @@ from kbatch.page.numbers import format_number, pluralize, setting
 from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.trial_files import ENDED, STATE_NAME, readable_trials, trial_record
-from kbatch.study.comparison import other_hyperparameters, runs_of, tolerance_in_units
+from kbatch.study.comparison import is_time, other_hyperparameters, runs_of, tolerance_in_units
 from kbatch.study.trial import Objective, TrialRecord
 
 Values = dict[str, Any]
@@ -276,6 +276,8 @@ def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | s
 
 # In the names of metrics, what does not say which value of them is better.
 _OF_ANY_DIRECTION = ("mean", "mean_metric_wrapper", "metric", "sum")
+# Before the name of a metric, what turns its direction.
+_NEGATED = ("neg", "negative", "minus", "inverse")
 
 
 def _with_direction(objective: Any) -> Any:
@@ -286,9 +288,8 @@ def _with_direction(objective: Any) -> Any:
         return objective
     name = objective.removeprefix("val_").removeprefix("weighted_")
     direction, (first, _, rest) = _direction(name), name.partition("_")
-    # Of a model with several outputs, the metric's name stands behind the output's. What is
-    # negated, as "neg_mean_squared_error", has the other direction.
-    while direction is None and rest and first not in ("neg", "negative"):
+    # Of a model with several outputs, the metric's name stands behind the output's.
+    while direction is None and rest and first not in _NEGATED:
         if rest in ("acc", "loss") or (keras_metric_kind(rest) and rest not in _OF_ANY_DIRECTION):
             direction = _direction(rest)
         first, _, rest = rest.partition("_")
@@ -314,8 +315,8 @@ _EXECUTIONS_PER_SIZE = 6
 # Combinations of other hyperparameters that a race tries at the base size.
 _MOST_SETTINGS = 4
 _ENDS = {
-    "certain": "the answer is certain",
-    "certified": "a size is certified, and no other is likely to be preferred",
+    "certain": "more rounds would not change the answer",
+    "certified": "a size is certified, and more rounds would hardly change the answer",
     "out of reach": "certainty would take more executions than are left",
     "executions": "no further round fits in `max_executions`",
     "alone": "only one batch size can be trained",
@@ -344,12 +345,10 @@ class RaceStrategy:
     def begin(self, project: Path, oracle: Any, base_batch_size: int) -> str:
         """Check that the search can lead to an answer, and describe how it begins."""
         objective, space = oracle.objective, oracle.get_space()
-        name = getattr(objective, "name", "")
-        timed = name in ("samples_per_second", *COST_NAMES)
-        if hasattr(objective, "objectives") or name == "default_objective" or timed:
+        if objective.name in ("default_objective", "multi_objective") or is_time(objective):
             raise InputError(
                 "A race compares batch sizes by one metric that training reports: give its name, "
-                f'such as "val_accuracy". Received: objective={name!r}.'
+                f'such as "val_accuracy". Received: objective={objective.name!r}.'
             )
         several = len(list(settings_in_grid(space)))
         if several > _MOST_SETTINGS:

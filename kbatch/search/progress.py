@@ -29,7 +29,7 @@ from kbatch.plotting.canvas import (
 from kbatch.records.json_codec import check_local, write_whole_file
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.trial_files import TrialFiles
-from kbatch.study.comparison import value_text
+from kbatch.study.comparison import rate_factor, value_text
 from kbatch.study.figures.trials import HEIGHT_IN, draw_trials
 from kbatch.study.study import Study, load_study
 from kbatch.study.trial import TrialRecord
@@ -224,8 +224,9 @@ class SearchProgress:
         if self._line is None:
             return
         name, end = self._name, ending(record)
-        if record and FACTOR_NAME in record.hyperparameters and record.learning_rate:
-            name += f", learning rate {setting(record.learning_rate)}"
+        if record and FACTOR_NAME in record.hyperparameters:
+            rate, times = record.learning_rate, f"{setting(rate_factor(record))} times the rule"
+            name += f", learning rate {setting(rate) if rate else times}"
         if record and record.failure:
             end = f"{record.outcome} as before" if end in self._failures else end
             self._failures.add(end)

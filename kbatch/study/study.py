@@ -202,9 +202,9 @@ class Study(Result):
 
         The columns are `trial_id`, `status`, `batch_size`, `micro_batch_size`,
         `accumulation_steps`, `steps_per_execution`, `batch_size_seen`, `dtype_policy`,
-        `optimizer`, `learning_rate`, `samples_per_second` with `samples_per_second_low` and `_high`
-        (a 95 % interval over three executions or more, quartiles over the windows of a single one),
-        `first_step_s`,
+        `optimizer`, `learning_rate` (before callbacks, the highest of a schedule),
+        `samples_per_second` with `samples_per_second_low` and `_high` (a 95 % interval over three
+        executions or more, quartiles over the windows of a single one), `first_step_s`,
         `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
         `overflowed_updates` (skipped by the loss scale), `seconds_to_target`,
         `updates_to_target`, `examples_to_target`, `noise_scale` of the late half of training in

@@ -86,6 +86,7 @@ AT_ONCE = [
     (tuner(objective=None), ValueError, "objective=None"),
     (tuner(objective="val_acuracy"), ValueError, r"Objective\('val_acuracy', \"max\"\)"),
     (tuner(objective="val_neg_mean_squared_error"), ValueError, "direction"),
+    (tuner(objective="val_minus_loss"), ValueError, "direction"),
     (tuner(objective="val_score_mean"), ValueError, "direction"),
     (tuner(search_learning_rate=True), ValueError, "search_learning_rate=True"),
     (tuner(strategy="random"), ValueError, "strategy='random'"),

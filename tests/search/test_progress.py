@@ -12,6 +12,7 @@ from fake_clock import FakeClock
 from rich.console import Console
 
 import kbatch
+from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.search.progress import (
     ConsoleLine,
     FitReporter,
@@ -91,12 +92,14 @@ def test_a_small_loss_is_not_shown_as_none(shown, line):
 def test_what_the_plan_took_is_not_taken_again(clock):
     line = Keeps()
     line.changes = False
-    planned = records_factory.make_trial(32, plan_s=40.0)
+    tried = {"hyperparameters": {FACTOR_NAME: 4.0}, "learning_rate": None}
+    planned = records_factory.make_trial(32, plan_s=40.0, **tried)
     with SearchProgress(1, open_line=lambda: line, now=clock) as shown:
         shown.trial_begins({"batch_size": 32}, ended=0, left=3)
         clock.now_s += 60.0
         shown.trial_ends(planned)
     assert "about 0:40 left" in line.lines[0]
+    assert ", learning rate 4 times the rule, " in line.lines[0]
 
 
 def test_the_reporter_shows_the_share_of_the_trial(shown, line):
