@@ -1,6 +1,6 @@
 """What a study's numbers do not say for themselves, and that changes what to do next."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import equal_parts
@@ -19,6 +19,7 @@ from kbatch.study.comparison import (
 from kbatch.study.trial import TrialRecord, device_kinds
 
 if TYPE_CHECKING:
+    from kbatch.study.decision import Decision
     from kbatch.study.study import Study
 
 # Above this share of the training time, waiting for data is what the samples/s show.
@@ -33,14 +34,10 @@ _FAR_BELOW = 0.1
 _AVERAGING_TIMES = 5
 
 
-def limit_notes(
-    best: TrialRecord, trials: Sequence[TrialRecord], compared: Collection[str]
-) -> Iterator[Note]:
-    """Compare the trial that is named with larger batch sizes of its settings.
-
-    Only trials with an id in `compared` tell what fewer updates cost: of another size in a race
-    the right learning rate may not have been tried.
-    """
+def limit_notes(found: "Decision", trials: Sequence[TrialRecord]) -> Iterator[Note]:
+    """Compare the trial that is named with larger batch sizes of its settings."""
+    if (best := found.trial) is None:
+        return
     # Where it waits for data its samples/s say nothing about the device: nothing else is asked.
     if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
         yield from _waiting(trials)
@@ -65,30 +62,30 @@ def limit_notes(
     elif most is not None and size is not None and size < rows and size == equal_parts(rows, most):
         how = f"at most {most:,} examples fit in it at once, so batches are cut into {size:,}"
         yield Note.of("memory_binds", how=how)
-    raced = [trial for trial in larger if trial.trial_id in compared]
-    if (gain := _given_up_for_updates(best, raced, trials)) is not None:
+    if (gain := _given_up_for_updates(found, best, trials)) is not None:
         words = metric_words(best.objective.name)
         yield Note.of("updates_bind", gain=format_number(gain, 2), words=words)
 
 
 def _given_up_for_updates(
-    best: TrialRecord, larger: Sequence[TrialRecord], trials: Sequence[TrialRecord]
+    found: "Decision", best: TrialRecord, trials: Sequence[TrialRecord]
 ) -> float | None:
     """Return the gain in speed where every larger batch was faster and learnt less, else None."""
-    name, made = best.objective.name, best.mean(lambda e: e.updates)
-    completed = [trial for trial in larger if trial.status == "completed"]
+    made = best.mean(lambda e: e.updates)
+    # Of another size in a race the right learning rate may not have been tried.
+    larger = [trial for trial in found.trials if trial.batch_size > best.batch_size]
     budgets = {(len(run.epochs), end_text(run)) for run in trained_runs(trials)}
     same_epochs = len(budgets) == 1 and not budgets.pop()[1]
-    if not (completed and same_epochs and made) or is_time(best.objective):
+    alike = len(device_kinds([*larger, best])) < 2
+    if not (larger and same_epochs and made and alike) or is_time(best.objective):
         return None
-    for trial in completed:
+    for trial in larger:
         updates = trial.mean(lambda e: e.updates)
-        value, own = trial.metric(name), best.metric(name)
         fewer = updates is not None and updates < made  # Not with `steps_per_epoch`.
         faster = _above(trial.throughput, best.throughput)
-        if not (fewer and faster and (_above(value, own) or _above(own, value))):
+        if not (fewer and faster and trial.batch_size in found.worse):
             return None
-    fastest = max(trial.samples_per_second or 0.0 for trial in completed)
+    fastest = max(trial.samples_per_second or 0.0 for trial in larger)
     gain = fastest / (best.samples_per_second or fastest)
     return gain if gain > 1 + _SMALL_GAIN else None
 
@@ -208,8 +205,8 @@ def _lag(execution: ExecutionRecord) -> tuple[float, dict[str, str]] | None:
         and (validation := last.finite(f"val_{name}")) is not None
     ]
     gap, training, validation = max(gaps, default=(0.0, 0.0, 0.0))
-    many = not 0 < slowest < 1 or updates >= _AVERAGING_TIMES / (1 - slowest)
-    if many or gap <= _FAR_BELOW:
+    lags = 0 < slowest < 1 and updates < _AVERAGING_TIMES / (1 - slowest)
+    if not lags or gap <= _FAR_BELOW:
         return None
     return gap, {
         "training": format_number(training),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # A size that may take so many times as long as the fastest is not known to be as fast.
 _MUCH_SLOWER = 1.15
 # Why a size is not judged in a race.
-_UNLIKELY = "left the race: others are likelier"
+UNLIKELY = "left the race: others are likelier to be the answer"
 FAR_RATE = "tried only at a rate that is far off"
 # From so many times the rate of the answer, beside the rule.
 _FAR = 8
@@ -104,7 +104,7 @@ class Decision:
     #: as it, or take 1.15 times as long. Empty where there are none.
     alike_in_time: tuple[int, ...] = ()
     #: Relative training times by plain `fit`, of the sizes whose epochs were timed in turns.
-    plain_s: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    plain_times: Mapping[int, float] = dataclasses.field(default_factory=dict)
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
     page: Page = dataclasses.field(default=Page("There is no trial."))
@@ -163,7 +163,7 @@ class Decision:
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate that the answer holds for, the highest of a schedule; None if not known."""
+        """Learning rate of the answer, before callbacks and the highest of a schedule, or None."""
         return self.trial and self.trial.learning_rate
 
     @property
@@ -270,7 +270,7 @@ def decide(
         raced = {size for size, _ in judgement.pairs}
         out = [trial for trial in compared if trial.batch_size not in raced]
         rates = [rate_factor(trial) / judgement.named[1] for trial in out]
-        why = [_UNLIKELY if 1 / _FAR < rate < _FAR else FAR_RATE for rate in rates]
+        why = [UNLIKELY if 1 / _FAR < rate < _FAR else FAR_RATE for rate in rates]
         left_out += tuple(zip(out, why, strict=True))
         compared = tuple(
             dataclasses.replace(trial, executions=trial.executions[1:])
@@ -278,9 +278,9 @@ def decide(
             if trial.batch_size in raced
         )
     alike = _alike_in_time(judgement, runs)
-    plain_s = _plain_seconds(compared, epoch_s)
-    if alike and set(alike) <= set(plain_s):
-        runs = _with_times(runs, {size: plain_s[size] for size in alike})
+    plain_times = _plain_times(compared, epoch_s)
+    if alike and set(alike) <= set(plain_times):
+        runs = _with_times(runs, {size: plain_times[size] for size in alike})
         judgement = judged(runs)
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
@@ -298,7 +298,7 @@ def decide(
         unpaired=unpaired,
         base_batch_size=base and base.batch_size,
         alike_in_time=alike,
-        plain_s=plain_s,
+        plain_times=plain_times,
         speedup=None if base is None or base is trial else _speedup(base, trial),
         left_out=left_out,
     )
@@ -325,7 +325,7 @@ def _alike_in_time(judgement: Judgement, runs: Sequence[Run]) -> tuple[int, ...]
     return tuple(sorted(size for size, _ in found)) if found[1:] else ()
 
 
-def _plain_seconds(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) -> dict[int, float]:
+def _plain_times(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) -> dict[int, float]:
     """Return the relative training time of each size, from the seconds of a plain epoch."""
     found = {}
     for trial in trials:
@@ -336,13 +336,13 @@ def _plain_seconds(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) 
     return found
 
 
-def _with_times(runs: Sequence[Run], plain_s: Mapping[int, float]) -> list[Run]:
+def _with_times(runs: Sequence[Run], plain_times: Mapping[int, float]) -> list[Run]:
     """Replace the times of some sizes by those of plain epochs, scaled to the other sizes."""
-    timed = [run.seconds for run in runs if run.batch_size in plain_s and run.seconds]
-    scale = fmean(timed) / fmean(plain_s.values())
+    timed = [run.seconds for run in runs if run.batch_size in plain_times and run.seconds]
+    scale = fmean(timed) / fmean(plain_times.values())
     return [
-        run._replace(seconds=scale * plain_s[run.batch_size])
-        if run.batch_size in plain_s and run.seconds
+        run._replace(seconds=scale * plain_times[run.batch_size])
+        if run.batch_size in plain_times and run.seconds
         else run
         for run in runs
     ]

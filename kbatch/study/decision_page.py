@@ -33,7 +33,7 @@ from kbatch.study.comparison import (
     trial_name,
     value_of,
 )
-from kbatch.study.decision import Decision, Page, Row
+from kbatch.study.decision import FAR_RATE, UNLIKELY, Decision, Page, Row
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
 # Lines of the table, so that a page has 15 at most.
@@ -62,7 +62,7 @@ def with_page(
         page = Page(f"No batch size can be named: {why}.", lost, note)
         return dataclasses.replace(found, page=page)
     limits = (
-        *limit_notes(trial, trials, {compared.trial_id for compared in found.trials}),
+        *limit_notes(found, trials),
         *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
         *failures(trial, trials),
         *lagging(found.trials),
@@ -114,11 +114,12 @@ def _settled_by(found: Decision, race: bool) -> str:
     if judgement.executions_needed is not None:
         count = f"about {judgement.executions_needed:,} executions of each size"
         return f"{count} would settle it (a forecast)"
-    if judgement.left_out and (found.tolerance or 0.0) >= (judgement.smallest_tolerance or 0.0):
+    left, smallest = {why for _, why in found.left_out}, judgement.smallest_tolerance
+    if left & {UNLIKELY, FAR_RATE} and (found.tolerance or 0.0) >= (smallest or 0.0):
         return "a search of fewer `batch_sizes` would compare those that left the race"
-    if judgement.smallest_tolerance is None:
+    if smallest is None:
         return ""
-    ways = [f"`tolerance={setting(judgement.smallest_tolerance)}`"]
+    ways = [f"`tolerance={setting(smallest)}`"]
     if judgement.examples_needed is not None:
         outcomes = found.trials[0].executions[0].outcomes
         has = f" ({outcomes.examples:,} now)" if outcomes and outcomes.examples else ""
@@ -138,7 +139,7 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
         finding = f"whether {tied} differ by more than {within} is open ({sure})"
     best_mean = f"{found.batch_size:,} has the best mean {words}"
     if found.batch_size != best.batch_size:
-        best_mean = f"{found.batch_size:,} trains fastest of these"
+        best_mean = f"{found.batch_size:,} trains fastest of the sizes within {within} of the best"
     match judgement.obstacle:
         case "alone":
             others = [why for t, why in found.left_out if t.batch_size != found.batch_size]
@@ -180,16 +181,16 @@ def _open_sizes(found: Decision) -> str:
     costs, settled = judgement.costs, (*judgement.certified, *judgement.worse)
     most = costs.get(judgement.named)
     fast = (p for p in judgement.pairs if most is None or costs[p] <= most)
-    open_ = sorted({size for size, rate in fast if (size, rate) not in settled})
-    left = sorted({size for size, _ in judgement.left_out}.difference(open_))
-    text = ""
-    if open_ or not left:
-        sizes = join_words([f"{size:,}" for size in open_]) or "another size"
-        text = f" It is open whether {sizes} may do as well and be the better choice."
-    if left:
-        sizes = join_words([f"{size:,}" for size in left])
-        text += f" {sizes} left the race: others are likelier to win."
-    return text
+    texts = []
+    for why in (UNLIKELY, FAR_RATE):
+        if sizes := [f"{trial.batch_size:,}" for trial, one in found.left_out if one == why]:
+            was = "" if why == UNLIKELY else "were " if sizes[1:] else "was "
+            texts.append(f" {join_words(sizes)} {was}{why}.")
+    open_ = [f"{pair[0]:,}" for pair in fast if pair not in settled]
+    if open_ or not texts:
+        sizes = join_words(open_ or ["another size"])
+        texts.insert(0, f" It is open whether {sizes} may do as well and be the better choice.")
+    return "".join(texts)
 
 
 def tolerance_text(found: Decision) -> str:
@@ -217,17 +218,24 @@ def _change(found: Decision, trial: TrialRecord) -> str:
     compared = next((other for other in found.trials if other.batch_size == base), None)
     if compared is None or base is None or base == size:
         return ""
-    speedup, how, plain_s = found.speedup, "", found.plain_s
-    if {base, size} <= plain_s.keys():
-        speedup, how = Estimate(plain_s[base] / plain_s[size]), " by plain `fit` after `apply`"
+    speedup, how, plain_times = found.speedup, "", found.plain_times
+    if {base, size} <= plain_times.keys():
+        speedup, how = (
+            Estimate(plain_times[base] / plain_times[size]),
+            " by plain `fit` after `apply`",
+        )
     if speedup is not None:
         longer, ends = speedup.value < 1, speedup.ends
         if longer:
             ends = ends and (1 / ends[1], 1 / ends[0])
             speedup = Estimate(1 / speedup.value, *(ends or (None, None)))
         times = f"{format_number(speedup.value, 2)} times {'longer' if longer else 'sooner'}"
-        times = "as fast" if speedup.value < AS_FAST else f"{times}{in_brackets(speedup, 2)}"
-        parts.append(f"{times}{how}")
+        low, high = ends or (speedup.value, speedup.value)
+        if low > 1 / AS_FAST and high < AS_FAST:
+            times, speedup = "as fast", None
+        elif speedup.value < AS_FAST:
+            times = "time not told apart"
+        parts.append(f"{times}{in_brackets(speedup, 2)}{how}")
     if trial.last.target is None and not is_time(trial.objective):
         words, within = metric_words(trial.objective.name), f"within {tolerance_text(found)}"
         pairs = found.judgement.certified if found.judgement and found.certified else ()
@@ -306,7 +314,7 @@ def _use(found: Decision, run: ExecutionRecord) -> str:
     call = f"`model = decision.apply(build())`{also}, then `model.fit(x, y{fit})`."
     texts = [f"Train with it: {policy}{call}"]
     fitted = (*found.trials, *(trial for trial, _ in found.left_out))
-    most = max((trial.last.micro_batch_size or 0 for trial in fitted), default=0)
+    most = max((t.batch_size for t in fitted if t.last.accumulation_steps == 1), default=0)
     if (run.accumulation_steps or 1) > 1:
         texts.append(f"Batches are cut into micro-batches of {run.micro_batch_size:,}.")
     elif most:

@@ -48,17 +48,11 @@ def runs(size, *wrong, rate=1000.0, examples=500, **changed):
     return make_trial(size, *executions, **trial)
 
 
-def spread(size, *values, rate=1000.0, **changed):
+def spread(size, *values):
     """A trial whose metric has no values of blocks."""
-    none = Outcomes(reason="no_sums")
-    return make_trial(
-        size,
-        *(
-            make_execution(size, accuracies=(v,), rate=rate, outcomes=none, seed=seed)
-            for seed, v in enumerate(values)
-        ),
-        **changed,
-    )
+    none = {"outcomes": Outcomes(reason="no_sums")}
+    own = (make_execution(size, accuracies=(v,), seed=n, **none) for n, v in enumerate(values))
+    return make_trial(size, *own)
 
 
 def scattered(seed, count):
@@ -179,20 +173,12 @@ def test_of_a_size_that_a_race_was_interrupted_in_the_executions_before_count():
 
 
 def test_a_loss_is_compared_by_its_share_and_downwards():
-    study = make_study(
-        *(
-            make_trial(
-                size,
-                *(
-                    make_execution(size, accuracies=(a + k / 1e4,), rate=float(size), seed=k)
-                    for k in range(3)
-                ),
-                objective=LOSS,
-            )
-            for size, a in ((16, 0.6), (32, 0.599), (64, 0.3))
-        )
-    )
-    found = study.decide()
+    trials = []
+    for size, a in ((16, 0.6), (32, 0.599), (64, 0.3)):
+        values, rate = [(a + k / 1e4,) for k in range(3)], float(size)
+        own = (make_execution(size, accuracies=v, rate=rate, seed=k) for k, v in enumerate(values))
+        trials.append(make_trial(size, *own, objective=LOSS))
+    found = make_study(*trials).decide()
     assert found.tolerance == pytest.approx(0.02 * (1.1 - 0.6001))
     assert (found.batch_size, found.certain, found.worse) == (32, False, (64,))
     assert "than 2 %" in found.reason
@@ -238,14 +224,10 @@ def test_costs_and_throughput_are_compared_over_executions():
     target = Target("val_accuracy", 0.95, "max")
 
     def cost(size, *epochs):
-        return make_trial(
-            size,
-            *(
-                make_execution(size, accuracies=(*[0.5] * (n - 1), 0.96), target=target, seed=seed)
-                for seed, n in enumerate(epochs)
-            ),
-            objective=Objective("seconds_to_target", "min"),
-        )
+        values = [(*[0.5] * (n - 1), 0.96) for n in epochs]
+        met = {"target": target}
+        own = (make_execution(size, accuracies=v, seed=k, **met) for k, v in enumerate(values))
+        return make_trial(size, *own, objective=Objective("seconds_to_target", "min"))
 
     never = make_trial(
         128, make_execution(128, accuracies=(0.6,), target=target), objective=cost(8, 2).objective

@@ -11,8 +11,10 @@ from records_factory import make_diverged, make_epochs, make_execution, make_sea
 from records_factory import make_trial as trial_of
 
 import kbatch
+from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, LearningRateScaling
 from kbatch.records.training_run import Outcomes
+from kbatch.study.decision_page import with_page
 from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import named_label
 
@@ -61,7 +63,7 @@ def certain(**changed):
         make_trial(32, 800, rate=1000.0),
         make_trial(64, 800, rate=2000.0, **changed),
         make_trial(128, 800, rate=2060.0),
-        make_trial(256, 2000, rate=4000.0),
+        make_trial(256, 2000, rate=4000.0, micro_batch_size=200),
     )
 
 
@@ -88,6 +90,17 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     assert str(found).splitlines()[0] == page.headline
     assert len(str(found).splitlines()) <= 15
     assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
+
+
+def test_a_size_is_as_fast_by_the_whole_interval():
+    for speedup, words in (
+        ((1.02, 0.97, 1.04), "as fast"),
+        ((0.98, 0.7, 1.5), "time not told apart (0.67 to 1.4)"),
+        ((1.4, 0.98, 2.0), "1.4 times sooner (0.98 to 2.0)"),
+    ):
+        found = dataclasses.replace(certain(), speedup=Estimate(*speedup))
+        page = with_page(found, found.trials, {}, missing=0).page
+        assert page.change.startswith(f"32 -> 64: {words}, ")
 
 
 def test_what_build_gave_stands_beside_what_is_set():
@@ -196,7 +209,7 @@ def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
 @pytest.mark.parametrize(
     ("same", "certain", "words"),
     [
-        (("initial_weights", "first_order"), False, "count as one"),
+        (("initial_weights", "first_order"), False, "one. 64 trains fastest of the sizes with"),
         (("initial_weights",), True, "same weights"),
         (("first_order",), True, "in one order"),
         ((), True, ""),
@@ -204,7 +217,7 @@ def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
 )
 def test_what_does_not_change_with_the_seed_is_said(same, certain, words):
     trials = []
-    for trial in (make_trial(32, 800), make_trial(64, 800, rate=2000.0)):
+    for trial in (make_trial(32, 800), make_trial(64, 805, rate=2000.0)):
         own = (
             {name: "same" if name in same else str(seed) for name in BEGINS} for seed in range(3)
         )
@@ -218,10 +231,12 @@ def test_what_does_not_change_with_the_seed_is_said(same, certain, words):
 
 def test_a_certified_size_names_those_that_may_be_preferred():
     trials = [make_trial(32, 800, factor=2.0), make_trial(64, 800, factor=2.0, rate=3000.0)]
-    dropped = make_trial(128, 900, factor=2.0, rate=9000.0, count=1)
-    raced = pages(*trials, dropped, strategy="race", batch_sizes=[32, 64, 128], tolerance=0.02)
+    trials += [make_trial(128, 900, factor=2.0, rate=9000.0, count=1), make_diverged(512)]
+    trials += [make_trial(256, 900, factor=0.25, rate=9000.0, count=1)]
+    raced = pages(*trials, strategy="race", batch_sizes=[32, 64, 128, 256, 512], tolerance=0.02)
     assert (raced.certified, raced.certain) == (True, False)
-    assert "128 left the race" in raced.reason
+    assert "128 left the race: others are likelier to be the answer. 256 was tri" in raced.reason
+    assert "512" not in raced.reason and "fewer `batch_sizes`" in raced.reason
     assert "a tolerance of" not in raced.reason
 
 
