@@ -80,8 +80,7 @@ def _given_up_for_updates(
     if not (larger and same_epochs and made and alike) or is_time(best.objective):
         return None
     for trial in larger:
-        updates = trial.mean(lambda e: e.updates)
-        fewer = updates is not None and updates < made  # Not with `steps_per_epoch`.
+        fewer = (trial.mean(lambda e: e.updates) or made) < made  # Not with `steps_per_epoch`.
         faster = _above(trial.throughput, best.throughput)
         if not (fewer and faster and trial.batch_size in found.worse):
             return None

@@ -8,14 +8,7 @@ from typing import Any
 from kbatch.analysis.intervals import Estimate, ranged_columns
 from kbatch.analysis.judge import AS_FAST
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
-from kbatch.page.numbers import (
-    format_number,
-    in_brackets,
-    join_words,
-    one_line,
-    pluralize,
-    setting,
-)
+from kbatch.page.numbers import format_number, in_brackets, join_words, one_line, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.caveats import MUCH_DATA_WAIT, failures, lagging, limit_notes, still_rising
