@@ -195,7 +195,7 @@ class UpdateSweep(Sweep):
     def __init__(
         self,
         model: keras.Model,
-        batch_of: Callable[[int], Any],  # Returns a batch of so many examples, on the device.
+        batch_of: Callable[[int], Any],  # Returns a batch of so many examples.
         timing: TimingPlan,
         *,
         examples: int | None = None,  # Of the data, which end an epoch.
@@ -222,11 +222,12 @@ class UpdateSweep(Sweep):
     def call(self, batch: Any, steps: int) -> Callable[[], None]:
         """Make an execution of steps on a batch; the first call of a shape compiles."""
         count = self._count
-        if count is None:
-            return lambda: wait_for(self._model.train_function(iter((batch,))))
-        # A Python iterator gives one step, a dataset's as many as the model is set to.
-        with tf.device("CPU:0"):  # Batches of all sizes would fill a GPU.
+        # As in `fit` each step copies it to a GPU, which batches of all sizes would fill.
+        with tf.device("CPU:0"):
             held = each_part(tf.identity, batch)
+        # A Python iterator gives one step, a dataset's as many as the model is set to.
+        if count is None:
+            return lambda: wait_for(self._model.train_function(iter((held,))))
         batches = iter(tf.data.Dataset.from_tensors(held).repeat())
 
         def run() -> None:
