@@ -146,7 +146,8 @@ LARGER_SIZES = powers_of_two(8192, 65536)
 # After this share of the time no more settings are warmed up. The rounds have the rest, or as much
 # again where a setting that compiled was late.
 _SHARE_TO_WARM_UP = 0.5
-# So many are timed whatever the time: without two sizes there is no fit, and no answer.
+# So many are timed whatever the time, by all their contenders: without two sizes there is no fit,
+# and no answer.
 _FEWEST_SIZES = 2
 BEYOND_TARGET = "batches beyond the latency target"
 
@@ -315,7 +316,7 @@ class Sweep(abc.ABC):
     def _reason_not_to_run(self, setting: Setting) -> str | None:
         late = self.spent_s >= _SHARE_TO_WARM_UP * self.timing.time_budget_s
         spent = "half of the time budget was spent on preparing and warming up others"
-        enough = len({one.size for one in self.warm_ups}) >= _FEWEST_SIZES
+        enough = len({setting.size, *(one.size for one in self.warm_ups)}) > _FEWEST_SIZES
         return self.refusal(setting) or (spent if late and enough else None)
 
     def _look_at(self, setting: Setting) -> None:
