@@ -6,6 +6,7 @@ too: on a GPU it pays for both copies, and its work is done then, and not merely
 
 import contextlib
 import functools
+import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kbatch.device.failures import failure_text
 from kbatch.errors import InputError
 from kbatch.inference.result import BULK_PATH
 from kbatch.library_internals import (
@@ -34,6 +36,8 @@ from kbatch.training.dtype_policy import POLICIES, PolicyUnsupported, dtype_poli
 
 _MADE_ROWS = 64
 _TEXT = "OSU"  # How NumPy names the kinds of its arrays that hold text.
+# What TensorFlow raises of values, shapes or dtypes that an operation does not take.
+_REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
 
 
 class InferenceInputs(NamedTuple):
@@ -84,13 +88,17 @@ def open_path(name: str, model: Any, inputs: InferenceInputs) -> Iterator[Run]:
         elif name == "saved_model":
             folder = tempfile.TemporaryDirectory(prefix="kbatch-")
             path = str(Path(stack.enter_context(folder)) / "model")
-            log = tf.get_logger()  # At its level of info it names the folder, which goes again.
-            stack.callback(log.setLevel, log.level)
-            log.setLevel("WARNING")
             archive: Any = keras.export.ExportArchive()
             archive.track(model)
             archive.add_endpoint("serve", serve, input_signature=[signature])
-            archive.write_out(path, verbose=False)
+            log = logging.getLogger("tensorflow")
+            level = log.level
+            # At the level of info it names the folder, which goes again.
+            log.setLevel(max(log.getEffectiveLevel(), logging.WARNING))
+            try:
+                archive.write_out(path, verbose=False)
+            finally:
+                log.setLevel(level)
             loaded: Any = tf.saved_model.load(path)
             call = loaded.serve
         else:
@@ -103,7 +111,7 @@ def open_path(name: str, model: Any, inputs: InferenceInputs) -> Iterator[Run]:
                 batch = keras.tree.map_structure(tf.constant, batch)
             try:
                 outputs = call(batch, **({"batch_size": batch_size, "verbose": 0} if bulk else {}))
-            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+            except _REFUSALS as error:
                 if not xla or "XLA" not in error.message:
                     raise
                 raise InputError(
@@ -151,13 +159,13 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
         inputs = InferenceInputs(rows, found.note)
     try:
         model(keras.tree.map_structure(tf.constant, inputs.batch(1)), training=False)
-    except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
-        shapes = [leaf.shape[1:] for leaf in keras.tree.flatten(inputs.rows)]
+    except (ValueError, TypeError, KeyError, *_REFUSALS) as error:
+        rows = (f"{leaf.dtype} {leaf.shape[1:]}" for leaf in keras.tree.flatten(inputs.rows))
         raise InputError(
-            "`x` must hold rows that the model takes, an array for each of its inputs, nested as "
-            "they are and with the examples on the first axis (`x[None]` for a single example). "
-            f"Received: x with rows of shape {', '.join(map(str, shapes))}, and the model "
-            f"{model.name!r} says: {' '.join(str(error).split())[:300]}"
+            "`x` must hold rows that the model takes, an array for each of its inputs, of their "
+            "shapes and dtypes, nested as they are and with the examples on the first axis "
+            f"(`x[None]` for a single example). Received: x with rows of dtype and shape "
+            f"{', '.join(rows)}, and the model {model.name!r} says: {failure_text(error)}"
         ) from error
     return inputs
 

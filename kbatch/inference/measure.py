@@ -20,7 +20,7 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.intervals import calls_for_quantile
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_in_use
-from kbatch.errors import InputError
+from kbatch.errors import InputError, InputTypeError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import (
@@ -125,7 +125,7 @@ def profile_inference(
         ValueError: If a size or a target is not positive, or a probability not in (0, 1).
     """
     if not isinstance(model, keras.Model):
-        raise TypeError(
+        raise InputTypeError(
             "`model` must be a keras.Model: build or load it first "
             f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
         )

@@ -1,3 +1,5 @@
+import logging
+
 import keras
 import numpy as np
 import pytest
@@ -77,6 +79,20 @@ def test_every_path_but_one_takes_text(name):
 def test_a_model_that_xla_cannot_compile_is_told_what_to_leave_out():
     with pytest.raises(InputError, match=r'leave "xla" out of `call_paths`.*Received: model='):
         outputs_by_path(hashed_words(), InferenceInputs(TEXT, None), "xla", 2)
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
+def test_the_log_is_quiet_while_a_model_is_saved_and_never_louder_than_it_was(level, monkeypatch):
+    log, save, seen = logging.getLogger("tensorflow"), tf.saved_model.save, []
+    monkeypatch.setattr(log, "level", level)
+
+    def watched(*arguments, **options):
+        seen.append(log.level)
+        save(*arguments, **options)
+
+    monkeypatch.setattr(tf.saved_model, "save", watched)
+    with open_path("saved_model", mlp(), inference_inputs(mlp())):
+        assert (log.level, seen) == (level, [max(level, logging.WARNING)])
 
 
 def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
@@ -165,11 +181,12 @@ def test_named_inputs_pass_in_the_order_of_the_model(rows):
 @pytest.mark.parametrize(
     ("x", "received"),
     [
-        (A[:, :2], r"an array for each.*rows of shape \(2,\)"),
+        (A[:, :2], r"an array for each.*shape float32 \(2,\)"),
         ({"a": A, "c": B}, "an array for each"),
-        ({"a": A[:, :2], "b": B}, r"x\[None\].*rows of shape \(2,\), \(1,\)"),
+        ({"a": A[:, :2], "b": B}, r"x\[None\].*shape float32 \(2,\), float32 \(1,\)"),
+        ({"a": A.astype(str), "b": B}, r"shape <U32 \(3,\),.*Cast string to float is not"),
     ],
 )
-def test_rows_of_other_shapes_or_names_are_told_with_what_to_give(x, received):
+def test_rows_of_other_shapes_dtypes_or_names_are_told_with_what_to_give(x, received):
     with pytest.raises(InputError, match=received):
         inference_inputs(pair(lambda a, b: {"b": b, "a": a}), x)
