@@ -59,15 +59,16 @@ def usable_cores() -> int:
 
 def _command() -> str:
     """Return the command line as a person would type it again."""
-    program = os.path.basename(sys.argv[0])
+    program, spec = os.path.basename(sys.argv[0]), sys.modules["__main__"].__spec__
     if program == "ipykernel_launcher.py":
         # Its words name a file of the kernel's connection, which ends with it.
         return "# run the cells of the notebook again"
     if program in ("", "-", "-c"):
         return "python"
     words = ["python", program] if program.endswith(".py") else [program]
-    if program == "__main__.py":
-        words = ["python", "-m", Path(sys.argv[0]).parent.name]
+    # Under -m; a program that runs another one, such as cProfile, has put that one's words there.
+    if spec is not None and spec.origin == sys.argv[0]:
+        words = ["python", "-m", spec.name.removesuffix(".__main__")]
     return shlex.join([*words, *sys.argv[1:]])
 
 

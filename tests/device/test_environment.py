@@ -1,3 +1,7 @@
+import importlib.machinery
+import shlex
+import sys
+
 import fake_nvml
 import fake_tensorflow
 import pytest
@@ -12,21 +16,26 @@ from kbatch.device.environment import (
     read_memory_left_bytes,
 )
 
+NOTEBOOK = "# run the cells of the notebook again"
+
 
 @pytest.mark.parametrize(
-    ("words", "command"),
+    ("words", "module", "command"),
     [
-        (["some/place/train.py", "--epochs", "3"], "python train.py --epochs 3"),
-        (["/usr/bin/kbatch", "report", "two words"], "kbatch report 'two words'"),
-        (["/usr/lib/kbatch/__main__.py", "demo"], "python -m kbatch demo"),
-        (
-            ["/usr/lib/ipykernel_launcher.py", "-f", "/run/kernel-1.json"],
-            "# run the cells of the notebook again",
-        ),
+        ("some/place/train.py --epochs 3", None, "python train.py --epochs 3"),
+        ("/usr/bin/kbatch report 'two words'", None, "kbatch report 'two words'"),
+        ("/usr/lib/kbatch/__main__.py demo", "kbatch.__main__", "python -m kbatch demo"),
+        ("/home/my/train.py 3", "my.train", "python -m my.train 3"),
+        ("train.py 3", "cProfile", "python train.py 3"),  # Whose place is another.
+        ("/usr/lib/ipykernel_launcher.py -f /run/k.json", "ipykernel_launcher", NOTEBOOK),
     ],
 )
-def test_the_command_is_what_a_person_would_type_again(words, command, monkeypatch):
-    monkeypatch.setattr("sys.argv", words)
+def test_the_command_is_what_a_person_would_type_again(words, module, command, monkeypatch):
+    program, *others = shlex.split(words)
+    monkeypatch.setattr("sys.argv", [program, *others])
+    origin = "/usr/lib/cProfile.py" if module == "cProfile" else program
+    spec = module and importlib.machinery.ModuleSpec(module, None, origin=origin)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     assert read_environment().command == command
 
 
