@@ -34,10 +34,11 @@ from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BUDGET_S
 from kbatch.search import BASE_BATCH_SIZE
 
-# The functions `kbatch.plot_...`. The last one is of the file that `find_max_batch_size` or
-# `kbatch max-batch --output` left, the others are of a study.
-FIGURES = ("trials", "pareto", "learning-curves", "time-to-target", "noise-scale", "gpu-timeline")
-FIGURES += ("memory",)
+# The functions `kbatch.plot_...` of a study, and those of other records: the memory is that of the
+# file which `find_max_batch_size` or `kbatch max-batch --output` left.
+STUDY_FIGURES = ("trials", "pareto", "learning-curves", "time-to-target", "noise-scale")
+STUDY_FIGURES += ("gpu-timeline",)
+FIGURES = (*STUDY_FIGURES, "memory")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from record_samples import RECORDS
 from records_factory import make_search, make_study, make_trial
 
 import kbatch
-from kbatch.cli.main import FIGURES, load_result
+from kbatch.cli.main import STUDY_FIGURES, load_result
 from kbatch.records.json_codec import RecordError, write_record
 from kbatch.study.study import load_study
 
@@ -91,7 +91,7 @@ def read_all(study):
 
 
 def draw_all(study):
-    for name in FIGURES[:-1]:
+    for name in STUDY_FIGURES:
         try:
             axes = getattr(kbatch, f"plot_{name.replace('-', '_')}")(study)
         except ValueError as error:

@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 from records_factory import make_study, make_trial
 
 import kbatch
-from kbatch.cli.main import FIGURES
+from kbatch.cli.main import STUDY_FIGURES
 from kbatch.plotting.canvas import figure_bytes
 from kbatch.study.study import Study
 
 COLUMN_IN, PAGE_IN = 3.4, 7.0
 USUAL = [name for name in SAMPLES if " of many" not in name]
-OF_STUDIES = [name.replace("-", "_") for name in FIGURES if name != "memory"]
+OF_STUDIES = [name.replace("-", "_") for name in STUDY_FIGURES]
 
 
 def plot(name, data, ax=None):
