@@ -249,9 +249,7 @@ class Recommendation(Result):
         rate = f"learning rate {setting(self.learning_rate or 0.0)}"
         if self.scheduled or self.base_learning_rate is None:
             rate = "your learning rates" + ("" if ratio == 1 else f" times {setting(ratio)}")
-        unknown = ""
-        if self._known_noise is None:
-            unknown = ", since how many examples are wasted in larger ones is not known"
+        unknown = ", since the gradient noise is not known" if self._known_noise is None else ""
         binds = f"{' or '.join(self.binding)} binds"
         return f"Start with batch size {size:,}{parts} and {rate}{unknown}: {binds}."
 
@@ -301,7 +299,7 @@ class Recommendation(Result):
             **{
                 f"batch size {one.batch_size:,}": f"not timed: {one.outcome}"
                 for one in self.updates
-                if not one.measured
+                if one.batch_size not in self._whole_s
             },
         }
 
@@ -457,22 +455,21 @@ class Recommendation(Result):
     def _saturation(self) -> tuple[Estimate[float | None] | None, str]:
         found = self.saturation
         if found is None:
-            return None, "that takes rounds of two sizes that were timed whole"
+            return None, "too few sizes were timed whole, or in too few rounds"
         rate, size = max((size / time_s, size) for size, time_s in self._whole_s.items())
-        fastest = f"{format_number(rate)} samples/s at {size:,}"
+        fastest = f"at most {format_number(rate)} samples/s, at {size:,}"
         if found.value is None:
-            longer = "a larger batch took no longer as far as was timed"
-            return None, f"{longer}; the fastest was {fastest}"
-        beyond = " (not timed)" if found.value > max(self._whole_s) else ""
+            return None, f"larger batches took no longer, as far as they were timed: {fastest}"
+        beyond = ", more than were timed" if found.value > max(self._whole_s) else ""
         begins = format_number(found.value, 2)
-        return found, f"{fastest}; 90 % of the peak rate takes {begins} at once{beyond}"
+        return found, f"{fastest}; 90 % of the peak takes {begins} examples at once{beyond}"
 
     def _noise(self) -> tuple[Estimate[float | None] | None, str]:
         noise, size = self.noise_scale, self._known_noise
         if size is None:
             return None, "the mean gradient was lost in its noise"
-        more = " or more" if noise.value is None else ""
-        words = f"a batch of {format_number(size, 2)}{more} wastes half of its examples"
+        half = "at most half" if noise.value is None else "half"
+        words = f"a batch of {format_number(size, 2)} wastes {half} of its examples"
         return dataclasses.replace(noise, value=size), words
 
     def _input(self) -> tuple[Estimate[float | None] | None, str]:
@@ -483,4 +480,4 @@ class Recommendation(Result):
         delivered, first = f"{format_number(rate, 2)} samples/s", next(waits, None)
         if first is None:
             return UNRESOLVED, f"{delivered}, enough for every size"
-        return Estimate(first), f"{delivered}: the device waits from {first:,} on"
+        return Estimate(first), f"{delivered}: the device waits for data from {first:,} on"

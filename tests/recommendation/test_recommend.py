@@ -60,10 +60,11 @@ def long_rows():
 
 @pytest.mark.parametrize("batch_sizes", [None, (16, 64)])
 def test_where_few_examples_fit_the_rest_goes_through_in_parts(batch_sizes):
-    limit = {"memory_limit_bytes": 24 * 2**20, "budget_s": 6.0}
-    found = recommend(models.Locked(long_rows), learnable(64), batch_sizes=batch_sizes, **limit)
+    given = {"memory_limit_bytes": 24 * 2**20, "batch_sizes": batch_sizes}
+    found = recommend(models.Locked(long_rows), learnable(64), **given)
     most = max(one.batch_size for one in found.updates)
     assert 2 <= most < 8
+    assert {32, 64} <= set(found.cut)
     assert found.micro_batch_size <= most
     assert found.batch_size in found.batch_sizes
     assert found.pilot.batch_size == 32
