@@ -203,7 +203,8 @@ def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
     memory = np.array(list(memory_bytes.values()), float)
     weights = 1 / np.maximum(memory, 1.0)
     each, fixed = np.polyfit(sizes, memory, 1, w=weights).tolist()
-    return MemoryFit(fixed, each)
+    # Less than a byte over all of them is rounding.
+    return MemoryFit(fixed, each if abs(each) * max(sizes) >= 1 else 0.0)
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
