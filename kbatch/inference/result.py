@@ -41,7 +41,7 @@ _MOST_GROUPS = 8
 _ANSWERS = {
     "efficient": "is the smallest with 90 % of the peak throughput",
     "knee": "has the largest throughput over latency",
-    "fastest": "had the largest throughput of those measured",
+    "fastest": "has the largest throughput",
 }
 
 
@@ -165,15 +165,17 @@ class InferenceProfile(Result):
             )
             if (check := self.verified) is None:
                 return f"No batch size was verified to have {within}."
+            largest = max(one.batch_size for one in (*self.answering, *self.checks))
+            of = f" of sizes up to {largest:,}" if check.batch_size == largest else ""
             return (
-                f"Batch size {check.batch_size:,} is the largest with {within}, verified by "
+                f"Batch size {check.batch_size:,} is the largest{of} with {within}, verified by "
                 f"{len(check.latencies_s):,} fresh calls."
             )
         for name, found in self.answers.items():
             fitted = ", by the fit: it was not measured" if found.extrapolated else ""
             words, latency = _ANSWERS[name], self.latency
-            if name == "efficient" and not latency.follows_line:
-                words += f" up to {int(latency.batch_sizes[-1]):,}"
+            if name == "fastest" or not latency.follows_line:
+                words += f" of sizes up to {int(latency.batch_sizes[-1]):,}"
             return f"Batch size {found.batch_size:,} {words} ({series}){fitted}."
         return f"No batch size can be named for {series}: too little of it was timed."
 
@@ -357,7 +359,7 @@ class InferenceProfile(Result):
         size, reason = int(found.value or 0), f"the fit of the {quantile:g} quantile"
         if size >= largest:  # The interval of the fit may lie beyond it.
             size, found = largest, Estimate(None)
-            reason = "the largest size with calls enough; larger ones may keep to the target too"
+            reason = f"the largest of sizes up to {largest:,} with calls enough"
         elif size < smallest:
             size = 0
         # A stricter target has no larger size than the one that was verified for a looser one, and

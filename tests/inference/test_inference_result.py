@@ -35,7 +35,7 @@ def test_a_peak_at_the_largest_size_is_named_so_and_larger_ones_are_advised():
     stairs = [make_timing(2**i, scale=1 + (i > 3)) for i in range(6)]  # No line, and still rising.
     line = [make_timing(2**i) for i in range(8)]  # It has 90 % from 90 on.
     found = [make_profile(*each) for each in (stairs, [*stairs, make_failed(64)], line, line[:-1])]
-    assert ["peak throughput up to 32 " in each.answer for each in found] == [1, 1, 0, 0]
+    assert ["of sizes up to 32 " in each.answer for each in found] == [1, 1, 0, 0]
     assert [len(each.notes) for each in found] == [1, 0, 0, 1]
     assert not make_profile(*stairs, target_ms=5.0).notes
 
@@ -82,6 +82,9 @@ def test_a_verified_target_is_answered_by_its_check_and_another_by_the_fit():
     profile = looked_for(make_check(38, outcome="missed"), make_check(33))
     answer = profile.batch_for(latency_ms=5)
     assert (answer.batch_size, answer.verified) == (33, True)
+    assert "33 is the largest with" in profile.answer  # 38 was called as well.
+    loose = looked_for(make_check(64)).answer
+    assert loose.startswith("Batch size 64 is the largest of sizes up to 64 with")
     assert not profile.batch_for(latency_ms=5, quantile=0.5).verified
     assert not profile.batch_for(latency_ms=5.1).verified
     assert profile.table().attrs["answer"] == []  # 33 was called afresh, and not swept.
