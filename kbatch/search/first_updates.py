@@ -42,7 +42,7 @@ _TOGETHER, _TOGETHER_S = 8, 0.05
 # One that takes longer, but not that long, may have been disturbed: so often it is made again.
 _AGAIN, _SURELY_LONG_S = 3, 0.5
 HALF = "mixed_float16"
-_TOO_SLOW = 2.0
+TOO_SLOW = 2.0  # Times as long as in float32, on a processor.
 # Seconds of updates: fewer examples are timed where they take longer.
 _LONG_S, _LONGEST_S = 0.03, 0.2
 _ROUNDS_AHEAD, _MOST_ROUNDS = 2, 5
@@ -165,7 +165,7 @@ def check_half(half: Updates, full: Updates | None, batch_sizes: Sequence[int]) 
     half.check(FEW, largest)
     if full is not None:
         found = slowdown(half.step_s, full.step_s, batch_sizes[len(batch_sizes) // 2])
-        if found > _TOO_SLOW:
+        if found > TOO_SLOW:
             return f"an update takes {format_number(found, 2)} times as long on this processor"
     # A loss that is a sum overflows with more examples.
     half.check(min(SOME, largest), largest)
@@ -180,7 +180,7 @@ def slowdown(
     `half_s` and `full_s` return the seconds of an update on so many rows under the two policies.
     """
     few_s = half_s(FEW)
-    if few_s > max(_LONG_S, _TOO_SLOW * (few_full_s := full_s(FEW))):
+    if few_s > max(_LONG_S, TOO_SLOW * (few_full_s := full_s(FEW))):
         return few_s / few_full_s
     most = SOME * _LONGEST_S / half_s(min(batch_size, SOME))
     rows = min(batch_size, max(SOME, int(most)))
@@ -188,5 +188,5 @@ def slowdown(
     ahead = 0  # Rounds that say so, less those that do not.
     while abs(ahead) < _ROUNDS_AHEAD and len(ratios) < _MOST_ROUNDS:
         ratios.append(half_s(rows) / full_s(rows))
-        ahead += 1 if ratios[-1] > _TOO_SLOW else -1
+        ahead += 1 if ratios[-1] > TOO_SLOW else -1
     return statistics.median(ratios)
