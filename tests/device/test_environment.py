@@ -16,8 +16,6 @@ from kbatch.device.environment import (
     read_memory_left_bytes,
 )
 
-NOTEBOOK = "# run the cells of the notebook again"
-
 
 @pytest.mark.parametrize(
     ("words", "module", "command"),
@@ -25,9 +23,9 @@ NOTEBOOK = "# run the cells of the notebook again"
         ("some/place/train.py --epochs 3", None, "python train.py --epochs 3"),
         ("/usr/bin/kbatch report 'two words'", None, "kbatch report 'two words'"),
         ("/usr/lib/kbatch/__main__.py demo", "kbatch.__main__", "python -m kbatch demo"),
-        ("/home/my/train.py 3", "my.train", "python -m my.train 3"),
+        ("my/train.py 3", "my.train", "python -m my.train 3"),
         ("train.py 3", "cProfile", "python train.py 3"),  # Whose place is another.
-        ("/usr/lib/ipykernel_launcher.py -f /run/k.json", "ipykernel_launcher", NOTEBOOK),
+        ("ipykernel_launcher.py -f k.json", None, "# run the cells of the notebook again"),
     ],
 )
 def test_the_command_is_what_a_person_would_type_again(words, module, command, monkeypatch):
@@ -43,8 +41,7 @@ BUILT = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
 
 
 @pytest.mark.parametrize(
-    ("library", "driver"),
-    [(FakeNvml(FakeGpu()), {"nvidia-driver": "580.65.06"}), (None, {})],
+    ("library", "driver"), [(FakeNvml(FakeGpu()), {"nvidia-driver": "580.65.06"}), (None, {})]
 )
 def test_what_decides_the_speed_of_a_gpu_is_among_the_versions(monkeypatch, library, driver):
     fake_nvml.install(monkeypatch, library)

@@ -7,11 +7,7 @@ import tensorflow as tf
 from small_models import mlp, rows
 
 from kbatch.errors import InputError
-from kbatch.inference.call_paths import (
-    InferenceInputs,
-    inference_inputs,
-    open_path,
-)
+from kbatch.inference.call_paths import InferenceInputs, inference_inputs, open_path
 
 NAMES = ("compiled", "xla", "saved_model")
 
@@ -86,9 +82,9 @@ def test_the_log_is_quiet_while_a_model_is_saved_and_never_louder_than_it_was(le
     log, save, seen = logging.getLogger("tensorflow"), tf.saved_model.save, []
     monkeypatch.setattr(log, "level", level)
 
-    def watched(*arguments, **options):
+    def watched(*given, **options):
         seen.append(log.level)
-        save(*arguments, **options)
+        save(*given, **options)
 
     monkeypatch.setattr(tf.saved_model, "save", watched)
     with open_path("saved_model", mlp(), inference_inputs(mlp())):
@@ -150,13 +146,7 @@ def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
 
 
 @pytest.mark.parametrize(
-    "x",
-    [
-        [[1.0, 2.0], [3.0]],
-        len,
-        tf.ragged.constant([[1, 2], [3]]),
-        np.float32(3.0),
-    ],
+    "x", [[[1.0, 2.0], [3.0]], len, tf.ragged.constant([[1, 2], [3]]), np.float32(3.0)]
 )
 def test_what_are_no_arrays_is_refused(x):
     with pytest.raises(InputError, match="Received: ") as caught:

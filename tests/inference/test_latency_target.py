@@ -138,8 +138,7 @@ class Hiccups(Machine):
 
 
 @pytest.mark.parametrize(
-    ("share", "run"),
-    [(0.07, 1), pytest.param(0.07, 3, marks=pytest.mark.slow), (0.055, 5)],
+    ("share", "run"), [(0.07, 1), pytest.param(0.07, 3, marks=pytest.mark.slow), (0.055, 5)]
 )
 def test_hiccups_that_do_not_ask_for_the_size_are_seldom_verified_away(share, run):
     # More than 5 % of the calls are slow at every size: no size keeps to the target.

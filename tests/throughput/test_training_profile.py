@@ -5,13 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from figure_samples import words
-from training_profile_factory import (
-    HICCUPS,
-    in_executions,
-    left_out,
-    training_profile,
-    update,
-)
+from training_profile_factory import HICCUPS, in_executions, left_out, training_profile, update
 
 import kbatch
 from kbatch.analysis.scaling_curve import OUT_OF_MEMORY
