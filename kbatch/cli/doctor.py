@@ -123,9 +123,12 @@ def gpu_findings(
                 # is in nobody's way.
                 held = used_bytes > 0.05 * total_bytes and not gpu.mig
             instances = " (MIG: all instances together)" if gpu.mig else ""
-            text = f"{gpu.name or 'unnamed'}{instances}, {free}"
-            more = "warning", f"{text}: other processes hold the rest", "nvidia-smi"
-            yield Finding(f"GPU {gpu.index}", *(more if held else ("ok", text)))
+            topic, text = f"GPU {gpu.index}", f"{gpu.name or 'unnamed'}{instances}, {free}"
+            if held:
+                text += ": other processes hold the rest"
+                yield Finding(topic, "warning", text, "nvidia-smi")
+            else:
+                yield Finding(topic, "ok", text)
     problem = unavailable or "NVML lists none that answers."
     seen = [device for device in tensorflow_devices() if device.startswith("GPU")]
     if seen:
