@@ -86,13 +86,14 @@ class Judgement:
     # What does not vary though the seed does: with both, all executions of a pair count as one.
     pinned: Literal["both", "weights", "order"] | None
     left_out: tuple[Pair, ...]  # Without a value, or one of their runs diverged.
+    open: tuple[Pair, ...]  # Neither certified nor worse; if certified they change the answer.
     # Forecast of the rounds that settle it; None where it is settled, where nothing is known of
     # seeds yet, or where no number would.
     executions_needed: int | None
     # Where no number would: the tolerance that could be settled, and the validation examples.
     smallest_tolerance: float | None
     examples_needed: int | None
-    promising: tuple[Pair, ...]  # Preferred to `named`, perhaps certified after 40 rounds.
+    promising: tuple[Pair, ...]  # Of `open`, those perhaps certified after 40 rounds.
 
 
 def judge(
@@ -151,6 +152,12 @@ def judge(
         needed, smallest, examples = bounds.forecast(found)
     later = np.maximum(0.0, bounds.half_widths(_MANY_ROUNDS, found.worse) - bounds.chance())
     hopes = bounds.rule(later).certified
+    settled = {*found.certified, *found.worse}
+    open_ = [
+        k
+        for k, pair in enumerate(pairs)
+        if k not in settled and bounds.preferred(pair[0], bounds.costs[k], found)
+    ]
     return Judgement(
         pairs=pairs,
         leader=pairs[found.leader],
@@ -167,9 +174,8 @@ def judge(
         executions_needed=needed,
         smallest_tolerance=smallest,
         examples_needed=examples,
-        promising=tuple(
-            pairs[k] for k in hopes if bounds.preferred(pairs[k][0], bounds.costs[k], found)
-        ),
+        open=tuple(pairs[k] for k in open_),
+        promising=tuple(pairs[k] for k in open_ if k in hopes),
     )
 
 
@@ -355,7 +361,7 @@ class _Bounds:
         return min(fast, key=lambda k: (pairs[k][0], means[k], k))
 
     def preferred(self, size: int, cost: float, found: _Rule) -> bool:
-        """Return whether a pair would be named if it were certified."""
+        """Return whether the answer would be another one if a pair were certified."""
         costs = self._table.costs
         if not found.certified:
             return True

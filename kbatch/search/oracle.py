@@ -22,7 +22,7 @@ from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.race import NextRun, Race, RaceStep
 from kbatch.errors import InputError
 from kbatch.library_internals import keras_metric_kind, project_directory
-from kbatch.page.numbers import format_number, pluralize, setting
+from kbatch.page.numbers import pluralize, setting
 from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.trial_files import ENDED, STATE_NAME, readable_trials, trial_record
@@ -53,16 +53,6 @@ def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Ke
 def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
     """Return every combination of a space, defaults first, the last name changing fastest."""
     return _extensions({}, tuple(space.space))
-
-
-def settings_in_grid(space: keras_tuner.HyperParameters) -> Iterator[tuple[Values, Values]]:
-    """Return the first values of each setting beside batch size and rate, and that setting."""
-    seen: list[Values] = []
-    for values in grid(space):
-        others = other_hyperparameters(values)
-        if others not in seen:
-            seen.append(others)
-            yield values, others
 
 
 def _extensions(values: Values, parameters: Sequence[Any]) -> Iterator[Values]:
@@ -317,7 +307,7 @@ _MOST_SETTINGS = 4
 _ENDS = {
     "certain": "more rounds would not change the answer",
     "certified": "a size is certified, and more rounds would hardly change the answer",
-    "out of reach": "certainty would take more executions than are left",
+    "out of reach": "certainty would take more executions than are left, see the decision",
     "executions": "no further round fits in `max_executions`",
     "alone": "only one batch size can be trained",
     "diverged": (
@@ -350,13 +340,7 @@ class RaceStrategy:
                 "A race compares batch sizes by one metric that training reports: give its name, "
                 f'such as "val_accuracy". Received: objective={objective.name!r}.'
             )
-        several = len(list(settings_in_grid(space)))
-        if several > _MOST_SETTINGS:
-            raise InputError(
-                f"A race tries at most {_MOST_SETTINGS} combinations of other hyperparameters, at "
-                "the base batch size: give fewer values, or tune them first by keras-tuner's "
-                f"tuners at one batch size. Received: {several} combinations."
-            )
+        _settings_of(space)
         self._project, self._base = project, base_batch_size
         self._larger_is_better = objective.direction == "max"
         declared = {one.name: one for one in space.space}
@@ -393,15 +377,6 @@ class RaceStrategy:
         if step is None or step.ended is None:
             return None
         end = _ENDS[step.ended].format(smallest=setting(self._smallest))
-        found = step.judgement
-        if step.ended == "out of reach" and found is not None:
-            smallest = found.smallest_tolerance
-            if found.executions_needed is not None:
-                end += f"; about {found.executions_needed:,} of each size would settle it"
-            elif smallest is not None:
-                end += f"; with more a tolerance of {format_number(smallest, 2)} would do"
-                if found.examples_needed is not None:
-                    end += f", or {found.examples_needed:,} validation examples"
         return f"The race has ended: {end}."
 
     def _next(self, space: Any, pending: list[Values]) -> tuple[Values, int] | None:
@@ -415,7 +390,7 @@ class RaceStrategy:
             ]
         factors: list[Any] = [one.hyperparameters.get(FACTOR_NAME, 1.0) for one in trials]
         self._last, self._smallest = None, min(factors, default=1.0)
-        settings = list(settings_in_grid(space))
+        settings = _settings_of(space)  # Training may have declared more.
         chosen, others = settings[0]
         if len(settings) > 1:
             # The best at the base size, by one execution each, is raced.
@@ -468,6 +443,22 @@ class RaceStrategy:
             if (value := by_values.get(_key(values))) is not None
         ]
         return min(ranked, default=(0, 0))[1]
+
+
+def _settings_of(space: Any) -> list[tuple[Values, Values]]:
+    """Return the first values of each setting beside batch size and rate, and that setting."""
+    found: list[tuple[Values, Values]] = []
+    for values in grid(space):
+        others = other_hyperparameters(values)
+        if all(others != known for _, known in found):
+            found.append((values, others))
+    if len(found) > _MOST_SETTINGS:
+        raise InputError(
+            f"A race tries at most {_MOST_SETTINGS} combinations of other hyperparameters, at the "
+            "base batch size: give fewer values, or tune them first by keras-tuner's tuners at "
+            f"one batch size. Received: {len(found)} combinations."
+        )
+    return found
 
 
 def _ended(trial: TrialRecord) -> int:

@@ -169,17 +169,13 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
 
 
 def _open_sizes(found: Decision) -> str:
-    """Say what may be preferred to a certified size: no slower ones, and those left out."""
-    judgement: Any = found.judgement
-    costs, settled = judgement.costs, (*judgement.certified, *judgement.worse)
-    most = costs.get(judgement.named)
-    fast = (p for p in judgement.pairs if most is None or costs[p] <= most)
+    """Say what may be preferred to a certified size, and what left the race."""
     texts = []
     for why in (UNLIKELY, FAR_RATE):
         if sizes := [f"{trial.batch_size:,}" for trial, one in found.left_out if one == why]:
             was = "" if why == UNLIKELY else "were " if sizes[1:] else "was "
             texts.append(f" {join_words(sizes)} {was}{why}.")
-    open_ = [f"{pair[0]:,}" for pair in fast if pair not in settled]
+    open_ = [f"{size:,}" for size, _ in found.judgement.open] if found.judgement else []
     if open_ or not texts:
         sizes = join_words(open_ or ["another size"])
         texts.insert(0, f" It is open whether {sizes} may do as well and be the better choice.")

@@ -16,8 +16,8 @@ def judged(runs, tolerance=TOLERANCE, **changed):
     return judge(runs, **(given | changed))
 
 
-def by_seeds(values, tolerance=1.0, **changed):
-    return judged(runs_of(values), tolerance, over_examples=False, **changed)
+def by_seeds(values, tolerance=1.0, seconds=None, **changed):
+    return judged(runs_of(values, seconds=seconds), tolerance, over_examples=False, **changed)
 
 
 def runs_of(values, outcomes=None, seconds=None, **fields):
@@ -159,6 +159,23 @@ def test_the_smallest_of_those_about_as_fast_as_the_fastest_is_named():
     assert found.certified == found.pairs
     assert (found.named, found.certain) == ((2, 1.0), True)
     np.testing.assert_allclose(list(found.costs.values()), [2.0, 1.04, 1.0, 1.03])
+
+
+def test_open_are_the_pairs_that_change_the_answer_once_they_are_certified():
+    def named(pairs, costs):
+        least = min(costs[pair] for pair in pairs)
+        return min(pair for pair in pairs if costs[pair] <= 1.05 * least)
+
+    rng, seen = np.random.default_rng(0), set()
+    for _ in range(40):
+        values = rng.normal(0, 0.6, (5, 1)) + rng.normal(0, 0.2, (5, 4))
+        found = by_seeds(values, seconds=rng.choice([1.0, 1.03, 1.06, 1.2], 5))
+        for pair in set(found.pairs) - {*found.certified, *found.worse} if found.certified else ():
+            changes = named((*found.certified, pair), found.costs) != found.named
+            assert (pair in found.open) == changes
+            seen.add(changes)
+        assert found.certain == (bool(found.certified) and not found.open)
+    assert seen == {True, False}
 
 
 def test_without_times_the_best_mean_is_named():

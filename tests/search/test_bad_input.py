@@ -149,6 +149,15 @@ def five(hp):
     return models.stock()
 
 
+class LateFive(keras_tuner.HyperModel):
+    def build(self, hp):
+        return models.stock()
+
+    def fit(self, hp, model, *args, **kwargs):
+        hp.Choice("units", [1, 2, 3, 4, 5])
+        return model.fit(*args, **kwargs)
+
+
 def one_hot():
     x, y = models.rows(94)
     return x, np.eye(3)[y]
@@ -186,6 +195,7 @@ ENDED = [
     (searched(fit={"callbacks": [HOLDS]}, **SENT), "Received: callbacks: "),
     (raced(objective=keras_tuner.Objective("samples_per_second", "max")), "one metric"),
     (raced(build=five), "at most 4 combinations"),
+    (raced(build=LateFive()), "at most 4 combinations"),
     (raced(fit={"callbacks": [kbatch.StopAtTarget("val_accuracy", 0.5)]}), "StopAtTarget"),
 ]
 
