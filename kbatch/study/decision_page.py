@@ -152,7 +152,9 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
     elif judgement.pinned == "order":
         more += " All executions saw the examples in one order, so another one is not known."
     if found.certain and found.tied:
-        which = "it trains fastest; of those that differ by less than 5 % it is the smallest"
+        alike = {*found.alike_in_time}  # Their samples/s in the table may tell otherwise.
+        how = " by plain `fit`" if alike and alike <= found.plain_times.keys() else ""
+        which = f"it trains fastest{how}; of those that differ by less than 5 % it is the smallest"
         if not judgement.costs:
             kinds = device_kinds(found.trials)
             ran = f", as trials ran on {join_words(kinds)}" if len(kinds) > 1 else ""
