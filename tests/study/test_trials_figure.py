@@ -64,12 +64,21 @@ def test_of_searched_rates_the_best_of_each_size_is_joined_and_named_by_its_rate
 
 
 def test_a_size_far_from_all_others_lies_outside_the_axis_and_is_named():
-    values = {16: 0.2, 32: 0.25, 64: 0.22, 128: 5000.0}
-    epochs = {size: make_epochs((1.1 - value,)) for size, value in values.items()}
-    loss = Objective("val_loss", "min")
-    trials = (make_trial(size, objective=loss, epochs=e) for size, e in epochs.items())
+    values, loss = {16: 0.2, 32: 0.25, 64: 0.22, 128: 5000.0}, Objective("val_loss", "min")
+    trials = [
+        make_trial(
+            size,
+            *(make_execution(size, epochs=make_epochs((1.1 - value * f,))) for f in (0.9, 1, 1.1)),
+            objective=loss,
+        )
+        for size, value in values.items()
+    ]
     _, lower = panels(make_study(*trials))
-    assert 0.25 < lower.get_ylim()[1] < 1
+    least, most = lower.get_ylim()
+    assert most < 1
+    for trial in trials[:3]:  # Their bars are whole.
+        low, high = trial.metric("val_loss").ends
+        assert least < low < high < most
     assert "batch size 128 (5,000)" in texts(lower)
 
 
@@ -99,6 +108,7 @@ def test_no_line_goes_through_a_size_that_was_tried_at_a_far_rate_alone():
         assert [list(line.get_xdata()) for line in joined] == [[32, 64]]
         hollow = [line for line in panel.lines if line.get_markerfacecolor() == PAPER]
         assert [list(line.get_xdata()) for line in hollow] == [[128]]
+    assert "Hollow: tried only at a rate that is far off." in texts(panel)
 
 
 def test_a_failed_trial_is_marked_at_the_bottom_edge():

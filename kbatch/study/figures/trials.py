@@ -94,10 +94,10 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
         # Throughput is a ratio scale: from zero, twice as high is twice as fast.
         upper.set_ylim(bottom=0, top=1.08 * upper.get_ylim()[1])
         upper.yaxis.set_major_formatter("{x:,.0f}")
-        outside = _end_axis(lower, shown, quality)
         if quality:
-            values = [found.value for trial in shown if (found := quality_of(trial))]
-            common.quality_axis(lower, quality, values)
+            values = [(t.batch_size, found) for t in shown if (found := quality_of(t))]
+            outside = _end_axis(lower, values, quality)
+            common.quality_axis(lower, quality, [found.value for _, found in values])
         if len(completed) < len(trials):  # Room for the words below those that failed.
             bottom, top = lower.get_ylim()
             lower.set_ylim(bottom - 0.25 * (top - bottom), top)
@@ -120,7 +120,8 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
         certified = decided.judgement.certified if decided.certified and decided.judgement else ()
         alike = {*decided.tied} <= {size for size, _ in certified}
         tied = f"{'As good as' if alike else 'Not told apart from'} the best: {sizes}."
-    notes = (tied, grey, outside, common.bars_text(shown))
+    marks = f"Hollow: {FAR_RATE}." if far and running is None else ""
+    notes = (tied, marks, grey, outside, common.bars_text(shown))
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
     return upper
 
@@ -142,25 +143,23 @@ def _mark_incomplete(
     return ""
 
 
-def _end_axis(panel: Axes, completed: Sequence[TrialRecord], quality: Objective | None) -> str:
+def _end_axis(
+    panel: Axes, values: Sequence[tuple[int, Estimate[float]]], quality: Objective
+) -> str:
     """End the axis where the sizes do that matter, and say which lie outside."""
-    sign = 1 if quality and quality.direction == "max" else -1
-    values = [
-        (sign * value, trial.batch_size)
-        for trial in completed
-        if quality and (value := trial.metrics.get(quality.name)) is not None
-    ]
-    best, _ = max(values, default=(0.0, 0))
-    spread = best - median(value for value, _ in values) if values else 0.0
+    sign = 1 if quality.direction == "max" else -1
+    signed = [sign * found.value for _, found in values]
+    best = max(signed, default=0.0)
+    spread = best - median(signed) if signed else 0.0
     least = best - _FAR * max(spread, _LEAST_SPREAD * abs(best))
-    outside = [(value, size) for value, size in values if value < least]
+    outside = [(size, found) for size, found in values if sign * found.value < least]
     if not outside:
         return ""
-    inside = min(value for value, _ in values if value >= least)
-    low, high = sorted((sign * best, sign * inside))
-    margin = 0.05 * ((high - low) or abs(high))
-    panel.set_ylim(low - margin, high + margin)
-    named = [f"{size:,} ({format_number(sign * value)})" for value, size in outside]
+    inside = [found for _, found in values if sign * found.value >= least]
+    ends = [end for found in inside for end in found.ends or (found.value, found.value)]
+    margin = 0.05 * ((max(ends) - min(ends)) or abs(best))
+    panel.set_ylim(min(ends) - margin, max(ends) + margin)
+    named = [f"{size:,} ({format_number(found.value)})" for size, found in outside]
     return f"Outside the axis: batch size {join_words(at_most(named))}."
 
 
