@@ -44,6 +44,13 @@ def test_the_steps_bound_what_some_trial_beats(direction, edge):
     assert ys == pytest.approx([qualities[0], *qualities, panel.get_ylim()[edge]])
 
 
+def test_bars_of_throughput_end_within_the_axis():
+    runs = [make_execution(64, rate=rate, accuracies=(0.9,)) for rate in (1500.0, 2000.0, 2500.0)]
+    fast = make_trial(64, *runs)
+    panel = plot_pareto(make_study(make_trial(32, rate=900.0), fast))
+    assert 1.12 * fast.throughput.value < fast.throughput.high < panel.get_xlim()[1]
+
+
 def panels(axes):
     return [a for a in axes.figure.axes if a.axison]
 

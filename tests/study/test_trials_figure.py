@@ -8,6 +8,12 @@ from matplotlib.colors import to_hex
 from records_factory import make_epochs, make_execution, make_search, make_study, make_trial
 
 from kbatch.plotting.canvas import ALARM, PAPER, save_figure
+from kbatch.study.figures.quality import (
+    learning_curves,
+    pareto_points,
+    plot_learning_curves,
+    plot_pareto,
+)
 from kbatch.study.figures.trials import draw_trials, plot_trials
 from kbatch.study.trial import Objective
 
@@ -103,12 +109,19 @@ def test_no_line_goes_through_a_size_that_was_tried_at_a_far_rate_alone():
         )
     ]
     search = make_search(strategy="race", batch_sizes=[32, 64, 128])
-    for panel in panels(make_study(*trials, search=search)):
+    study = make_study(*trials, search=search)
+    for panel in panels(study):
         joined = [line for line in panel.lines if line.get_linestyle() == "-"]
         assert [list(line.get_xdata()) for line in joined] == [[32, 64]]
         hollow = [line for line in panel.lines if line.get_markerfacecolor() == PAPER]
         assert [list(line.get_xdata()) for line in hollow] == [[128]]
     assert "Hollow: tried only at a rate that is far off." in texts(panel)
+    # Its quality would take up the other figures.
+    assert {point[0].batch_size for point in pareto_points(study)[1]} == {32, 64}
+    assert [trial.batch_size for trial, _ in learning_curves(study)[1]] == [32, 64]
+    for plot in (plot_pareto, plot_learning_curves):
+        shown = " ".join(map(texts, plot(study).figure.axes))
+        assert "Left out: batch size 128, tried only at" in shown
 
 
 def test_a_failed_trial_is_marked_at_the_bottom_edge():

@@ -18,6 +18,7 @@ from kbatch.study.comparison import (
     missing_text,
     trial_name,
 )
+from kbatch.study.decision import FAR_RATE
 from kbatch.study.trial import Objective, TrialRecord, is_fraction
 
 if TYPE_CHECKING:
@@ -55,6 +56,18 @@ def missing_data(study: "Study", needed: str) -> ValueError:
     completed = any(trial.status == "completed" for trial in study.trials)
     received = "Trials completed without them" if completed else none_completed(study)
     return ValueError(f"This figure needs {needed}. Received: {received}.")
+
+
+def far_off(study: "Study") -> list[TrialRecord]:
+    """List the trials of sizes that a race tried only at a rate that does not suit them."""
+    return [trial for trial, why in study.decide().left_out if why == FAR_RATE]
+
+
+def far_off_note(study: "Study") -> str:
+    """Say which sizes a figure of quality leaves out, an empty text where it shows all."""
+    sizes = sorted({trial.batch_size for trial in far_off(study)})
+    named = join_words([f"{size:,}" for size in sizes] or [""])
+    return f"Left out: batch size {named}, {FAR_RATE}." if sizes else ""
 
 
 def one_of_each_size(study: "Study", trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:

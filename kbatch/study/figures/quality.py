@@ -27,11 +27,12 @@ Point = tuple[TrialRecord, Estimate[float], Estimate[float], bool]
 def pareto_points(study: "Study") -> tuple[Objective, list[Point]]:
     """Return the metric and the trials by throughput, with those that no other one beats."""
     refuse_empty(study)
-    quality, decided = study.quality_metric, study.decide()
+    quality, decided, far = study.quality_metric, study.decide(), common.far_off(study)
     measured = [
         (trial, rate, value)
         for trial, *_ in rates_of_settings(study.trials)
         if trial.status == "completed"
+        and trial not in far
         and quality is not None
         and (rate := trial.throughput) is not None
         and (value := decided.judged(trial).metric(quality.name)) is not None
@@ -73,7 +74,8 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
         panel.set_xlim(slowest / 1.3, fastest * 1.5)
         plain_log_labels(panel.xaxis)
     else:  # A ratio scale: from zero, twice as far is twice as fast.
-        panel.set_xlim(0, 1.12 * fastest)
+        ends = (rate.high or rate.value for _, rate, *_ in points)
+        panel.set_xlim(0, max(1.12 * fastest, 1.02 * max(ends)))
         labels = int(canvas.label_room(panel) / (len(f"{fastest:,.0f}") + 1.5))
         steps = MaxNLocator(nbins=max(1, min(9, labels)), steps=(1, 2, 2.5, 5, 10))
         panel.xaxis.set_major_locator(steps)
@@ -103,7 +105,8 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     canvas.write_title(panel, study.name, columns=7, fewest=1)
     best = join_words(at_most([trial_name(trial, names) for trial, *_ in front]))
     filled = f"Filled: batch size {best}, which no other trial beats in both."
-    common.write_conditions([panel], study, filled, common.bars_text(study.trials))
+    bars = common.bars_text(study.trials)
+    common.write_conditions([panel], study, filled, common.far_off_note(study), bars)
     return panel
 
 
@@ -119,8 +122,8 @@ def learning_curves(study: "Study") -> tuple[Objective, list[tuple[TrialRecord, 
     """Return the metric, and a trial of each batch size with its learning curve."""
     refuse_empty(study)
     quality, decided = study.quality_metric, study.decide()
-    shown = common.one_of_each_size(study, study.trials).values()
-    judged = [decided.judged(trial) for trial in shown]
+    shown, far = common.one_of_each_size(study, study.trials).values(), common.far_off(study)
+    judged = [decided.judged(trial) for trial in shown if trial not in far]
     curves = [(t, curve) for t in judged if quality and (curve := _curve(t, quality.name))]
     if quality is None or not curves:
         raise common.missing_data(study, "epochs with a metric of quality")
@@ -195,6 +198,7 @@ def plot_learning_curves(
     tracing = ""
     if "seconds" in budgets:
         tracing = "Training time has the tracing of the first step in it, but no validation."
-    notes = (common.one_of_each_size_note(study.trials), tracing, lines)
+    one_each = common.one_of_each_size_note(study.trials)
+    notes = (one_each, common.far_off_note(study), tracing, lines)
     common.write_conditions(panels, study, *notes)
     return panels[0]

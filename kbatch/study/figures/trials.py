@@ -64,7 +64,7 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
         return decided.judged(trial).metric(quality.name) if quality else None
 
     # Of these nothing is known at a rate that suits them: no line goes through them.
-    far = [trial.trial_id for trial, why in decided.left_out if why == FAR_RATE]
+    far = [trial.trial_id for trial in common.far_off(study)]
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     batch_axis(lower, [trial.batch_size for trial in trials], common.BATCH_LABEL)
     measured = {upper: lambda trial: trial.throughput, lower: quality_of}
