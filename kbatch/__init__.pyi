@@ -34,9 +34,9 @@ from kbatch.study.figures.time_to_target import plot_time_to_target as plot_time
 from kbatch.study.figures.trials import plot_trials as plot_trials
 from kbatch.study.study import Study as Study
 from kbatch.study.study import load_study as load_study
+from kbatch.throughput.figure import plot_training_profile as plot_training_profile
 from kbatch.throughput.measure import profile_training as profile_training
 from kbatch.throughput.result import TrainingProfile as TrainingProfile
-from kbatch.throughput.result import plot_training_profile as plot_training_profile
 from kbatch.training.accumulation import accumulate_gradients as accumulate_gradients
 from kbatch.training.callbacks import ExampleBudget as ExampleBudget
 from kbatch.training.callbacks import StopAtTarget as StopAtTarget

@@ -5,13 +5,7 @@ import itertools
 
 import inference_factory
 import input_profile_factory
-from figure_studies import (
-    gpu_study,
-    learned_study,
-    max_batch_result,
-    target_study,
-    tuned_study,
-)
+from figure_studies import gpu_study, learned_study, max_batch_result, target_study, tuned_study
 from matplotlib.text import Annotation, Text
 from recommendation_factory import make_recommendation
 from training_profile_factory import training_profile
@@ -21,11 +15,8 @@ from kbatch.plotting.canvas import draw_so_wide
 
 
 def input_profile():
-    changes = (
-        input_profile_factory.make_change(),
-        input_profile_factory.make_change("cache in memory", 2.4),
-    )
-    return input_profile_factory.make_profile(changes=changes)
+    make = input_profile_factory.make_change
+    return input_profile_factory.make_profile(changes=(make(), make("cache in memory", 2.4)))
 
 
 SAMPLES = {

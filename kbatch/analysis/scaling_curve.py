@@ -254,16 +254,6 @@ class Latency:
         latencies = np.maximum.accumulate(self.latencies_s * factors)
         return dataclasses.replace(self, latencies_s=latencies)
 
-    @property
-    def drawn(self) -> list[tuple[float, float]]:
-        """Sizes and seconds along the line, as a figure draws it; none where no line holds."""
-        if not self.follows_line:
-            return []
-        # A line looks curved on logarithmic axes.
-        smallest, largest = self.batch_sizes[[0, -1]]
-        sizes = np.geomspace(smallest, largest, 60).tolist()
-        return [(size, self.line(size)) for size in sizes]
-
 
 def _interpolate(x: float, xs: np.ndarray, ys: np.ndarray) -> float:
     """Interpolate by straight pieces in logarithms; beyond the ends is what the ends have."""

@@ -237,9 +237,19 @@ class InferenceProfile(Result):
 
     def figures(self) -> tuple[Figure, ...]:
         """Return throughput and time by batch size, one against the other, and memory."""
-        from kbatch.inference.figures import figures_of
+        from kbatch.inference import figures
+        from kbatch.throughput.figure import height_in
 
-        return figures_of(self)
+        found = []
+        if any(timing.measured for timing in self.timings):
+            title, plot = "Throughput and time of a batch", figures.plot_inference_throughput
+            found.append(Figure.of(plot, self, title, height_in(2)))
+            plot = figures.plot_inference_operating_curve
+            found.append(Figure.of(plot, self, "Rate against time", height_in(1)))
+        if any(record.peak_bytes for record in self.memory):
+            plot = figures.plot_inference_memory
+            found.append(Figure.of(plot, self, "Memory by batch size", height_in(1)))
+        return tuple(found)
 
     @property
     def settings(self) -> dict[str, str]:

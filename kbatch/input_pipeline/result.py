@@ -16,7 +16,6 @@ again. Over whole chunks, or whole epochs, there is one value.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -370,8 +369,7 @@ class InputPipelineProfile(Result):
         from kbatch.input_pipeline.figure import HEIGHT_IN, plot_input_pipeline
 
         title = "Training step by step, and the rates behind the verdict"
-        draw = functools.partial(plot_input_pipeline, self)
-        return (Figure("input-pipeline", title, HEIGHT_IN, draw),)
+        return (Figure.of(plot_input_pipeline, self, title, HEIGHT_IN),)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -1,12 +1,9 @@
 """The figure of the memory by batch size."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.memory.search import fit_memory
 from kbatch.page.numbers import memory_text, percent, pluralize, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style
@@ -16,10 +13,7 @@ if TYPE_CHECKING:
     from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
 
 HEIGHT_IN = 4.2
-_CURVE_POINTS = 200
 _TOP = 1.12
-# A limit that lies so many times above everything would press the curve to the floor.
-_FAR = 16
 _OUT_OF_MEMORY = "out of memory"
 _KINDS = ("below the limit", "above the window", "run once more to confirm", _OUT_OF_MEMORY)
 
@@ -47,10 +41,13 @@ def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
     draw.limit(panel, limit, f"limit {memory_text(limit_bytes)}")
     middle, edge = (0.01, (low + high) / 2), panel.get_yaxis_transform()
     draw.text(panel, f"window {window}", middle, ha="left", color=MUTED, xycoords=edge)
+    line = ""
     if fit is not None:
-        places = np.geomspace(sizes[0], sizes[-1], _CURVE_POINTS)
-        line = {"color": series_style(0).color, "linewidth": 1.1, "linestyle": ":"}
-        panel.plot(places, (fit.fixed_bytes + places * fit.bytes_per_example) / unit, **line)
+        curve = draw.along(lambda size: fit.predict(size) / unit, sizes[0], sizes[-1])
+        look = {"color": series_style(0).color, "linewidth": 1.2, "linestyle": ":"}
+        panel.plot(*zip(*curve, strict=True), **look)
+        fixed, each = memory_text(max(fit.fixed_bytes, 0)), max(fit.bytes_per_example, 0.0)
+        line = f"Dotted: fitted line, {fixed} and {memory_text(each)} per example."
     for index, kind in enumerate(_KINDS):
         if runs := [probe for probe in result.probes if _kind(probe) == kind]:
             failed = kind == _OUT_OF_MEMORY
@@ -70,41 +67,11 @@ def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
     panel.set_ylim(0, _TOP * limit)
     panel.set_ylabel(f"Peak memory ({unit_name})")
     panel.yaxis.set_major_formatter("{x:g}")
-    line = ""
-    if fit is not None:
-        fixed, each = memory_text(max(fit.fixed_bytes, 0)), max(fit.bytes_per_example, 0.0)
-        line = f"Dotted: fitted line, {fixed} and {memory_text(each)} per example."
     where = where_measured(result.environment) if result.environment else [result.device]
     facts = [*where, result.dtype_policy, pluralize(len(result.probes), "run")]
     canvas.write_title(panel, f"{result.title}: {pluralize(answer, 'example')}", columns=4)
     canvas.write_caption([panel], f"Why this size: {result.reason}.", line, " · ".join(facts))
     return panel
-
-
-def draw_peaks(panel: Axes, peaks: Mapping[str, Mapping[int, int]], limit_bytes: int | None) -> str:
-    """Draw the peak memory of each series by size, its fitted line, and a limit that is near.
-
-    Returns:
-        What a caption says of the lines, empty where there is none.
-    """
-    words = ""
-    for index, (label, known) in enumerate(peaks.items()):
-        sizes, color = list(known), series_style(index).color
-        if (fit := fit_memory(known)) is not None:
-            words = "dotted: fitted line of the memory"
-            places = np.geomspace(min(sizes), max(sizes), _CURVE_POINTS)
-            values = fit.fixed_bytes + places * fit.bytes_per_example
-            panel.plot(
-                places[values > 0], values[values > 0], color=color, linestyle=":", linewidth=1
-            )
-        draw.series(panel, index, sizes, list(known.values()), label=label, joined=False)
-    panel.set_yscale("log", base=2)
-    panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
-    panel.set_ylabel("Peak memory\n(weights included)")
-    highest = max(peak for known in peaks.values() for peak in known.values())
-    if limit_bytes is not None and limit_bytes < _FAR * highest:
-        draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}", below=True)
-    return words
 
 
 def _kind(probe: "ProbeRecord") -> str:

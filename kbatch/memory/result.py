@@ -1,7 +1,6 @@
 """The largest batch that fits and how it was found, and the memory of one batch size."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -97,8 +96,7 @@ class MaxBatchSizeResult(Result):
         """Return the figure of memory by batch size."""
         from kbatch.memory.figure import HEIGHT_IN, plot_memory
 
-        draw = functools.partial(plot_memory, self)
-        return (Figure("memory", "Memory by batch size", HEIGHT_IN, draw),)
+        return (Figure.of(plot_memory, self, "Memory by batch size", HEIGHT_IN),)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -173,7 +173,7 @@ class MemoryFit(NamedTuple):
     fixed_bytes: float  # Weights, slots, workspace: what does not depend on the batch.
     bytes_per_example: float
 
-    def predict(self, batch_size: int) -> float:
+    def predict(self, batch_size: float) -> float:
         return self.fixed_bytes + batch_size * self.bytes_per_example
 
     def largest_within(self, most_bytes: float) -> float:

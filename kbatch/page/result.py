@@ -2,7 +2,8 @@
 
 The table is a DataFrame whose column names carry units, such as "step time (ms)". The columns
 "X, low" and "X, high" are the interval of X and are shown behind its value. A column without any
-value is not shown. `table.attrs["answer"]` lists the labels of the rows that the answer names, and
+value is not shown; why a value is unknown, which is None, stands in the column "outcome".
+`table.attrs["answer"]` lists the labels of the rows that the answer names, and
 `table.attrs["digits"]` the significant digits of a column where three are too few.
 """
 
@@ -44,6 +45,13 @@ class Figure(NamedTuple):
     # Draws it in Axes, or in a new figure; its label describes it for those who do not see it.
     draw: "Callable[[Axes | None], Axes]"
 
+    @classmethod
+    def of(cls, plot: Any, result: Any, title: str, height_in: float, **options: Any) -> Self:
+        """Offer what a public function draws of a result, under the function's own name."""
+        name = plot.__name__.removeprefix("plot_").replace("_", "-")
+        draw = functools.partial(plot, result, **options)
+        return cls("-".join((name, *options.values())), title, height_in, draw)
+
 
 class ShownColumn(NamedTuple):
     """A column of a table as people read it."""
@@ -70,25 +78,10 @@ class Page(NamedTuple):
 
 
 class Result(ABC):
-    """The base of a frozen dataclass that holds what was measured.
-
-    A result says what it found in these eight; whatever shows it reads nothing else:
-
-    - `title`: what it is a result of, in a few words.
-    - `answer`: the decision, in one sentence.
-    - `use`: how to act on it; empty where the answer says it.
-    - `table()`: what was measured, a row each, as the head of this module says. What is unknown is
-      None, and its reason stands in the column "outcome".
-    - `notes`: `most_important` of the notes in the field `noted` and of those that follow from the
-      data. The texts stand in `kbatch.records.notes`.
-    - `figures()`: the one that shows the decision first. A function below the result draws
-      them, or a module `figure` beside it, which imports the result for its annotations only.
-    - `settings`: what it was measured with, a text each, ready to be read.
-    - `environment`: the machine, None if it was not recorded.
-    """
+    """The base of a frozen dataclass of what was measured; whatever shows it reads this alone."""
 
     noted: tuple[Note, ...]
-    environment: EnvironmentRecord | None
+    environment: EnvironmentRecord | None  # The machine, None if it was not recorded.
 
     @property
     @abstractmethod
@@ -102,11 +95,11 @@ class Result(ABC):
 
     @abstractmethod
     def table(self) -> "pd.DataFrame":
-        """Return what was measured, with units in the names of its columns."""
+        """Return what was measured, a row each, as the head of this module says."""
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """At most three things that change what to do, the most important first."""
+        """At most three things that change what to do, from `noted` and from the data."""
         return most_important(self.noted)
 
     @property
@@ -116,11 +109,11 @@ class Result(ABC):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What it was measured with."""
+        """What it was measured with, a text each, ready to be read."""
         return {}
 
     def figures(self) -> tuple[Figure, ...]:
-        """Return the figures for which there are data, undrawn."""
+        """Return the figures for which there are data, the one that shows the decision first."""
         return ()
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":

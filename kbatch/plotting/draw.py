@@ -2,15 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Transform
 
+from kbatch.analysis.intervals import Estimate
 from kbatch.plotting.canvas import (
     ALARM,
     ALARM_TEXT,
@@ -24,9 +25,6 @@ from kbatch.plotting.canvas import (
     width_share,
 )
 
-if TYPE_CHECKING:
-    from kbatch.analysis.scaling_curve import Timed
-
 Color = str | tuple[float, float, float]
 # Both ends of an interval, None where there is none.
 Bounds = Sequence[tuple[float, float] | None]
@@ -34,45 +32,33 @@ Bounds = Sequence[tuple[float, float] | None]
 _ABOVE, _NAME_ROW = 1.12, 0.085
 # More marks of a series are pixels in a vector file: as shapes thousands are heavy and slow.
 _MOST_MARKS = 500
+# Width of "memory" above a mark, in characters of tick labels.
+_REASON = 6
 
 
 def series(
     panel: Axes,
     index: int,
-    places: Sequence[float],
-    values: Sequence[float],
+    rows: Sequence[tuple[float, Estimate[float]]],
     *,
     label: str,
-    bounds: Bounds = (),
-    joined: bool = True,
+    line: Sequence[tuple[float, float]] = (),
+    style: str = "-",
+    shaded: bool = False,
 ) -> None:
+    """Draw what was measured at each place with its interval, joined, or with a fitted line."""
     color, marker = series_style(index)
-    bars(panel, places, bounds, color)
-    points(panel, places, values, color, marker, label=label, line="-" if joined else "none")
+    places, values = [place for place, _ in rows], [found.value for _, found in rows]
+    (band if shaded else bars)(panel, places, [found.ends for _, found in rows], color)
+    if line:
+        panel.plot(*zip(*line, strict=True), color=color, linewidth=1.2, linestyle=style)
+    points(panel, places, values, color, marker, label=label, line="none" if line else "-")
 
 
-def rates_and_times(
-    upper: Axes,
-    lower: Axes,
-    index: int,
-    rows: "Sequence[Timed]",
-    *,
-    label: str,
-    line_s: Sequence[tuple[float, float]],
-) -> None:
-    """Draw one series of throughput above and of the time below, joined or with a fitted line."""
-    for panel, found in (
-        (upper, [row.rate for row in rows]),
-        (lower, [row.time_s and row.time_s.times(1e3) for row in rows]),
-    ):
-        known = [(row.batch_size, one) for row, one in zip(rows, found, strict=True) if one]
-        places, values = [size for size, _ in known], [one.value for _, one in known]
-        bounds = [one.ends for _, one in known]
-        series(panel, index, places, values, label=label, bounds=bounds, joined=not line_s)
-    if line_s:
-        sizes, look = [b for b, _ in line_s], {"color": series_style(index).color, "linewidth": 1.2}
-        upper.plot(sizes, [size / time_s for size, time_s in line_s], **look)
-        lower.plot(sizes, [1e3 * time_s for _, time_s in line_s], **look)
+def along(curve: Callable[[float], float], low: float, high: float) -> list[tuple[float, float]]:
+    """Return points of a fitted curve for logarithmic axes, which have no place for 0."""
+    places = np.geomspace(low, high, 100).tolist()
+    return [(place, value) for place in places if (value := curve(place)) > 0]
 
 
 def points(
@@ -210,20 +196,23 @@ def answers(
     names_above(panel, lines, (smallest, largest))
 
 
-def missing(panel: Axes, *places: float, words: str = "") -> None:
-    """Mark runs without a result at the bottom edge, and write above the last why there is none."""
-    marked, edge = list(dict.fromkeys(places)), panel.get_xaxis_transform()
+def missing(panels: Sequence[Axes], failed: Iterable[tuple[int, str]]) -> bool:
+    """Mark sizes without a result at the bottom edges; return whether there was room to say why."""
+    why: dict[int, dict[str, None]] = {}
+    for size, outcome in failed:
+        why.setdefault(size, {})[outcome.replace("out of memory", "out of\nmemory")] = None
     look = {"color": ALARM, "markersize": 8, "markeredgecolor": PAPER, "zorder": 4}
-    panel.plot(marked, [0] * len(marked), "X", transform=edge, clip_on=False, **look)
-    if words:
-        reason(panel, places[-1], words)
-
-
-def reason(panel: Axes, place: float, words: str) -> None:
-    """Write above such marks why there is no result."""
-    words = words.replace("out of memory", "out of\nmemory")
-    edge = panel.get_xaxis_transform()
-    text(panel, words, (place, 0), (0, 8), va="bottom", color=ALARM_TEXT, xycoords=edge)
+    for panel in panels if why else ():
+        edge = panel.get_xaxis_transform()
+        panel.plot([*why], [0] * len(why), "X", transform=edge, clip_on=False, **look)
+    low, high = panels[-1].get_xlim()
+    octave = label_room(panels[-1]) / math.log2(high / low)
+    gaps = (octave * math.log2(b / a) for a, b in itertools.pairwise(sorted(why)))
+    room = all(gap >= _REASON for gap in gaps)
+    edge = {"color": ALARM_TEXT, "xycoords": panels[-1].get_xaxis_transform()}
+    for size, outcomes in why.items() if room else ():
+        text(panels[-1], ",\n".join(outcomes), (size, 0), (0, 8), va="bottom", **edge)
+    return room
 
 
 _MOST_TICKS = 12
@@ -261,15 +250,6 @@ def batch_ticks(batch_sizes: Iterable[int], most: int = _MOST_TICKS) -> list[int
         if not ticks or math.log2(size / ticks[-1]) >= distance:
             ticks.append(size)
     return ticks
-
-
-def rate_and_time_axes(upper: Axes, lower: Axes, timed: str) -> None:
-    """Label the y axes of throughput and, on a logarithmic scale below, of what is timed."""
-    upper.yaxis.set_major_formatter("{x:,.0f}")
-    upper.set_ylabel("Throughput\n(samples/s)")
-    lower.set_yscale("log")
-    plain_log_labels(lower.yaxis)
-    lower.set_ylabel(f"Time of a {timed}\n(ms)")
 
 
 def plain_log_labels(axis: Axis) -> None:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from kbatch.page.numbers import format_number, where_measured
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.canvas import INK, MUTED, series_style
+from kbatch.plotting.canvas import INK, MUTED
 from kbatch.plotting.draw import batch_axis
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
         sizes.add(min(sizes) * 2**_SHORTEST_OCTAVES)
     batch_axis(panel, sorted(sizes), "Batch size (examples)")
     for index, (label, curve) in enumerate(found.curves.items()):
-        values, (color, marker) = [one.value for one in curve.values()], series_style(index)
-        draw.band(panel, list(curve), [one.ends for one in curve.values()], color)
-        draw.points(panel, list(curve), values, color, marker, size=5, line="-", label=label)
+        draw.series(panel, index, [*curve.items()], label=label, shaded=True)
     panel.set_ylim(0, 1)
     panel.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     panel.set_ylabel("Share of the largest")

@@ -281,8 +281,7 @@ class Recommendation(Result):
         """Return the figure of the limits."""
         from kbatch.recommendation.figure import HEIGHT_IN, plot_limits
 
-        draw = functools.partial(plot_limits, self)
-        return (Figure("limits", "The limits of the batch size", HEIGHT_IN, draw),)
+        return (Figure.of(plot_limits, self, "The limits of the batch size", HEIGHT_IN),)
 
     @property
     def settings(self) -> dict[str, str]:

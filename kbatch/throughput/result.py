@@ -1,14 +1,12 @@
-"""The profile of a model's training by micro-batch size, and its figure."""
+"""The profile of a model's training by micro-batch size."""
 
 import dataclasses
-import functools
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.scaling_curve import (
-    OUT_OF_MEMORY,
     Latency,
     Timed,
     efficient_batch_size,
@@ -16,21 +14,13 @@ from kbatch.analysis.scaling_curve import (
     timed_columns,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
-from kbatch.page.numbers import (
-    count_range,
-    format_number,
-    in_brackets,
-    memory_text,
-    percent,
-    where_measured,
-)
+from kbatch.page.numbers import format_number, in_brackets, memory_text, percent
 from kbatch.page.result import Figure, Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 # A gain below this share is not worth a smaller micro-batch.
 _NEGLIGIBLE = 0.02
@@ -109,11 +99,13 @@ class TrainingProfile(Result):
 
     def figures(self) -> tuple[Figure, ...]:
         """Return the figure of throughput, time and memory by micro-batch size."""
+        from kbatch.throughput.figure import height_in, plot_training_profile
+
         if not self.measured:
             return ()
-        draw = functools.partial(plot_training_profile, self)
         title = "Throughput, time and memory by micro-batch size"
-        return (Figure("training-profile", title, _HEIGHT_IN, draw),)
+        height = height_in(3 if self.memory_bytes else 2)
+        return (Figure.of(plot_training_profile, self, title, height),)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -232,70 +224,3 @@ def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:
     """Return whether it is slower for certain; with too few rounds nothing is."""
     ratio = ratio_over_rounds(times_s, reference_s)
     return ratio is not None and (ratio.low or 0.0) > 1 and ratio.value > 1 + _NEGLIGIBLE
-
-
-_HEIGHT_IN = 7.0
-
-
-def plot_training_profile(profile: TrainingProfile, ax: "Axes | None" = None) -> "Axes":
-    """Plot samples/s, the time of a micro-batch and the peak memory of training by its size.
-
-    One series for one step an execution, another for as many as a search would run. The line is
-    the fit t = a + b B where it holds; elsewhere lines join the points. The size from which 90 % of
-    the peak throughput is reached and the one to take are marked, sizes that ran out of memory
-    stand at the bottom edge. The uppermost Axes are returned, whose label describes it.
-
-    >>> profile = kbatch.profile_training(build, x, y)
-    >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
-
-    Args:
-        profile: A profile, from `profile_training`.
-        ax: Axes whose place the panels take; a new figure if None.
-
-    Raises:
-        ValueError: If nothing was timed.
-    """
-    if not profile.measured:
-        raise ValueError(
-            "The profile holds no time, so there is nothing to plot: measure smaller micro-batches "
-            f"or longer. Received: {len(profile.updates)} updates, none measured."
-        )
-    from kbatch.memory.figure import draw_peaks
-    from kbatch.plotting import canvas, draw
-
-    memory_bytes = profile.memory_bytes
-    timed = [way.batch_size for way in profile.fastest_ways]
-    failed = [u.batch_size for u in profile.updates if u.outcome == OUT_OF_MEMORY]
-    sizes = sorted({*timed, *failed, *memory_bytes})
-    panels = canvas.panels(ax, _HEIGHT_IN, (1, 1, 1) if memory_bytes else (1, 1))
-    upper, middle, lowest = panels[0], panels[1], panels[-1]
-    draw.batch_axis(lowest, sizes, "Micro-batch size (examples at once)")
-    alone = [update for update in profile.measured if update.steps_per_execution == 1]
-    several = [update for update in profile.measured if update.steps_per_execution > 1]
-    # The fit is that of the fastest way of each size.
-    line_s = profile.latency.drawn if profile.has_fit else []
-    label = "one step an execution" if several else "training"
-    draw.rates_and_times(upper, middle, 0, alone, label=label, line_s=[] if several else line_s)
-    if several:
-        label = "as many as a search runs"
-        draw.rates_and_times(upper, middle, 1, several, label=label, line_s=line_s)
-    draw.rate_and_time_axes(upper, middle, "micro-batch")
-    lines = ""
-    if memory_bytes:
-        lines = draw_peaks(lowest, {"memory": memory_bytes}, profile.memory_limit_bytes)
-    for size in failed:
-        draw.missing(lowest, size, words="out of memory")
-    marked = [("take", profile.micro_batch_size, True)]
-    if profile.has_fit and (efficient := profile.efficient.value) is not None:
-        measured = timed[0] <= efficient <= timed[-1]
-        marked.insert(0, ("90 % of peak", int(efficient), measured))
-    draw.answers(upper, marked, sizes[0], sizes[-1])
-    title = f"{profile.model_name}, {profile.dtype_policy}"
-    canvas.write_title(upper, title, columns=2, fewest=2)
-    parts = where_measured(profile.environment)
-    parts.append("XLA" if profile.jit_compile else "without XLA")
-    number = count_range((len(update.times_s) for update in profile.measured), "round")
-    parts.append(f"{number} a point, bars: 95 % interval of the median")
-    fit = f"Fit: t = {profile.line_text}." if profile.has_fit else ""
-    canvas.write_caption(panels, " · ".join(filter(None, (*parts, lines))), fit)
-    return upper

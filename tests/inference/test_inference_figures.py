@@ -1,15 +1,12 @@
 import numpy as np
 import pytest
-from figure_samples import words
+from figure_samples import text_overlaps, words
 from inference_factory import make_check, make_failed, make_profile, make_timing, time_s
 
 import kbatch
 
-PLOTS = {
-    "throughput": kbatch.plot_inference_throughput,
-    "operating_curve": kbatch.plot_inference_operating_curve,
-    "memory": kbatch.plot_inference_memory,
-}
+NAMES = ("throughput", "operating_curve", "memory")
+PLOTS = {name: getattr(kbatch, f"plot_inference_{name}") for name in NAMES}
 
 
 def test_every_point_is_drawn_within_its_interval():
@@ -37,6 +34,13 @@ def test_the_fit_is_drawn_where_a_line_holds_and_else_points_are_joined():
     np.testing.assert_allclose(fitted.get_ydata(), expected, rtol=0.05)
 
 
+def test_where_marks_lie_close_the_caption_says_why_there_is_no_result():
+    failed = [make_failed(size) for size in range(60, 68)]
+    figure = kbatch.plot_inference_throughput(make_profile(make_timing(1), *failed)).figure
+    assert "✕: out of memory" in words(figure.axes[0])
+    assert text_overlaps(figure) == []
+
+
 def test_a_target_and_sizes_without_memory_are_drawn():
     unchecked = make_profile(make_timing(1), make_timing(8), make_failed(64))
     text = words(kbatch.plot_inference_throughput(unchecked))
@@ -44,6 +48,8 @@ def test_a_target_and_sizes_without_memory_are_drawn():
     assert "out of memory" in text
     missed = make_profile(target_ms=5.0, checks=(make_check(33, outcome="missed"),))
     assert "no size verified" in words(kbatch.plot_inference_throughput(missed))
+    # What the memory guard kept from running takes no place on the axis.
+    assert kbatch.plot_inference_memory(make_profile()).get_xlim()[1] < 128
     found = make_profile(target_ms=5.0, checks=(make_check(33),))
     for part in ("knee: 10", "fastest: 64", "p95 within 5 ms: batch size 33", "8 rounds a point"):
         assert part in words(kbatch.plot_inference_throughput(found))

@@ -85,5 +85,5 @@ def test_a_small_limit_is_in_mebibytes_and_one_size_has_no_line():
     panel = plot_memory(max_batch_result(probes=probes, max_batch_size=1, limit_bytes=limit))
     assert panel.get_ylabel() == "Peak memory (MiB)"
     assert panel.get_ylim() == pytest.approx((0, 512 * 1.12))
-    assert not [line for line in panel.lines if len(line.get_xdata()) == 200]
+    assert not [line for line in panel.lines if len(line.get_xdata()) == 100]
     assert "fitted" not in panel.get_label()

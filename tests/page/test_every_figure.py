@@ -6,14 +6,7 @@ import itertools
 import matplotlib
 import pytest
 from figure_samples import SAMPLES, cut_texts, draw, text_overlaps, words
-from figure_studies import (
-    LONG_NAME,
-    TARGET,
-    gpu_study,
-    learned_study,
-    target_study,
-    tuned_study,
-)
+from figure_studies import LONG_NAME, TARGET, gpu_study, learned_study, target_study, tuned_study
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from records_factory import make_study, make_trial

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from kbatch.analysis.intervals import Estimate
 from kbatch.plotting import draw
 from kbatch.plotting.canvas import detached_axes, figure_bytes, panels, svg_address
 from kbatch.plotting.draw import batch_axis, batch_ticks, plain_log_labels
@@ -77,8 +78,8 @@ def test_labels_stand_apart_and_there_are_two_to_compare(low, span, width_in):
 # Thousands of marks are pixels in a vector file: as shapes they are heavy and slow.
 def test_a_file_of_ten_thousand_marks_stays_small_and_its_pixels_come_along_in_a_page():
     panel, values = detached_axes(3), np.random.default_rng(0).random(10_000).tolist()
-    bounds = [(v - 0.1, v + 0.1) for v in values]
-    draw.series(panel, 0, range(10_000), values, label="a", bounds=bounds, joined=False)
+    rows = [(place, Estimate(v, v - 0.1, v + 0.1)) for place, v in enumerate(values)]
+    draw.series(panel, 0, rows, label="a")
     assert len(figure_bytes(panel, ".svg")) < 1_000_000
     page = base64.b64decode(svg_address(panel).partition(",")[2]).decode()
     found = re.search(r'href="data:image/png;base64,\s*([^"]+)"[^>]* width="([\d.]+)"', page)

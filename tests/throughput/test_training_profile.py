@@ -42,9 +42,13 @@ def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
     assert table["steps per execution"].tolist() == [1, 12_500, 1, 3_125, 1]
     assert table["samples/s"][3] == pytest.approx(32 / 5.2e-4)
     assert table.attrs["answer"] == [3]
-    drawn = words(profile.plot())
-    assert "one step an execution" in drawn
-    assert "as many as a search runs" in drawn
+    upper = profile.plot()
+    assert "one step an execution" in words(upper)
+    labels = [panel.get_ylabel().split("\n")[-1] for panel in upper.figure.axes]
+    assert labels == ["(samples/s)", "(ms)", "(weights included)"]
+    # Each number has a line of its own, from its smallest size to its largest.
+    lines = [line.get_xdata() for line in upper.lines if len(line.get_xdata()) == 100]
+    assert [(round(sizes[0]), round(sizes[-1])) for sizes in lines] == [(8, 128), (8, 32)]
 
 
 def test_what_was_not_measured_takes_no_part():
@@ -56,7 +60,7 @@ def test_what_was_not_measured_takes_no_part():
     nothing = training_profile(left_out(8, OUT_OF_MEMORY))
     assert nothing.answer == "No step could be timed."
     assert nothing.figures() == ()
-    with pytest.raises(ValueError, match=r"nothing to plot.*Received: 1 updates"):
+    with pytest.raises(ValueError, match=r"nothing to plot.*Received: 1 settings"):
         kbatch.plot_training_profile(nothing)
 
 

@@ -1,7 +1,6 @@
 """The figures of a study: those for which it has the data."""
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +21,7 @@ def study_figures(study: "Study") -> "tuple[Figure, ...]":
     found: list[Figure] = []
 
     def offer(plot: Callable[..., Any], title: str, height_in: float, **options: Any) -> None:
-        name = plot.__name__.removeprefix("plot_").replace("_", "-")
-        draw = functools.partial(plot, study, **options)
-        found.append(Figure("-".join((name, *options.values())), title, height_in, draw))
+        found.append(Figure.of(plot, study, title, height_in, **options))
 
     offer(trials.plot_trials, "Throughput and quality by batch size", trials.HEIGHT_IN)
     # A page leaves out what was not measured.

@@ -162,11 +162,8 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
 def _draw_goodput(panel: Axes, found: Goodput) -> None:
     sizes = list(found.values)
     batch_axis(panel, sizes, common.BATCH_LABEL)
-    rates, values = list(found.throughput.values()), list(found.values.values())
-    bars = [one.ends for one in rates]
-    draw.series(panel, 1, sizes, [one.value for one in rates], label="throughput", bounds=bars)
-    draw.series(panel, 0, sizes, [one.value for one in values], label="goodput")
-    draw.band(panel, sizes, [one.ends for one in values], series_style(0).color)
+    draw.series(panel, 1, [*found.throughput.items()], label="throughput")
+    draw.series(panel, 0, [*found.values.items()], label="goodput", shaded=True)
     panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
     panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.set_ylabel("Goodput, throughput\n(samples/s)")

@@ -135,18 +135,16 @@ def plot_time_to_target(
     points = target_points(study, aim)
     fit, fit_text = fitted(points)
     shown = {point.batch_size for point in points}
-    failed: dict[int, list[str]] = {}
-    for trial in study.trials:
-        if trial.batch_size not in shown:
-            ended = "no updates" if trial.status == "completed" else trial.outcome
-            failed.setdefault(trial.batch_size, []).append(ended)
+    failed = [
+        (trial.batch_size, "no updates" if trial.status == "completed" else trial.outcome)
+        for trial in study.trials
+        if trial.batch_size not in shown
+    ]
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
-    batch_axis(lower, [*shown, *failed], common.BATCH_LABEL)
-    _draw_costs(upper, points, [point.seconds for point in points], None, below=bool(failed))
-    _draw_costs(lower, points, [point.updates for point in points], fit, below=bool(failed))
-    for size, words in failed.items():
-        draw.missing(upper, size)
-        draw.missing(lower, size, words=", ".join(dict.fromkeys(words)))
+    batch_axis(lower, [*shown, *(size for size, _ in failed)], common.BATCH_LABEL)
+    _draw_costs(upper, [(p, p.seconds) for p in points], None, below=bool(failed))
+    _draw_costs(lower, [(p, p.updates) for p in points], fit, below=bool(failed))
+    alarm = "" if draw.missing((upper, lower), failed) else None
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
     sign = "≥" if aim.direction == "max" else "≤"
@@ -164,42 +162,36 @@ def plot_time_to_target(
         if rules == {None}
         else "",
     )
-    common.write_conditions((upper, lower), study, fit_text, *notes, alarm="")
+    common.write_conditions((upper, lower), study, fit_text, *notes, alarm=alarm)
     return upper
 
 
 def _draw_costs(
     panel: Axes,
-    points: Sequence[TargetPoint],
-    costs: Sequence[Estimate[float]],
+    costs: Sequence[tuple[TargetPoint, Estimate[float]]],
     fit: StepsToTarget | None,
     *,
     below: bool,
 ) -> None:
     """Draw one of the costs, with room `below` for the sizes that have no result."""
     panel.set_yscale("log")
-    sizes, (color, marker) = [point.batch_size for point in points], series_style(0)
-    both = list(zip(points, costs, strict=True))
-    met = [(p.batch_size, cost) for p, cost in both if p.met]
-    missed = [(p.batch_size, cost.value) for p, cost in both if not p.met]
+    sizes, (color, marker) = [point.batch_size for point, _ in costs], series_style(0)
+    met = [(point.batch_size, cost) for point, cost in costs if point.met]
+    missed = [(point.batch_size, cost.value) for point, cost in costs if not point.met]
     if met:
-        places, values = [size for size, _ in met], [cost.value for _, cost in met]
-        bars = [cost.ends for _, cost in met]
-        draw.series(panel, 0, places, values, label="target met", bounds=bars, joined=fit is None)
-        if places[0] < sizes[-1]:
-            ends = np.array([places[0], sizes[-1]], float)
+        curve = draw.along(fit.steps, sizes[0], sizes[-1]) if fit else ()
+        draw.series(panel, 0, met, label="target met", line=curve)
+        first, cost = met[0]
+        if first < sizes[-1]:
+            ends = np.array([first, sizes[-1]])
             line = {"linewidth": 1.0, "linestyle": "--", "label": "perfect scaling"}
-            panel.plot(ends, values[0] * places[0] / ends, color=MUTED, zorder=1, **line)
+            panel.plot(ends, cost.value * first / ends, color=MUTED, zorder=1, **line)
     # What was spent without meeting the target: it takes more.
     for place in missed:
         draw.points(panel, place[:1], place[1:], color, marker, hollow=True)
         draw.arrow(panel, place, 20, color)
         draw.text(panel, "not met", place, (0, 21), va="bottom")
     if fit is not None:
-        places = np.geomspace(sizes[0], sizes[-1], 100)
-        steps = np.array([fit.steps(place) for place in places])
-        drawn = steps > 0
-        panel.plot(places[drawn], steps[drawn], color=color, linewidth=1.4, zorder=1.5)
         critical, ends = fit.critical_batch_size.value, fit.critical_batch_size.ends
         if critical is not None and sizes[0] <= critical <= sizes[-1]:
             if ends is not None:
@@ -209,8 +201,8 @@ def _draw_costs(
             words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
             draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
     # The line of perfect scaling leaves the panel: what was measured is what matters.
-    low = min(cost.low or cost.value for cost in costs)
-    high = max(cost.high or cost.value for cost in costs)
+    low = min(cost.low or cost.value for _, cost in costs)
+    high = max(cost.high or cost.value for _, cost in costs)
     stretch = max(1.15, (high / low) ** 0.1)
     bottom = low / stretch ** (3 if below else 1.5)
     panel.set_ylim(bottom, high * stretch ** (3 if missed else 1))

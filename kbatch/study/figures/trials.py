@@ -74,18 +74,17 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
     for panel, measure in measured.items():
         known = [(trial, found) for trial in completed if (found := measure(trial))]
         hollow = [(t, found) for t, found in known if t.trial_id in (running, *far)]
-        line = [(t, found) for t, found in known if t.trial_id in chosen.difference(far)]
-        sizes, values = [t.batch_size for t, _ in line], [found.value for _, found in line]
-        if line:
-            bars = [found.ends for _, found in line]
-            draw.series(panel, 0, sizes, values, label="", bounds=bars)
+        joined = [(t, found) for t, found in known if t.trial_id in chosen.difference(far)]
+        if joined:
+            draw.series(panel, 0, [(t.batch_size, found) for t, found in joined], label="")
         for trial, found in hollow:
             place = [trial.batch_size], [found.value]
             draw.points(panel, *place, *series_style(0), hollow=True, zorder=3)
         if not panel.lines:
             nothing = "n/a (not measured in any trial)"
             canvas.write_message(panel, nothing if completed else common.none_completed(study))
-    alarm = _mark_incomplete(upper, lower, study, trials)
+    failed = [(t.batch_size, t.outcome) for t in trials if t.status != "completed"]
+    alarm = "" if draw.missing((upper, lower), failed) else None
     canvas.write_title(upper, study.name)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Quality metric")
@@ -98,7 +97,7 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
             values = [(t.batch_size, found) for t in shown if (found := quality_of(t))]
             outside = _end_axis(lower, values, quality)
             common.quality_axis(lower, quality, [found.value for _, found in values])
-        if len(completed) < len(trials):  # Room for the words below those that failed.
+        if failed:  # Room for the words below those that failed.
             bottom, top = lower.get_ylim()
             lower.set_ylim(bottom - 0.25 * (top - bottom), top)
         for panel, measure in measured.items():
@@ -124,23 +123,6 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
     notes = (tied, marks, grey, outside, common.bars_text(shown))
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
     return upper
-
-
-def _mark_incomplete(
-    upper: Axes, lower: Axes, study: "Study", trials: Sequence[TrialRecord]
-) -> str:
-    """Mark what has no result, with the reasons; return these where there is no room for them."""
-    failed: dict[int, list[str]] = {}
-    for trial in trials:
-        if trial.status != "completed":
-            failed.setdefault(trial.batch_size, []).append(trial.outcome)
-    for panel in (upper, lower) if failed else ():
-        draw.missing(panel, *failed)
-    if 8 * len(failed) > canvas.label_room(lower):
-        return common.incomplete_text(study)
-    for size, outcomes in failed.items():
-        draw.reason(lower, size, ",\n".join(dict.fromkeys(outcomes)))
-    return ""
 
 
 def _end_axis(

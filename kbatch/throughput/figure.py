@@ -1,0 +1,158 @@
+"""The figure of a sweep of batch sizes: throughput, time and memory, what failed, and answers."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+
+from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.scaling_curve import OUT_OF_MEMORY, Timed, fit_rounds
+from kbatch.memory.result import MemoryRecord, peaks_under
+from kbatch.memory.search import fit_memory
+from kbatch.page.numbers import count_range, memory_text, where_measured
+from kbatch.plotting import canvas, draw
+
+if TYPE_CHECKING:
+    from kbatch.throughput.result import TrainingProfile
+
+# A limit that lies so many times above everything would press the curve to the floor.
+_FAR = 16
+
+
+def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) -> Axes:
+    """Plot samples/s, the time of a micro-batch and the peak memory of training by its size.
+
+    One series for one step an execution, another for as many as a search would run. The line is
+    the fit t = a + b B where it holds; elsewhere lines join the points. The size from which 90 % of
+    the peak throughput is reached and the one to take are marked, sizes that ran out of memory
+    stand at the bottom edge. The uppermost Axes are returned, whose label describes it.
+
+    >>> profile = kbatch.profile_training(build, x, y)
+    >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
+
+    Args:
+        profile: A profile, from `profile_training`.
+        ax: Axes whose place the panels take; a new figure if None.
+
+    Raises:
+        ValueError: If nothing was timed.
+    """
+    check_timed(profile.updates)
+    alone = [update for update in profile.updates if update.steps_per_execution == 1]
+    several = [update for update in profile.updates if update.steps_per_execution > 1]
+    timed = {"one step an execution": alone, "as many as a search runs": several}
+    answers = [("take", profile.micro_batch_size, True)]
+    if profile.has_fit and (efficient := profile.efficient.value) is not None:
+        sizes = [way.batch_size for way in profile.fastest_ways]
+        answers.insert(0, ("90 % of peak", int(efficient), sizes[0] <= efficient <= sizes[-1]))
+    facts = where_measured(profile.environment)
+    return draw_sweep(
+        ax,
+        timed if several else {"training": alone},
+        profile.memory,
+        profile.memory_limit_bytes,
+        of="micro-batch",
+        label="Micro-batch size (examples at once)",
+        answers=answers,
+        title=f"{profile.model_name}, {profile.dtype_policy}",
+        facts=[*facts, "XLA" if profile.jit_compile else "without XLA"],
+        fit=f"Fit: t = {profile.line_text}." if profile.has_fit else "",
+    )
+
+
+def draw_sweep(
+    ax: Axes | None,
+    timed: Mapping[str, Sequence[Timed]],
+    memory: Sequence[MemoryRecord] = (),
+    limit_bytes: int | None = None,
+    *,
+    label: str,
+    title: str,
+    facts: Sequence[str],
+    of: str = "batch",
+    targets: Sequence[tuple[float, str]] = (),
+    answers: Sequence[tuple[str, int, bool]] = (),
+    fit: str = "",
+) -> Axes:
+    """Draw throughput and time where something was timed, and memory where that is known.
+
+    Of the answers come the name, the size, and whether it was measured; `targets` are in ms.
+    """
+    rows = [row for series in timed.values() for row in series]
+    found = {one.dtype_policy: peaks_under(one.dtype_policy, memory) for one in memory}
+    peaks = {policy: known for policy, known in found.items() if known}
+    failed = {row.batch_size for row in rows if row.outcome == OUT_OF_MEMORY}
+    failed |= {one.batch_size for one in memory if one.outcome == "out_of_memory"}
+    measured = {row.batch_size for row in rows if row.measured}.union(*peaks.values())
+    sizes, notes = sorted(failed | measured), [*facts]
+    count = 2 * bool(timed) + bool(peaks)
+    panels = canvas.panels(ax, height_in(count), (1,) * count)
+    draw.batch_axis(panels[-1], sizes, label)
+    if timed:
+        upper, lower = panels[:2]
+        for index, (name, series) in enumerate(timed.items()):
+            line_s = _fitted_line(series)
+            rates = [(row.batch_size, row.rate) for row in series if row.rate]
+            line = [(size, size / time_s) for size, time_s in line_s]
+            draw.series(upper, index, rates, label=name, line=line)
+            times_ms = [(row.batch_size, row.time_s.times(1e3)) for row in series if row.time_s]
+            line = [(size, 1e3 * time_s) for size, time_s in line_s]
+            draw.series(lower, index, times_ms, label=name, line=line)
+        for target_ms, words in targets:
+            draw.limit(lower, target_ms, words)
+        upper.yaxis.set_major_formatter("{x:,.0f}")
+        upper.set_ylabel("Throughput\n(samples/s)")
+        lower.set_yscale("log")
+        draw.plain_log_labels(lower.yaxis)
+        lower.set_ylabel(f"Time of a {of}\n(ms)")
+        draw.answers(upper, answers, sizes[0], sizes[-1])
+        rounds = count_range((len(row.times_s) for row in rows if row.measured), "round")
+        notes.append(f"{rounds} a point, bars: 95 % interval of the median")
+    if peaks:
+        notes.append(_draw_peaks(panels[-1], peaks, limit_bytes))
+    if not draw.missing(panels[-1:], [(size, OUT_OF_MEMORY) for size in sorted(failed)]):
+        notes.append(f"\N{MULTIPLICATION X}: {OUT_OF_MEMORY}")
+    canvas.write_title(panels[0], title, columns=4)
+    canvas.write_caption(panels, " · ".join(filter(None, notes)), fit)
+    return panels[0]
+
+
+def _fitted_line(rows: Sequence[Timed]) -> list[tuple[float, float]]:
+    """Return sizes and seconds along the line through rows, none where no line holds."""
+    with contextlib.suppress(ValueError):  # Too little was timed.
+        if (latency := fit_rounds([row for row in rows if row.measured])).follows_line:
+            return draw.along(latency.line, *latency.batch_sizes[[0, -1]])
+    return []
+
+
+def _draw_peaks(panel: Axes, peaks: Mapping[str, dict[int, int]], limit_bytes: int | None) -> str:
+    """Draw the memory of each policy and a limit that is near; say what the lines are."""
+    words = ""
+    for index, (policy, known) in enumerate(peaks.items()):
+        rows, line = [(size, Estimate(float(peak))) for size, peak in known.items()], []
+        if (fit := fit_memory(known)) is not None:
+            words = "dotted: fitted line of the memory"
+            line = draw.along(fit.predict, min(known), max(known))
+        draw.series(panel, index, rows, label=policy, line=line, style=":")
+    panel.set_yscale("log", base=2)
+    panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
+    panel.set_ylabel("Peak memory\n(weights included)")
+    highest = max(peak for known in peaks.values() for peak in known.values())
+    if limit_bytes is not None and limit_bytes < _FAR * highest:
+        draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}", below=True)
+    return words
+
+
+def height_in(panels: int) -> float:
+    """Return the height of so many panels with title and caption."""
+    return 2.2 + 1.6 * panels
+
+
+def check_timed(rows: Sequence[Timed]) -> None:
+    """Raise a `ValueError` if nothing was timed, with what to do."""
+    if not any(row.measured for row in rows):
+        raise ValueError(
+            "The profile holds no time, so there is nothing to plot: measure smaller batch sizes "
+            f"or longer. Received: {len(rows)} settings, none measured."
+        )
