@@ -45,11 +45,7 @@ def load():
 
 
 def search(x, y, directory, *, batch_sizes=SIZES, seconds=300):
-    hypermodel = kbatch.BatchSizeHyperModel(
-        build,
-        batch_sizes,
-        seed=0,
-    )
+    hypermodel = kbatch.BatchSizeHyperModel(build, batch_sizes, seed=0)
     fastest = keras_tuner.Objective("seconds_to_target", "min")
     tuner = kbatch.BatchSizeTuner(
         hypermodel,

@@ -21,10 +21,7 @@ def executed(path):
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
-            notebook,
-            timeout=600,
-            record_timing=False,
-            resources={"metadata": {"path": folder}},
+            notebook, timeout=600, record_timing=False, resources={"metadata": {"path": folder}}
         )
         client.execute()
     return notebook

@@ -130,9 +130,7 @@ MUTATIONS = [
     Mutation("far = (gaps - half > self._tolerance)", "far = (gaps - half > 0)", "judge"),
     Mutation("if costs[k] <= AS_FAST * least]", "if costs[k] <= least]", "judge"),
     Mutation(
-        "min(fast, key=lambda k: (pairs[k][0],",
-        "min(fast, key=lambda k: (-pairs[k][0],",
-        "judge",
+        "min(fast, key=lambda k: (pairs[k][0],", "min(fast, key=lambda k: (-pairs[k][0],", "judge"
     ),
     Mutation("0.9 if self._looks == 1 else 0.3 / self._looks**1.5", "0.9", "judge"),
     Mutation(
@@ -140,9 +138,7 @@ MUTATIONS = [
     ),
     Mutation("special.ndtri(level)) ** 2 * share", "special.ndtri(level)) ** 2 * 0.0", "judge"),
     Mutation(
-        "(run.seed or 0) > first and run.value",
-        "(run.seed or 0) >= first and run.value",
-        "race",
+        "(run.seed or 0) > first and run.value", "(run.seed or 0) >= first and run.value", "race"
     ),
     Mutation("if self._spent + len(lacking) > self._most:", "if self._spent > self._most:", "race"),
     Mutation(
@@ -176,9 +172,7 @@ MUTATIONS = [
     ),
     Mutation("max(1, round(steps / kappa))", "max(1, round(steps * kappa))", "scaled_model"),
     Mutation(
-        "keras.ops.cast(whole * self.kappa,",
-        "keras.ops.cast(whole / self.kappa,",
-        "scaled_model",
+        "keras.ops.cast(whole * self.kappa,", "keras.ops.cast(whole / self.kappa,", "scaled_model"
     ),
 ]
 

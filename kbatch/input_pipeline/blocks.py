@@ -253,10 +253,7 @@ def reading_block(
             for o in known
         )
     return Block(
-        sum(one.rows for one in known),
-        duration_s,
-        spans,
-        fmean(one.numbers for one in known),
+        sum(one.rows for one in known), duration_s, spans, fmean(one.numbers for one in known)
     )
 
 

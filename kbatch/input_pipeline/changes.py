@@ -32,11 +32,7 @@ from kbatch.input_pipeline.blocks import (
     reading_block,
 )
 from kbatch.input_pipeline.result import ChangeRecord
-from kbatch.library_internals import (
-    dataset_argument,
-    dataset_graph,
-    inputs_of_dataset,
-)
+from kbatch.library_internals import dataset_argument, dataset_graph, inputs_of_dataset
 from kbatch.library_internals import dataset_function as function_of
 from kbatch.page.numbers import format_number, memory_text, one_line
 from kbatch.timing import FEWEST_ROUNDS, interleaved

@@ -211,12 +211,7 @@ _ALIKE = 1.1
 
 
 def _measured(
-    reading: InputPass,
-    step: BorrowedStep,
-    model: keras.Model,
-    *,
-    rounds_s: float,
-    budget_s: float,
+    reading: InputPass, step: BorrowedStep, model: keras.Model, *, rounds_s: float, budget_s: float
 ) -> InputPipelineProfile:
     """Time the rounds; where a long reading had another rate, train for as long as it took."""
     source, record = reading.source, None

@@ -231,9 +231,7 @@ class InputPipelineProfile(Result):
     def verdict(self) -> str:
         """What limits training: `"input-bound"`, `"compute-bound"` or `"undetermined"`."""
         return input_verdict(
-            self.ratio,
-            long_run=self.long_run_ratio,
-            together=list(self._together_over().values()),
+            self.ratio, long_run=self.long_run_ratio, together=list(self._together_over().values())
         )
 
     @property

@@ -12,12 +12,7 @@ from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.memory.probe import MaxBatchExperiment, Probes, open_probes
 from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord, peaks_under
-from kbatch.memory.search import (
-    MEMORY_WINDOW,
-    SURE_SHARE,
-    expected_bytes,
-    fit_memory,
-)
+from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, expected_bytes, fit_memory
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import memory_text
 from kbatch.records.notes import Note
@@ -83,10 +78,7 @@ def find_max_batch_size(
     data = TrainingData(x, y) if whole else TrainingData.of_example(longest_example)
     data.check()
     workload = Workload(
-        model_builder(build),
-        data,
-        keras.config.dtype_policy().name,
-        training=training,
+        model_builder(build), data, keras.config.dtype_policy().name, training=training
     )
     with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:
         return probe_max_batch(probes, memory_window=(low, high), max_batch_size=cap)

@@ -47,13 +47,7 @@ from kbatch.training.data.forms import arrays_of, gives_batches
 from kbatch.training.data.training_data import DataEnded, TrainingData
 from kbatch.training.learning_rate import Schedule, automatic_rule, peak_learning_rate
 from kbatch.training.model import check_one_device, user_step
-from kbatch.training.state import (
-    check_seed,
-    inner_optimizers,
-    kept_state,
-    seeded,
-    updates_made,
-)
+from kbatch.training.state import check_seed, inner_optimizers, kept_state, seeded, updates_made
 
 _SMALLEST, _LARGEST = 8, 2048
 # From one size whose memory is measured to the next.

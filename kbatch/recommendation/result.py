@@ -32,11 +32,7 @@ from kbatch.analysis.goodput import goodput, statistical_efficiency
 from kbatch.analysis.intervals import UNRESOLVED, Estimate, ranged_columns
 from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.noise_scale import noise_scale_of_runs
-from kbatch.analysis.scaling_curve import (
-    efficient_batch_size,
-    fit_rounds,
-    without_slow_rounds,
-)
+from kbatch.analysis.scaling_curve import efficient_batch_size, fit_rounds, without_slow_rounds
 from kbatch.input_pipeline.result import CLOSEST_RATIO, InputPipelineProfile
 from kbatch.memory.result import MemoryRecord
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory

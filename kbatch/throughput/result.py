@@ -194,9 +194,7 @@ def fastest_ways(updates: Sequence[TimedUpdate]) -> tuple[TimedUpdate, ...]:
     return tuple(ways.values())
 
 
-def choose_micro_batch(
-    ways: Sequence[TimedUpdate],
-) -> tuple[TimedUpdate, Estimate[float] | None]:
+def choose_micro_batch(ways: Sequence[TimedUpdate]) -> tuple[TimedUpdate, Estimate[float] | None]:
     """Choose the fastest of ascending sizes that took turns, and its gain over the largest.
 
     Sizes of a round met the same machine, so what counts is the ratio of their times, round by

@@ -68,8 +68,7 @@ def test_trials_far_below_the_critical_size_bound_it_from_below_alone():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "steps"),
-    [([4, 8, 0], [3, 2, 1]), ([4, 8, np.inf], [3, 2, 1]), ([4, 8, 9], [3, 2])],
+    ("sizes", "steps"), [([4, 8, 0], [3, 2, 1]), ([4, 8, np.inf], [3, 2, 1]), ([4, 8, 9], [3, 2])]
 )
 def test_trials_must_be_positive_and_as_many_as_their_sizes(sizes, steps):
     with pytest.raises(ValueError, match="`batch_sizes` and `steps` must be positive and finite"):

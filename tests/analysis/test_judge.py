@@ -67,11 +67,7 @@ def most_wrong(count, share=0.05):
 @pytest.mark.parametrize("rounds", [3, 8])
 @pytest.mark.parametrize(
     "truth",
-    [
-        [0.93, 0.93, 0.93, 0.918, 0.918, 0.918],
-        [0.90, 0.90, 0.94, 0.90, 0.90, 0.90],
-        [0.93, 0.918],
-    ],
+    [[0.93, 0.93, 0.93, 0.918, 0.918, 0.918], [0.90, 0.90, 0.94, 0.90, 0.90, 0.90], [0.93, 0.918]],
 )
 def test_a_certain_answer_is_seldom_wrong(truth, rounds):
     rng = np.random.default_rng(7)

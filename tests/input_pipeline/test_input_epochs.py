@@ -75,8 +75,7 @@ class Broken(Rows):
 
 
 @pytest.mark.parametrize(
-    ("data", "at"),
-    [(raising, 2), (lambda at: Broken(at, 1), 0), (lambda at: Broken(at, 2), 3)],
+    ("data", "at"), [(raising, 2), (lambda at: Broken(at, 1), 0), (lambda at: Broken(at, 2), 3)]
 )
 def test_an_error_in_the_data_names_the_batch_and_the_cause(data, at, model):
     refused = pytest.raises(InputError, match=f"error at batch {at} .*a broken image")

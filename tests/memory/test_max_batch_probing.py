@@ -28,14 +28,7 @@ class ComputedProbes:
     """
 
     def __init__(
-        self,
-        *,
-        fresh=None,
-        rows=None,
-        examples=None,
-        isolated=True,
-        first_step=None,
-        **facts,
+        self, *, fresh=None, rows=None, examples=None, isolated=True, first_step=None, **facts
     ):
         self.isolated = isolated
         self.runs = []

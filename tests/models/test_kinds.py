@@ -29,8 +29,7 @@ def test_a_kind_is_searched_with_the_defaults(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in BY_NAME],
+    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in BY_NAME]
 )
 def test_an_update_in_parts_equals_the_whole_or_says_that_it_differs(name):
     found, _ = in_parts(BY_NAME[name])

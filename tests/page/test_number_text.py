@@ -18,13 +18,7 @@ def test_the_text_reads_back_as_the_rounded_number(digits):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0, "0"),
-        (12345.6, "12,300"),
-        (999.7, "1,000"),
-        (0.97, "0.970"),
-        (0.0000123, "1.23e-05"),
-    ],
+    [(0, "0"), (12345.6, "12,300"), (999.7, "1,000"), (0.97, "0.970"), (0.0000123, "1.23e-05")],
 )
 def test_three_significant_digits(value, text):
     assert format_number(value) == text

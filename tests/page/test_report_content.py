@@ -1,10 +1,5 @@
 import pytest
-from records_factory import (
-    make_diverged,
-    make_execution,
-    make_study,
-    make_trial,
-)
+from records_factory import make_diverged, make_execution, make_study, make_trial
 
 from kbatch.records.notes import Note
 from kbatch.study.caveats import caveats

@@ -74,10 +74,7 @@ def trains_as(model, decision, weights):
 
 @pytest.mark.parametrize(
     ("build", "micro_batch_size"),
-    [
-        (averaging, None),
-        pytest.param(lambda: normalised("adam"), 8, marks=pytest.mark.slow),
-    ],
+    [(averaging, None), pytest.param(lambda: normalised("adam"), 8, marks=pytest.mark.slow)],
     ids=["averages of a schedule", "BatchNormalization in parts"],
 )
 def test_a_model_that_settings_are_applied_to_trains_as_the_trial_did(

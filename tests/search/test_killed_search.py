@@ -94,11 +94,7 @@ class Logged(keras_tuner.HyperModel):
 
 def search(case, directory, log):
     hypermodel = kbatch.BatchSizeHyperModel(
-        Logged(case.build, log),
-        case.batch_sizes,
-        dtype_policy="float32",
-        seed=0,
-        **case.hypermodel,
+        Logged(case.build, log), case.batch_sizes, dtype_policy="float32", seed=0, **case.hypermodel
     )
     tuner = kbatch.BatchSizeTuner(
         hypermodel, "val_accuracy", directory=directory, project_name="search", **case.tuner

@@ -13,12 +13,7 @@ from rich.console import Console
 
 import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME
-from kbatch.search.progress import (
-    ConsoleLine,
-    FitReporter,
-    NotebookLine,
-    SearchProgress,
-)
+from kbatch.search.progress import ConsoleLine, FitReporter, NotebookLine, SearchProgress
 
 
 def progress(**changes):

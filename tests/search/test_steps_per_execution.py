@@ -30,13 +30,7 @@ X, Y = models.rows(94)
 
 
 def training(**changed):
-    plain = {
-        "batch_size": 8,
-        "epoch_steps": 100,
-        "epochs": 2,
-        "budget": None,
-        "callbacks": (),
-    }
+    plain = {"batch_size": 8, "epoch_steps": 100, "epochs": 2, "budget": None, "callbacks": ()}
     return Training(**(plain | changed))
 
 
@@ -72,11 +66,7 @@ def scaled():
     return model
 
 
-KINDS = {
-    "normalised": normalised,
-    "accumulated": accumulated,
-    "scaled": scaled,
-}
+KINDS = {"normalised": normalised, "accumulated": accumulated, "scaled": scaled}
 
 
 def trained(build, steps, *callbacks, epochs=2, data=None, **plan):

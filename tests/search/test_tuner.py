@@ -306,13 +306,7 @@ def of_size(size):
 
 @pytest.mark.parametrize(
     ("arguments", "largest"),
-    [
-        (ROWS, 256),
-        (zeros(10**6), 1024),
-        ((DATASET,), 256),
-        ((Batches(),), 256),
-        ((of_size,), 256),
-    ],
+    [(ROWS, 256), (zeros(10**6), 1024), ((DATASET,), 256), ((Batches(),), 256), ((of_size,), 256)],
 )
 def test_the_data_fill_the_largest_size_eight_times(arguments, largest):
     data = TrainingData(*arguments)

@@ -5,13 +5,7 @@ import os
 import shutil
 
 import pytest
-from records_factory import (
-    make_execution,
-    make_gpu,
-    make_search,
-    make_trial,
-    make_usage,
-)
+from records_factory import make_execution, make_gpu, make_search, make_trial, make_usage
 from test_trackers import two_executions, write_project
 
 from kbatch.cli import main as cli

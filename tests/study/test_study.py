@@ -19,7 +19,7 @@ from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
 USAGE = [
-    *("joules_to_target", "joules_per_sample", "gpu_energy_j", "gpu_power_w", "gpu_utilization"),
+    *("joules_to_target", "joules_per_sample", "gpu_energy_j", "gpu_power_w", "gpu_utilization")
 ]
 
 

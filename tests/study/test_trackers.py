@@ -3,12 +3,7 @@
 import sys
 
 import pytest
-from records_factory import (
-    make_execution,
-    make_search,
-    make_study,
-    make_trial,
-)
+from records_factory import make_execution, make_search, make_study, make_trial
 
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.cli import main as cli

@@ -2,13 +2,7 @@ import keras
 import numpy as np
 import pytest
 import small_models as models
-from equal_training import (
-    accumulating,
-    assert_equal_training,
-    batches_of_lengths,
-    built,
-    sgd_mlp,
-)
+from equal_training import accumulating, assert_equal_training, batches_of_lengths, built, sgd_mlp
 
 from kbatch.training.state import KeptState
 

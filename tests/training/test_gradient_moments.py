@@ -65,10 +65,7 @@ IDS = np.random.default_rng(3).integers(0, 10, (94, 6))
 
 BUILDS = {"dense": (models.mlp, X), "lookup": (tokens, IDS)}
 # Cuts that leave a rest; even ones and those of single rows are below. XLA for the harder gradient.
-CASES = [
-    ("lookup", 7, False),
-    pytest.param("lookup", 8, True, marks=pytest.mark.slow),
-]
+CASES = [("lookup", 7, False), pytest.param("lookup", 8, True, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("kind", "micro_batch_size", "jit_compile"), CASES)

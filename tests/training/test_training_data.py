@@ -20,11 +20,7 @@ X, Y = models.rows(94)
 
 def batches_of(data, batch_size=32, model=MODEL, seed=0):
     return data.batches(
-        batch_size,
-        model,
-        seed=seed,
-        largest_batch_size=batch_size,
-        validation_batch_size=16,
+        batch_size, model, seed=seed, largest_batch_size=batch_size, validation_batch_size=16
     )
 
 
@@ -286,10 +282,7 @@ REFUSED = {
 NOT_IN_BATCHES = {
     "different lengths": (TrainingData(X, Y[:-1]), "as many rows"),
     "function of arrays": (TrainingData(lambda batch_size: X), "must return a `tf.data.Dataset`"),
-    "function without batches": (
-        TrainingData(lambda b: sliced(X, Y)),
-        r"\.batch\(batch_size\)",
-    ),
+    "function without batches": (TrainingData(lambda b: sliced(X, Y)), r"\.batch\(batch_size\)"),
     "dataset of images": (TrainingData(sliced(X[None, None, None], Y[:1])), "compare"),
     "split of a dataset": (TrainingData(sliced(X, Y), validation_split=0.2), "validation_data"),
     "batch above the arrays": (TrainingData(X[:20], Y[:20]), "batch_size=32 for 20"),
