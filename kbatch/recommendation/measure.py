@@ -269,7 +269,7 @@ def _memory(
 _MOST_UPDATES = 10
 _STRETCHES_IN_BUDGET = 50
 # Fewer stretches do not show whether the later half brought little.
-_FEWEST_STRETCHES = 24
+_FEWEST_TRAINED = 24
 
 
 def run_pilot(
@@ -352,7 +352,7 @@ class _Stretches(keras.callbacks.Callback):
         model.reset_metrics()
         self._made, self._counted, self._read_s = 0, made, time.perf_counter()
         losses = [stretch[1] for stretch in self.stretches]
-        enough = loss is None or len(losses) >= max(_FEWEST_STRETCHES, 2 * useful_stretches(losses))
+        enough = loss is None or len(losses) >= max(_FEWEST_TRAINED, 2 * useful_stretches(losses))
         model.stop_training = enough or spent
 
 

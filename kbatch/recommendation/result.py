@@ -162,8 +162,8 @@ def binding_limits(
 
 # Of the way that the loss went: what follows takes long, and fits the training set alone.
 _USEFUL_SHARE = 0.9
-# Of fewer stretches the late half says too little.
-_FEWEST_STRETCHES = 6
+# The late half of fewer stretches shows too little of the noise.
+_FEWEST_READ = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class PilotRecord:
     @property
     def noise_scale(self) -> Estimate[float | None]:
         """The gradient noise scale of the late half of the stretches that brought progress."""
-        useful = max(_FEWEST_STRETCHES, useful_stretches(self.losses))
+        useful = max(_FEWEST_READ, useful_stretches(self.losses))
         weights = [max(1, updates) for updates in self.updates[:useful]]
         variances = np.array(self.gradient_variances[:useful], float)  # None is NaN.
         squared_norms = np.array(self.gradient_squared_norms[:useful], float)
