@@ -59,7 +59,8 @@ def usable_cores() -> int:
 
 def _command() -> str:
     """Return the command line as a person would type it again."""
-    program, spec = os.path.basename(sys.argv[0]), sys.modules["__main__"].__spec__
+    program = os.path.basename(sys.argv[0])
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # A debugger leaves none.
     if program == "ipykernel_launcher.py":
         # Its words name a file of the kernel's connection, which ends with it.
         return "# run the cells of the notebook again"

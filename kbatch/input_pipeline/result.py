@@ -305,17 +305,18 @@ class InputPipelineProfile(Result):
             ends = " to ".join(dict.fromkeys(map(format_number, run)))
             times = f"{ends} times over one long reading"
         found = f"the pipeline alone is {times} as fast as the train step"
+        waits = f"training waits for data {percent(waiting or 0.0)} of its time"
+        much = (waiting or 0.0) > _MUCH_WAITING
+        apart = f", but {waits}: nothing overlaps them" if much else ""
         if self.verdict == "undetermined":
             low, high = ratio.ends
             if not self.is_even:
                 return f"{found}, and its pauses were seen too rarely; give a larger `budget_s`"
             if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
-                return "pipeline and train step are equally fast within 5 %"
-            return f"{found}, which does not decide it; give a larger `budget_s`"
-        waits = f"training waits for data {percent(waiting or 0.0)} of its time"
+                return f"pipeline and train step are equally fast within 5 %{apart}"
+            return f"{found}, which does not decide it{apart}; give a larger `budget_s`"
         if self.verdict == "compute-bound":
-            much = (waiting or 0.0) > _MUCH_WAITING
-            return f"{found}{f', but {waits}: nothing overlaps them' if much else ''}"
+            return f"{found}{apart}"
         if (best := self._best_change) is None or best.gain is None:
             return f"{found}, and {waits}"
         return f"{found}; {best.name} trains {format_number(best.gain.value)} times as fast"

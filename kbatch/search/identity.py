@@ -126,7 +126,8 @@ def _array_text(leaf: Any) -> Any:
     if is_composite(leaf):
         return f"{type(leaf).__name__} of shape {shape}"
     if not shape:
-        return np.asarray(leaf).item()
+        value = (leaf.numpy() if hasattr(leaf, "numpy") else np.asarray(leaf)).item()
+        return value if isinstance(value, (bool, int, float, str)) else repr(value)
     count, by_place = shape[0], getattr(leaf, "iloc", leaf)
     row_bytes = max(1, np.asarray(by_place[:1]).nbytes)
     places = [slice(None)]

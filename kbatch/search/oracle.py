@@ -6,6 +6,7 @@ did.
 """
 
 import dataclasses
+import difflib
 import json
 import math
 import sys
@@ -264,6 +265,8 @@ def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | s
     return record.metrics | known, step
 
 
+# Names that are often meant.
+_COMMON = ("accuracy", "loss", "auc", "precision", "recall", "mae", "mse", "mean_absolute_error")
 # In the names of metrics, what does not say which value of them is better.
 _OF_ANY_DIRECTION = ("mean", "mean_metric_wrapper", "metric", "sum")
 # Before the name of a metric, what turns its direction.
@@ -284,7 +287,10 @@ def _with_direction(objective: Any) -> Any:
             direction = _direction(rest)
         first, _, rest = rest.partition("_")
     if direction is None:
+        near = difflib.get_close_matches(name, _COMMON, n=1)
+        meant = f"Did you mean {objective.replace(name, near[0])!r}? " if near else ""
         raise InputError(
+            f"{meant}"
             "The name of `objective` does not show its direction, as those of Keras's metrics do "
             f'("val_accuracy", "val_loss"): give `keras_tuner.Objective({objective!r}, "max")`, or '
             f'"min" where less is better. Received: objective={objective!r}.'
@@ -307,7 +313,7 @@ _MOST_SETTINGS = 4
 _ENDS = {
     "certain": "more rounds would not change the answer",
     "certified": "a size is certified, and more rounds would hardly change the answer",
-    "out of reach": "certainty would take more executions than are left, see the decision",
+    "out of reach": "certainty would take more executions than are left",
     "executions": "no further round fits in `max_executions`",
     "alone": "only one batch size can be trained",
     "diverged": (

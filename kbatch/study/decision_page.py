@@ -109,6 +109,8 @@ def _settled_by(found: Decision, race: bool) -> str:
         return f"{count} would settle it (a forecast)"
     left, smallest = {why for _, why in found.left_out}, judgement.smallest_tolerance
     if left & {UNLIKELY, FAR_RATE} and (found.tolerance or 0.0) >= (smallest or 0.0):
+        if not found.certified:
+            return "a larger `max_executions` may certify one"
         return "a search of fewer `batch_sizes` would compare those that left the race"
     if smallest is None:
         return ""
@@ -154,12 +156,12 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
     if found.certain and found.tied:
         alike = {*found.alike_in_time}  # Their samples/s in the table may tell otherwise.
         how = " by plain `fit`" if alike and alike <= found.plain_times.keys() else ""
-        which = f"it trains fastest{how}; of those that differ by less than 5 % it is the smallest"
+        which = f"it is the smallest that trains within 5 % of the fastest{how}"
         if not judgement.costs:
             kinds = device_kinds(found.trials)
             ran = f", as trials ran on {join_words(kinds)}" if len(kinds) > 1 else ""
             which = f"it has the best mean; times are not compared{ran}"
-        finding = f"of the sizes whose {words} lies within {within} of the best, {which}"
+        finding = f"of the sizes compared whose {words} lies within {within} of the best, {which}"
         return Note.of("certain", sure=f" ({sure})", finding=finding, more=more)
     if found.certain:
         return Note.of("certain", sure="", finding=finding, more=more)
@@ -217,16 +219,18 @@ def _change(found: Decision, trial: TrialRecord) -> str:
         )
     if speedup is not None:
         longer, ends = speedup.value < 1, speedup.ends
-        if longer:
-            ends = ends and (1 / ends[1], 1 / ends[0])
-            speedup = Estimate(1 / speedup.value, *(ends or (None, None)))
-        times = f"{format_number(speedup.value, 2)} times {'longer' if longer else 'sooner'}"
         low, high = ends or (speedup.value, speedup.value)
         if low > 1 / AS_FAST and high < AS_FAST:
-            times, speedup = "as fast", None
-        elif speedup.value < AS_FAST:
-            times = "time not told apart"
-        parts.append(f"{times}{in_brackets(speedup, 2)}{how}")
+            times = "as fast"
+        elif low <= 1 <= high and 1 / AS_FAST < speedup.value < AS_FAST:
+            times = f"time not told apart{in_brackets(speedup, 2)}"
+        else:
+            if longer:
+                speedup = Estimate(1 / speedup.value, ends and 1 / high, ends and 1 / low)
+            digits = 2 if speedup.value > 1.1 else 3
+            number, way = format_number(speedup.value, digits), "longer" if longer else "sooner"
+            times = f"{number} times {way}{in_brackets(speedup, digits)}"
+        parts.append(f"{times}{how}")
     if trial.last.target is None and not is_time(trial.objective):
         words, within = metric_words(trial.objective.name), f"within {tolerance_text(found)}"
         pairs = found.judgement.certified if found.judgement and found.certified else ()

@@ -135,7 +135,10 @@ class TrialRecord:
         """
         if len(self.executions) == 1:
             return self.executions[0].throughput
-        return mean_of(self._known(lambda e: e.samples_per_second))
+        found = mean_of(self._known(lambda e: e.samples_per_second))
+        if found is not None and found.low is not None:
+            found = dataclasses.replace(found, low=max(0.0, found.low))
+        return found
 
     @property
     def samples_per_second(self) -> float | None:

@@ -23,8 +23,8 @@ _FAR = 16
 def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) -> Axes:
     """Plot samples/s, the time of a micro-batch and the peak memory of training by its size.
 
-    One series for one step an execution, another for as many as a search would run. The line is
-    the fit t = a + b B where it holds; elsewhere lines join the points. The size from which 90 % of
+    One series for one step an execution, another for as many as a search would run. The lines are
+    fits t = a + b B where these hold; elsewhere lines join the points. The size from which 90 % of
     the peak throughput is reached and the one to take are marked, sizes that ran out of memory
     stand at the bottom edge. The uppermost Axes are returned, whose label describes it.
 
@@ -39,17 +39,19 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
         ValueError: If nothing was timed.
     """
     check_timed(profile.updates)
-    alone = [update for update in profile.updates if update.steps_per_execution == 1]
-    several = [update for update in profile.updates if update.steps_per_execution > 1]
+    updates = profile.updates
+    several = [one for one in updates if one.steps_per_execution > 1 and one.measured]
+    alone = [one for one in updates if one not in several]  # And what was not measured.
+    both = several and any(one.measured for one in alone)
     timed = {"one step an execution": alone, "as many as a search runs": several}
     answers = [("take", profile.micro_batch_size, True)]
     if profile.has_fit and (efficient := profile.efficient.value) is not None:
         sizes = [way.batch_size for way in profile.fastest_ways]
         answers.insert(0, ("90 % of peak", int(efficient), sizes[0] <= efficient <= sizes[-1]))
-    facts = where_measured(profile.environment)
+    facts, way = where_measured(profile.environment), " of the faster way of each size" * bool(both)
     return draw_sweep(
         ax,
-        timed if several else {"training": alone},
+        timed if both else {"training": updates},
         profile.memory,
         profile.memory_limit_bytes,
         of="micro-batch",
@@ -57,7 +59,7 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
         answers=answers,
         title=f"{profile.model_name}, {profile.dtype_policy}",
         facts=[*facts, "XLA" if profile.jit_compile else "without XLA"],
-        fit=f"Fit: t = {profile.line_text}." if profile.has_fit else "",
+        fit=f"Fit{way}: t = {profile.line_text}." if profile.has_fit else "",
     )
 
 

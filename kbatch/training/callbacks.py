@@ -195,7 +195,6 @@ class BudgetCallback(keras.callbacks.Callback):
         self._clock = clock
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """End training once the budget is spent."""
         spent = self._spent() if self._clock is None else getattr(self._clock, self.unit)
         if spent >= getattr(self.budget, self.unit):
             model: Any = self.model
@@ -234,11 +233,9 @@ class TimeBudget(BudgetCallback):
         self._begun_s = 0.0
 
     def on_train_begin(self, logs: Any = None):
-        """Start the budget, where no search counts."""
         self._spent_s = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None):
-        """Start a step."""
         self._begun_s = self._now()
 
     def _spent(self) -> float:
@@ -264,7 +261,6 @@ class UpdateBudget(BudgetCallback):
         self._before = 0
 
     def on_train_begin(self, logs: Any = None):
-        """Start the budget, where no search counts."""
         self._before = updates_made(self.model)
 
     def _spent(self) -> float:
@@ -353,7 +349,6 @@ class StopAtTarget(keras.callbacks.Callback):
         self._seen: set[str] = set()
 
     def on_train_begin(self, logs: Any = None):
-        """Forget the metrics of a training before."""
         self._seen = set()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
@@ -366,7 +361,6 @@ class StopAtTarget(keras.callbacks.Callback):
             model.stop_training = True
 
     def on_train_end(self, logs: Any = None):
-        """Check that there was something to compare."""
         if self._seen and self.target.metric not in self._seen:
             raise InputError(
                 "`monitor` must be a metric of the epochs that is one number: give "

@@ -25,6 +25,7 @@ from kbatch.device.environment import (
         ("/usr/lib/kbatch/__main__.py demo", "kbatch.__main__", "python -m kbatch demo"),
         ("my/train.py 3", "my.train", "python -m my.train 3"),
         ("train.py 3", "cProfile", "python train.py 3"),  # Whose place is another.
+        ("train.py 3", "pdb", "python train.py 3"),  # Which leaves no spec.
         ("ipykernel_launcher.py -f k.json", None, "# run the cells of the notebook again"),
     ],
 )
@@ -34,6 +35,8 @@ def test_the_command_is_what_a_person_would_type_again(words, module, command, m
     origin = "/usr/lib/cProfile.py" if module == "cProfile" else program
     spec = module and importlib.machinery.ModuleSpec(module, None, origin=origin)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    if module == "pdb":
+        monkeypatch.delattr(sys.modules["__main__"], "__spec__")
     assert read_environment().command == command
 
 

@@ -85,6 +85,8 @@ def test_training_faster_than_a_side_alone_leaves_no_verdict(changed, disturbed)
 def test_what_cannot_be_compared_is_no_sign_of_a_disturbance():
     faster = {"pipeline": 800, "step": 2400, "together": 1600}
     assert make_profile(**faster).verdict == "undetermined"
+    apart = make_profile(pipeline=1000, step=1000, together=500)
+    assert "within 5 %, but training waits for data" in apart.answer
     # Training may end before a pause of the pipeline that a long reading counts.
     assert make_profile(**faster, long_run=make_long_run(800)).verdict == "input-bound"
     # The rounds trained on shorter texts than those that were read.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import searches
 import small_models as models
+import tensorflow as tf
 
 import kbatch
 from kbatch.records.training_run import RECORD_NAME
@@ -202,6 +203,8 @@ def test_what_fit_is_given_is_told_by_its_values_whatever_their_order_and_names(
     assert told(class_weight={0: 1, 1: 2}) == told(class_weight={1: 2, 0: 1})
     assert told(x={"name": np.zeros(3)}) != told(x={"name": np.ones(3)})
     assert told(epochs=np.array(3)) == told(epochs=np.int64(3)) != told(epochs=np.array(4))
+    one, two = (EarlyStopping(baseline=tf.constant(n, tf.bfloat16)) for n in (1.0, 2.0))
+    assert told(callbacks=[one]) != told(callbacks=[two])
     assert told(callbacks=[keras.callbacks.History(), keras.callbacks.ProgbarLogger()]) == told()
 
 

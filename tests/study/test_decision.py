@@ -347,7 +347,7 @@ def test_sizes_that_times_do_not_tell_apart_are_told_apart_by_epochs_in_turns():
     for epoch_s, named in (((1.0, 1.02, 4.0), 32), ((1.3, 1.0, 4.0), 64)):
         known = PlainEpochs((32, 64, 128), epoch_s, 1000)
         turned = dataclasses.replace(study, plain_epochs=known).decide()
-        assert turned.batch_size == named and "fastest by plain `fit`;" in turned.reason
+        assert turned.batch_size == named and "fastest by plain `fit`" in turned.reason
     apart = make_study(timed(32, 30, [2.0] * 6), timed(64, 30, [1.0] * 6)).decide()
     assert apart.certified and apart.alike_in_time == ()
     # Epochs of one of both do not tell.

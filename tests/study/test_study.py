@@ -112,6 +112,8 @@ def test_the_interval_of_an_accuracy_ends_where_accuracy_ends(accuracies, low, h
     assert ends == (raw.low if low is None else low, raw.high if high is None else high)
     pair = make_trial(64, make_execution(rate=1000), make_execution(rate=1200))
     assert (pair.throughput.value, pair.throughput.ends) == (1100, None)
+    wild = make_trial(32, *(make_execution(32, rate=rate) for rate in (100.0, 200.0, 3000.0)))
+    assert wild.throughput.low == 0.0
     single = make_trial(64, window_examples=(100,), window_durations_s=(0.1,))
     assert (single.throughput.value, single.throughput.ends) == (1000, None)
 

@@ -88,6 +88,10 @@ def test_a_trial_that_met_the_target_without_an_update_has_no_point():
     assert [point.batch_size for point in target_points(study, TARGET)] == [32]
     _, lower = panels(plot_time_to_target(study))
     assert "no updates" in texts(lower)
+    # Where marks stand too near to each other, the reasons are below.
+    near = [make_trial(size, epochs=none, target=TARGET) for size in range(60, 76, 2)]
+    _, lower = panels(plot_time_to_target(make_study(*study.trials, *near)))
+    assert "batch size 16 (no updates), 60 (no updates)" in texts(lower)
 
 
 def test_perfect_scaling_halves_with_the_batch_from_the_smallest_on():

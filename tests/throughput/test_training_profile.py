@@ -44,6 +44,10 @@ def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
     assert table.attrs["answer"] == [3]
     upper = profile.plot()
     assert "one step an execution" in words(upper)
+    assert "Fit of the faster way of each size: t = " in words(upper)
+    slow = TimedUpdate(batch_size=8, steps_per_execution=9, outcome="no time")
+    alone = words(training_profile(update(8, 1e-3), update(32, 2e-3), slow).plot())
+    assert "as many as a search runs" not in alone
     labels = [panel.get_ylabel().split("\n")[-1] for panel in upper.figure.axes]
     assert labels == ["(samples/s)", "(ms)", "(weights included)"]
     # Each number has a line of its own, from its smallest size to its largest.

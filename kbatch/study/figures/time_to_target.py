@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, in_brackets, pluralize, setting
+from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.plotting.draw import batch_axis, plain_log_labels
 from kbatch.records.training_run import Cost, Target, cost_to_target
-from kbatch.study.comparison import metric_words, refuse_empty
+from kbatch.study.comparison import at_most, metric_words, refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.trial import TrialRecord, mean_of
 
@@ -144,7 +144,10 @@ def plot_time_to_target(
     batch_axis(lower, [*shown, *(size for size, _ in failed)], common.BATCH_LABEL)
     _draw_costs(upper, [(p, p.seconds) for p in points], None, below=bool(failed))
     _draw_costs(lower, [(p, p.updates) for p in points], fit, below=bool(failed))
-    alarm = "" if draw.missing((upper, lower), failed) else None
+    alarm = ""
+    if not draw.missing((upper, lower), failed):
+        which = join_words(at_most([f"{size:,} ({why})" for size, why in failed]))
+        alarm = f"\N{MULTIPLICATION X} Without a result: batch size {which}."
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
     sign = "≥" if aim.direction == "max" else "≤"

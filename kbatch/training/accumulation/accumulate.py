@@ -127,7 +127,7 @@ def accumulate_gradients(
         raise TypeError(wrong)
     if moments_every < 0:
         raise ValueError(wrong)
-    Accumulation(size, loss_denominator, moments_every, exact, by_user=True).apply(model)
+    Accumulation(size, loss_denominator, int(moments_every), exact, by_user=True).apply(model)
     if not exact:
         check_at_first_training(model)
     return model

@@ -471,7 +471,7 @@ class FitCall:
         except TypeError as error:
             if stock_fit:
                 raise InputTypeError(
-                    f"`search` takes what `keras.Model.fit` takes. Received: {error}."
+                    f"`search` takes what `keras.Model.fit` takes. Received: a call that {error}."
                 ) from error
             call = cls((), {})
             call.arguments, call.keywords = arguments, keywords
