@@ -22,7 +22,7 @@ def check_compiled(model: Any) -> None:
     if not model.compiled:
         raise ValueError(
             "The model must be compiled: call `model.compile(optimizer, loss)` first, in the build "
-            "function if there is one. "
+            "function even where a `fit` of your own trains it. "
             f"Received: model={model.name!r}."
         )
 

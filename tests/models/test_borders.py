@@ -133,7 +133,7 @@ def without_weights():
 def test_what_cannot_be_searched_is_refused_with_what_to_give(tmp_path):
     with pytest.raises(ValueError, match="no trainable weights"):
         searched(tmp_path / "1", without_weights, X, X, objective="loss")
-    with pytest.raises(keras_tuner.errors.FatalValueError, match="build function also where"):
+    with pytest.raises(keras_tuner.errors.FatalValueError, match="build function even where"):
         searched(tmp_path / "2", Uncompiled(), X, Y)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
