@@ -37,7 +37,7 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = Non
         ax,
         _timed(profile),
         label=_BATCH_LABEL,
-        targets=_targets(profile),
+        targets_ms=_targets(profile),
         answers=[(name, found.batch_size, not found.extrapolated) for name, found in answers],
         title=profile.model_name,
         facts=where_measured(profile.environment),

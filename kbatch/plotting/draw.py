@@ -33,7 +33,7 @@ _ABOVE, _NAME_ROW = 1.12, 0.085
 # More marks of a series are pixels in a vector file: as shapes thousands are heavy and slow.
 _MOST_MARKS = 500
 # Width of "memory" above a mark, in characters of tick labels.
-_REASON = 6
+_REASON_CHARACTERS = 6
 
 
 def series(
@@ -208,7 +208,7 @@ def missing(panels: Sequence[Axes], failed: Iterable[tuple[int, str]]) -> bool:
     low, high = panels[-1].get_xlim()
     octave = label_room(panels[-1]) / math.log2(high / low)
     gaps = (octave * math.log2(b / a) for a, b in itertools.pairwise(sorted(why)))
-    room = all(gap >= _REASON for gap in gaps)
+    room = all(gap >= _REASON_CHARACTERS for gap in gaps)
     edge = {"color": ALARM_TEXT, "xycoords": panels[-1].get_xaxis_transform()}
     for size, outcomes in why.items() if room else ():
         text(panels[-1], ",\n".join(outcomes), (size, 0), (0, 8), va="bottom", **edge)

@@ -73,13 +73,13 @@ def draw_sweep(
     title: str,
     facts: Sequence[str],
     of: str = "batch",
-    targets: Sequence[tuple[float, str]] = (),
+    targets_ms: Sequence[tuple[float, str]] = (),
     answers: Sequence[tuple[str, int, bool]] = (),
     fit: str = "",
 ) -> Axes:
     """Draw throughput and time where something was timed, and memory where that is known.
 
-    Of the answers come the name, the size, and whether it was measured; `targets` are in ms.
+    Each answer is its name, its size, and whether that was measured; each target has words too.
     """
     rows = [row for series in timed.values() for row in series]
     found = {one.dtype_policy: peaks_under(one.dtype_policy, memory) for one in memory}
@@ -101,7 +101,7 @@ def draw_sweep(
             times_ms = [(row.batch_size, row.time_s.times(1e3)) for row in series if row.time_s]
             line = [(size, 1e3 * time_s) for size, time_s in line_s]
             draw.series(lower, index, times_ms, label=name, line=line)
-        for target_ms, words in targets:
+        for target_ms, words in targets_ms:
             draw.limit(lower, target_ms, words)
         upper.yaxis.set_major_formatter("{x:,.0f}")
         upper.set_ylabel("Throughput\n(samples/s)")

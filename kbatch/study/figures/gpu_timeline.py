@@ -20,7 +20,7 @@ HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
 
 
 def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, UsageRecord, str]:
-    """Return a title and readings, of a study those of its named trial, or why they are others."""
+    """Return a title, readings, of a study those of its named trial, and why they are others."""
     given: Any = watched
     title, usage, reason, why = "GPU timeline", given, "", ""
     if hasattr(given, "trials"):
