@@ -23,7 +23,7 @@ from pathlib import Path
 
 import kbatch
 from kbatch.analysis.judge import FIRST_LOOK
-from kbatch.study.comparison import rate_factor
+from kbatch.study.compare import rate_factor
 from kbatch.study.decision import Decision
 
 ROOT = Path(__file__).parents[1]

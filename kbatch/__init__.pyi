@@ -24,7 +24,7 @@ from kbatch.recommendation.measure import recommend as recommend
 from kbatch.recommendation.result import Recommendation as Recommendation
 from kbatch.search.executors import ray_executor as ray_executor
 from kbatch.search.hypermodel import BatchSizeHyperModel as BatchSizeHyperModel
-from kbatch.search.progress import LivePlot as LivePlot
+from kbatch.search.live_plot import LivePlot as LivePlot
 from kbatch.search.tuner import BatchSizeTuner as BatchSizeTuner
 from kbatch.study.figures.gpu_timeline import plot_gpu_timeline as plot_gpu_timeline
 from kbatch.study.figures.noise_scale import plot_noise_scale as plot_noise_scale

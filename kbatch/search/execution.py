@@ -16,9 +16,9 @@ from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
+from kbatch.search.files import CHECKPOINT_NAME, TrialFiles
 from kbatch.search.plan import Build, PlanHalved, most_in_memory
 from kbatch.search.timed_fit import ExecutionSettings, TimedFit
-from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope, skips_all_updates

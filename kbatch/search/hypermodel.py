@@ -30,11 +30,11 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, RECORD_NAME, SearchRecord
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
+from kbatch.search.files import TrialFiles, completed_trials, recorded_search, trial_files
 from kbatch.search.identity import model_facts
 from kbatch.search.plan import MOMENTS_EVERY, PolicyChosen, SearchPlan, check_new
 from kbatch.search.steps_per_execution import Steps
 from kbatch.search.timed_fit import ExecutionSettings
-from kbatch.search.trial_files import TrialFiles, completed_trials, recorded_search, trial_files
 from kbatch.training import accumulation
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.data.training_data import FitCall

@@ -20,9 +20,9 @@ from kbatch.memory.workload import Workload
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
 from kbatch.records.training_run import PLAN_NAME, Plan
+from kbatch.search.files import write_needed
 from kbatch.search.first_updates import FEW, HALF, SOME, Updates, check_half
 from kbatch.search.steps_per_execution import Steps, Training, steps_within, why_one
-from kbatch.search.trial_files import write_needed
 from kbatch.training import accumulation
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.batches import InputMeter

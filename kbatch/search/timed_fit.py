@@ -23,9 +23,9 @@ from kbatch.errors import InputError
 from kbatch.library_internals import cache_file, inputs_of_dataset
 from kbatch.records.notes import Note
 from kbatch.records.training_run import Budget, Target
+from kbatch.search.best_epoch import BestEpoch
 from kbatch.search.plan import SearchPlan
 from kbatch.search.steps_per_execution import EndInTime, Training, check_epoch, set_steps
-from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import (
     BudgetCallback,

@@ -20,21 +20,26 @@ from kbatch.errors import DeviceLostError
 from kbatch.library_internals import build_and_fit, kept_kernels, trial_callbacks, tuner_callback
 from kbatch.page.numbers import pluralize
 from kbatch.records.training_run import RECORD_NAME
-from kbatch.search import identity, trial_files, tuner_arguments
-from kbatch.search.hypermodel import BatchSizeHyperModel
-from kbatch.search.oracle import BatchSizeOracle, RaceStrategy, trial_result
-from kbatch.search.parallel_search import ParallelTrials, explored_space
-from kbatch.search.plain_epochs import measure_plain_epochs
-from kbatch.search.plan import PlanHalved
-from kbatch.search.progress import FitReporter, LivePlot, SearchProgress
-from kbatch.search.trial_files import (
+from kbatch.search import identity, tuner_arguments
+from kbatch.search.files import (
     CHECKPOINT_NAME,
     DRAFT_NAME,
     LOCK_NAME,
     TrialFiles,
+    compare_search,
+    recorded_search,
     search_lock,
+    write_needed,
 )
-from kbatch.study.comparison import at_most, check_tolerance
+from kbatch.search.hypermodel import BatchSizeHyperModel
+from kbatch.search.live_plot import LivePlot
+from kbatch.search.oracle import BatchSizeOracle, trial_result
+from kbatch.search.parallel import ParallelTrials, explored_space
+from kbatch.search.plain_epochs import measure_plain_epochs
+from kbatch.search.plan import PlanHalved
+from kbatch.search.progress import FitReporter, SearchProgress
+from kbatch.search.race import RaceStrategy
+from kbatch.study.compare import at_most, check_tolerance
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.data.training_data import FitCall
@@ -315,10 +320,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Do nothing: the trials' own files are the state."""
 
     def reload(self) -> None:
-        known = trial_files.recorded_search(Path(self.project_dir))
+        known = recorded_search(Path(self.project_dir))
         # What `search` is called with is compared later.
         facts = {**known.facts, **self._explored[0]} if known else None
-        trial_files.compare_search(self, self.hypermodel.settings, facts)
+        compare_search(self, self.hypermodel.settings, facts)
         self.oracle.reload()
         for trial in self.oracle.ended_trials:
             record = TrialFiles(self, trial).record()
@@ -467,7 +472,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         facts, values = self._explored
         objective = identity.objective_facts(self.oracle.objective)
         self._identity = objective | facts | identity.fit_facts(call), values
-        known = trial_files.compare_search(self, self.hypermodel.settings, self._identity[0])
+        known = compare_search(self, self.hypermodel.settings, self._identity[0])
         if self._race is None:
             # By earlier runs of the search, each time more.
             before: Any = known.settings.get("executions_asked", ()) if known else ()
@@ -478,7 +483,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         # What only decisions use may change where no trial is left to run.
         if known is not None and known.settings != settings:
             file = Path(self.project_dir) / RECORD_NAME
-            trial_files.write_needed(dataclasses.replace(known, settings=settings), file)
+            write_needed(dataclasses.replace(known, settings=settings), file)
 
 
 @contextlib.contextmanager

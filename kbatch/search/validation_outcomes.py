@@ -1,4 +1,4 @@
-"""The best epoch of an execution: its weights, and its metric by blocks of validation examples.
+"""A metric by blocks of validation examples, taken from the sums that its variables hold.
 
 A metric of Keras is a function of sums over examples, which its variables hold: total and count of
 a mean, the counts behind AUC and F1. The graph that validates keeps them after each batch. Their
@@ -6,29 +6,17 @@ differences are the sums of blocks of examples, from which the metric of any par
 set follows without another pass.
 """
 
-import hashlib
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.analysis.cross_fit import FEWEST_BLOCKS, MOST_BLOCKS, CrossFit
+from kbatch.analysis.cross_fit import MOST_BLOCKS
 from kbatch.library_internals import metrics_by_name
-from kbatch.records.training_run import Outcomes
-from kbatch.search.trial_files import write_checkpoint
-from kbatch.study.trial import Objective
-from kbatch.training.callbacks import numbers_of
 from kbatch.training.data.forms import is_composite, parts_of
-from kbatch.training.model import replica_count
-from kbatch.training.state import kept_variables
 
-# Relative, of the metric that Keras reports and that of the sums.
-_CLOSE = 1e-4
-_MOST_HASHED = 2**16  # Numbers of each weight, for a fingerprint of all.
 # Of unknown length a validation may have so many batches.
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 2**21  # In all rows together.
@@ -41,135 +29,6 @@ _SHIFT = 31
 # One validation, cut into blocks of consecutive examples: the sums of each block in the order of
 # the metric's variables, its examples, and a fingerprint of the examples in their order.
 Validated = tuple[np.ndarray, tuple[int, ...], str]
-
-
-class BestEpoch(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch in memory, once, and what validation showed by blocks."""
-
-    # It stands after all callbacks that change the logs, and begins a validation after they did.
-
-    def __init__(self, objective: Objective, parts: Sequence[Objective] = ()):
-        super().__init__()
-        self.batches: int | None = None  # Of a validation; None where unknown.
-        self.initial_weights: str | None = None  # Fingerprint.
-        self._objective, self._parts = objective, parts  # It may be the sum of several.
-        # The objective, or where that is no metric of an epoch, an accuracy or loss of validation.
-        self._metric: Objective | None = None
-        self._best: dict[str, Any] = {}
-        self._sums: BlockSums | None = None
-        # Of the last validation: its weights, where callbacks may change them, and its sums.
-        self._weights: list[tuple[Any, np.ndarray]] | None = None
-        self._validated: Validated | str | None = None
-        # Of the first one that counts, with which the others must agree.
-        self._first: Validated | None = None
-        self._fit: CrossFit | None = None
-        self._reason: str | None = None  # Why there are no outcomes, by code.
-
-    def on_train_begin(self, logs: Any = None):
-        """Take a fingerprint of the weights, and let validation keep the sums of the metric."""
-        model: Any = self.model
-        if self.initial_weights is None and model.weights:
-            found = hashlib.blake2b(digest_size=8)
-            for weight in model.weights:
-                flat: Any = keras.ops.reshape(weight, [-1])
-                found.update(np.array(flat[:_MOST_HASHED]).tobytes())
-            self.initial_weights = found.hexdigest()
-        metric = self._objective.or_quality([f"val_{name}" for name in metrics_by_name(model)])
-        if self._parts:
-            self._reason = "several_objectives"
-        elif replica_count(model) > 1:
-            self._reason = "several_devices"
-        elif metric is not None:
-            self._sums = BlockSums.of(model, metric.name.removeprefix("val_"))
-
-    def on_test_begin(self, logs: Any = None):
-        if self._sums is not None:
-            self._sums.begin(self.batches)
-
-    def end_validation(self, logs: Any = None, *, keep_weights: bool) -> None:
-        """Read what validation summed up, and keep weights before callbacks change them."""
-        # They may have swapped them in to validate.
-        if self._sums is not None:
-            self._validated = self._sums.read()
-        if keep_weights:
-            self._weights = self._copied()
-
-    def _copied(self) -> list[tuple[Any, np.ndarray]]:
-        model: Any = self.model
-        return [(one, np.array(one)) for one in model.weights]
-
-    def on_epoch_end(self, epoch: int, logs: Any = None):
-        weights, self._weights = self._weights, None
-        validated, self._validated = self._validated, None
-        logs = numbers_of(logs)
-        if self._parts and all(part.name in logs for part in self._parts):
-            signs = [-1 if part.direction == "max" else 1 for part in self._parts]
-            values = [logs[part.name] for part in self._parts]
-            logs[self._objective.name] = float(np.dot(signs, values))
-        # It is chosen at the first epoch that was validated, unless the objective comes later.
-        names = [n for n in logs if n.startswith("val_") or n == self._objective.name]
-        found = self._objective.or_quality(names)
-        if self._metric is None or (self._metric != found == self._objective):
-            self._metric, self._best = found, {}
-        if self._metric is None:
-            return
-        value = logs.get(self._metric.name, np.nan)
-        if validated is not None and math.isfinite(value):
-            self._reason = self._reason or self._add(validated, value)
-        if self._metric.is_better(value, self._best.get("value")):
-            self._best = {"value": value, "weights": weights or self._copied()}
-
-    def _add(self, validated: Validated | str, value: float) -> str | None:
-        """Take what an epoch's validation summed up; return the code of a reason to take none."""
-        if isinstance(validated, str):
-            return validated
-        (summed, *identity), sums, metric = validated, self._sums, self._metric
-        if sums is None or metric is None or metric.name != f"val_{sums.name}":
-            return "no_metric"
-        # A callback or a step of the user's own may report something else.
-        if not math.isclose(sums.metric(summed.sum(0)), value, rel_tol=_CLOSE, abs_tol=1e-7):
-            return "no_metric"
-        if len(summed) < FEWEST_BLOCKS:
-            return "few_blocks"
-        if self._fit is None:
-            self._first = validated
-            self._fit = CrossFit(sums.metric, larger_is_better=metric.direction == "max")
-        elif self._first is not None and identity != [*self._first[1:]]:
-            return "shuffled"
-        self._fit.add(summed)
-        return None
-
-    def write_weights(self, model: Any, folder: Path, best_before: float | None) -> None:
-        """Write the best epoch if no earlier execution is better; the last without an objective."""
-        if self.model is None:  # No `fit` was timed.
-            return
-        if self._metric != self._objective:
-            write_checkpoint(model, folder)
-        elif self._best and self._objective.is_better(self._best["value"], best_before):
-            with kept_variables(model):
-                for variable, weight in self._best["weights"]:
-                    variable.assign(weight)
-                write_checkpoint(model, folder)
-
-    def outcomes(self) -> Outcomes:
-        """Return the metric by blocks of validation examples, or why it is unknown."""
-        name, self._best = self._metric.name if self._metric else None, {}
-        reason = self._reason
-        if name is None:
-            reason = "no_validation"
-        elif not self._parts and not name.startswith("val_"):
-            reason = "of_training"
-        values = self._fit.values() if self._fit and reason is None else None
-        if self._first is None or values is None or not np.isfinite(values).all():
-            return Outcomes(metric=name, reason=reason or "not_finite")
-        _, examples, key = self._first
-        return Outcomes(
-            metric=name,
-            examples=sum(examples),
-            block_examples=examples[0],
-            key=key,
-            values=tuple(values.tolist()),
-        )
 
 
 class BlockSums:

@@ -17,7 +17,7 @@ from kbatch.analysis.run_table import Run, first_seed
 from kbatch.page.result import table_text
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.study.comparison import (
+from kbatch.study.compare import (
     LeftOut,
     comparable_trials,
     ends_by_time,

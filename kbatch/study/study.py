@@ -25,16 +25,10 @@ from kbatch.records.training_run import (
     Plan,
     SearchRecord,
 )
-from kbatch.study.caveats import caveats
-from kbatch.study.comparison import (
-    as_compared,
-    caption,
-    check_tolerance,
-    refuse_empty,
-    trained_runs,
-)
+from kbatch.study.compare import as_compared, caption, check_tolerance, refuse_empty, trained_runs
 from kbatch.study.decision import Decision, decide, frame_of
-from kbatch.study.decision_page import rows_of, with_page
+from kbatch.study.limits import caveats
+from kbatch.study.page import rows_of, with_page
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kbatch.study.comparison import refuse_empty
+from kbatch.study.compare import refuse_empty
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, trial_row
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@ import pytest
 from records_factory import make_diverged, make_execution, make_study, make_trial
 
 from kbatch.records.notes import Note
-from kbatch.study.caveats import caveats
+from kbatch.study.limits import caveats
 
 
 def repeated(batch_size, *accuracies, rate=1000):

@@ -11,9 +11,9 @@ from records_factory import make_execution, make_search, make_trial
 
 import kbatch
 from kbatch.records.json_codec import write_record
+from kbatch.search.best_epoch import BestEpoch
+from kbatch.search.files import CHECKPOINT_NAME
 from kbatch.search.oracle import write_trial
-from kbatch.search.trial_files import CHECKPOINT_NAME
-from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 
 # 64 lies within 1 % of 16, the best mean, and is four times as fast; 32 is far worse.

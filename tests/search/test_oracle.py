@@ -4,7 +4,8 @@ import keras_tuner
 import pytest
 from keras_tuner.src.engine.trial import TrialStatus
 
-from kbatch.search.oracle import BatchSizeOracle, grid, untried_in_grid
+from kbatch.search.oracle import BatchSizeOracle
+from kbatch.search.space import grid, untried_in_grid
 
 
 def plain():

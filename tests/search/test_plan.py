@@ -178,13 +178,13 @@ class Counts(keras.callbacks.Callback):
 
 @pytest.mark.filterwarnings("ignore:Not equal to the whole batch")
 def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp_path):
-    begin, alive = kbatch.search.trial_files.TrialFiles.begin_attempt, []
+    begin, alive = kbatch.search.files.TrialFiles.begin_attempt, []
 
     def watched(files):
         alive.append(bool(HELD) and HELD[-1]() is not None)
         return begin(files)
 
-    monkeypatch.setattr("kbatch.search.trial_files.TrialFiles.begin_attempt", watched)
+    monkeypatch.setattr("kbatch.search.files.TrialFiles.begin_attempt", watched)
     fit = {"callbacks": [Counts(tmp_path / "counts"), RunsOut(tmp_path / "lives")]}
     # The scale of the loss begins again too.
     settings = {"dtype_policy": "mixed_float16", "base_batch_size": 16}

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.records.training_run import RECORD_NAME
+from kbatch.search.files import search_lock
 from kbatch.search.identity import fit_facts, model_facts
-from kbatch.search.trial_files import search_lock
 from kbatch.training.data.training_data import FitCall
 from kbatch.training.dtype_policy import dtype_policy_scope
 

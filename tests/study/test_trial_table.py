@@ -15,7 +15,7 @@ from records_factory import (
 from kbatch.analysis.intervals import mean_interval
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.records.training_run import Budget, Target
-from kbatch.study.comparison import caption
+from kbatch.study.compare import caption
 from kbatch.study.trial import Objective
 
 ENDS = ("", ", low", ", high")

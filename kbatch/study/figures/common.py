@@ -10,14 +10,7 @@ from kbatch.analysis.intervals import FEWEST_VALUES
 from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
-from kbatch.study.comparison import (
-    at_most,
-    caption,
-    differing,
-    metric_words,
-    missing_text,
-    trial_name,
-)
+from kbatch.study.compare import at_most, caption, differing, metric_words, missing_text, trial_name
 from kbatch.study.decision import FAR_RATE
 from kbatch.study.trial import Objective, TrialRecord, is_fraction
 

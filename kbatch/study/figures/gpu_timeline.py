@@ -8,7 +8,7 @@ from kbatch.page.numbers import format_number, memory_text, percent, pluralize
 from kbatch.plotting import canvas
 from kbatch.plotting.canvas import series_style
 from kbatch.records.machine import GpuUsage, UsageRecord
-from kbatch.study.comparison import missing_text, refuse_empty
+from kbatch.study.compare import missing_text, refuse_empty
 
 if TYPE_CHECKING:
     from kbatch.device.gpu_monitor import GpuMonitor

@@ -10,7 +10,7 @@ from kbatch.page.numbers import format_number, in_brackets, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, series_style, size_color
 from kbatch.plotting.draw import batch_axis, plain_log_labels
-from kbatch.study.comparison import refuse_empty
+from kbatch.study.compare import refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.trial import TrialRecord
 

@@ -12,7 +12,7 @@ from kbatch.page.numbers import join_words
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
-from kbatch.study.comparison import at_most, differing, rates_of_settings, refuse_empty, trial_name
+from kbatch.study.compare import at_most, differing, rates_of_settings, refuse_empty, trial_name
 from kbatch.study.figures import common
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
 

@@ -13,7 +13,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.plotting.draw import batch_axis, plain_log_labels
 from kbatch.records.training_run import Cost, Target, cost_to_target
-from kbatch.study.comparison import at_most, metric_words, refuse_empty
+from kbatch.study.compare import at_most, metric_words, refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.trial import TrialRecord, mean_of
 

@@ -13,10 +13,10 @@ from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED, series_style
 from kbatch.plotting.draw import batch_axis
-from kbatch.study.comparison import as_compared, at_most, differing, refuse_empty, setting_texts
+from kbatch.study.compare import as_compared, at_most, differing, refuse_empty, setting_texts
 from kbatch.study.decision import FAR_RATE
-from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
+from kbatch.study.page import sizes_text
 from kbatch.study.trial import Objective, TrialRecord
 
 if TYPE_CHECKING:

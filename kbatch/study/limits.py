@@ -8,7 +8,7 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.study.comparison import (
+from kbatch.study.compare import (
     compared_settings,
     end_text,
     is_time,

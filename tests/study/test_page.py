@@ -14,9 +14,9 @@ import kbatch
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, LearningRateScaling
 from kbatch.records.training_run import Outcomes
-from kbatch.study.decision_page import with_page
 from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import named_label
+from kbatch.study.page import with_page
 
 BEGINS = ("initial_weights", "first_order")
 

@@ -6,7 +6,7 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
 
 from kbatch.analysis.learning_rate import LearningRateScaling
-from kbatch.study.caveats import limit_notes
+from kbatch.study.limits import limit_notes
 
 
 def repeated(size, accuracy, rate, wait_share=0.0, device=None):

@@ -27,9 +27,9 @@ from kbatch.library_internals import fail_at_once_without_memory, move_project
 from kbatch.records.json_codec import load_if_readable, write_whole_file
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
+from kbatch.search.files import CHECKPOINT_NAME, STATE_NAME, TrialFiles, completed_trials
+from kbatch.search.live_plot import LivePlot
 from kbatch.search.oracle import write_trial
-from kbatch.search.progress import LivePlot
-from kbatch.search.trial_files import CHECKPOINT_NAME, STATE_NAME, TrialFiles, completed_trials
 from kbatch.training.data.training_data import FitCall
 
 # Large arrays of the data, in the project directory while the search runs.

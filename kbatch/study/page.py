@@ -11,8 +11,7 @@ from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.page.numbers import format_number, in_brackets, join_words, one_line, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.caveats import MUCH_DATA_WAIT, failures, lagging, limit_notes, still_rising
-from kbatch.study.comparison import (
+from kbatch.study.compare import (
     as_compared,
     at_most,
     budget_text,
@@ -27,6 +26,7 @@ from kbatch.study.comparison import (
     value_of,
 )
 from kbatch.study.decision import FAR_RATE, UNLIKELY, Decision, Page, Row
+from kbatch.study.limits import MUCH_DATA_WAIT, failures, lagging, limit_notes, still_rising
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
 # Lines of the table, so that a page has 15 at most.

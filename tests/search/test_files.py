@@ -7,8 +7,8 @@ from keras_tuner.src.engine.trial import Trial
 from records_factory import make_execution, make_trial
 
 from kbatch.records.json_codec import write_record
+from kbatch.search.files import search_lock
 from kbatch.search.oracle import BatchSizeOracle, read_trials, write_trial
-from kbatch.search.trial_files import search_lock
 
 
 def written(folder, number, accuracy=0.5, *, status="COMPLETED", ended="completed"):
