@@ -18,7 +18,6 @@ from kbatch.errors import DeviceLostError
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number
 from kbatch.records.machine import SHORTEST_S
-from kbatch.search.steps_per_execution import set_steps
 from kbatch.training.data.batches import of_any_length
 from kbatch.training.data.training_data import DataEnded, TrainingData
 from kbatch.training.dtype_policy import (
@@ -31,6 +30,7 @@ from kbatch.training.dtype_policy import (
 from kbatch.training.model import replica_count, wait_for
 from kbatch.training.one_graph import GraphCount
 from kbatch.training.state import kept_state
+from kbatch.training.steps_per_execution import set_steps
 
 # Examples of an update. The first updates have few: a processor that is slow in float16 would take
 # minutes for more.

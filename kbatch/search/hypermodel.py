@@ -33,7 +33,6 @@ from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.files import TrialFiles, completed_trials, recorded_search, trial_files
 from kbatch.search.identity import model_facts
 from kbatch.search.plan import MOMENTS_EVERY, PolicyChosen, SearchPlan, check_new
-from kbatch.search.steps_per_execution import Steps
 from kbatch.search.timed_fit import ExecutionSettings
 from kbatch.training import accumulation
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
@@ -48,6 +47,7 @@ from kbatch.training.dtype_policy import (
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import ModelFacts, check_trainable
 from kbatch.training.state import check_seed, seeded, updates_made
+from kbatch.training.steps_per_execution import Steps
 
 _LARGEST_VALIDATION_BATCH = 256
 # Seeds that are drawn: few enough to be read aloud.

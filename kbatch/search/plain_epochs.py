@@ -14,11 +14,11 @@ import numpy as np
 from kbatch.device.failures import ran_out_of_memory
 from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import PLAIN_NAME, PlainEpochs
-from kbatch.search.steps_per_execution import set_steps
 from kbatch.study.study import load_study
 from kbatch.study.trial import TrialRecord
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.state import kept_seeds
+from kbatch.training.steps_per_execution import set_steps
 
 # An epoch has as many examples as the slower size trains in so many seconds, or so many batches.
 _MOST_S, _FEWEST_BATCHES = 1.5, 4

@@ -22,7 +22,6 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import PLAN_NAME, Plan
 from kbatch.search.files import write_needed
 from kbatch.search.first_updates import FEW, HALF, SOME, Updates, check_half
-from kbatch.search.steps_per_execution import Steps, Training, steps_within, why_one
 from kbatch.training import accumulation
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.batches import InputMeter
@@ -32,6 +31,7 @@ from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import ModelFacts, accumulation_of, replica_count
 from kbatch.training.one_graph import OneGraph
 from kbatch.training.state import kept_seeds
+from kbatch.training.steps_per_execution import Steps, Training, steps_within, why_one
 
 # Reasons of a plan whose model trains batches whole.
 _WHOLE = ("own step", "compiled late")

@@ -25,7 +25,6 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import Budget, Target
 from kbatch.search.best_epoch import BestEpoch
 from kbatch.search.plan import SearchPlan
-from kbatch.search.steps_per_execution import EndInTime, Training, check_epoch, set_steps
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import (
     BudgetCallback,
@@ -42,6 +41,7 @@ from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
 from kbatch.training.one_graph import GraphCount
 from kbatch.training.state import kept_variables, seed_of
+from kbatch.training.steps_per_execution import EndInTime, Training, check_epoch, set_steps
 
 
 class ExecutionSettings(NamedTuple):

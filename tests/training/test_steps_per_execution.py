@@ -15,12 +15,12 @@ import kbatch
 from kbatch.errors import InputError
 from kbatch.records.training_run import PLAN_NAME, Budget, Plan
 from kbatch.search.plan import SearchPlan
-from kbatch.search.steps_per_execution import Training, acts_on_batches, steps_within
 from kbatch.search.timed_fit import TimedFit
 from kbatch.study.trial import Objective
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.one_graph import OneGraph
 from kbatch.training.state import updates_made
+from kbatch.training.steps_per_execution import Training, acts_on_batches, steps_within
 
 VAL_LOSS = Objective("val_loss", "min")
 PLAN = Plan(1, "float32", 16, "cut", 64, "", step_s=(1e-3, 1e-4))
