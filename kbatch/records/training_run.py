@@ -16,7 +16,6 @@ from kbatch.records.notes import Note
 
 RECORD_NAME = "kbatch.json"
 PLAN_NAME = "kbatch-plan.json"
-PLAIN_NAME = "kbatch-plain-epochs.json"
 SETTINGS_REMEDY = (
     "It holds the settings of the search, and no result: delete it, and run the same script with "
     "the same arguments, which keeps the trials."
@@ -432,16 +431,3 @@ class Plan:
     #: Seconds of a train step by itself and of each example in it; None where none was timed.
     step_s: tuple[float, float] | None = None
     duration_s: float = 0.0  #: Seconds that making it took.
-
-
-@dataclasses.dataclass(frozen=True)
-class PlainEpochs:
-    """One epoch by plain `fit` with the settings of some trials, measured in turns.
-
-    They are of the base size, of the one that was named, and of sizes that the executions did not
-    tell apart in time.
-    """
-
-    batch_sizes: tuple[int, ...]  #: Ascending.
-    epoch_s: tuple[float, ...]  #: Seconds of an epoch of each, without tracing.
-    examples: int  #: Examples of these epochs.

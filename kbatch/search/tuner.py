@@ -35,7 +35,6 @@ from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.oracle import BatchSizeOracle, trial_result
 from kbatch.search.parallel import ParallelTrials, explored_space
-from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.search.plan import PlanHalved
 from kbatch.search.progress import FitReporter, SearchProgress
 from kbatch.search.race import RaceStrategy
@@ -243,7 +242,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     kept = kept_kernels(self.hypermodel.graph.is_kept)
                     with _short_collections(), kept:
                         super().search(*args, verbose=0, **kwargs)
-                        measure_plain_epochs(self, call.data)
                 else:
                     parallel.run()
                 self._delete_checkpoints()

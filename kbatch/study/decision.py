@@ -5,15 +5,13 @@ execution and validation example by validation example: see `kbatch.analysis.jud
 """
 
 import dataclasses
-import functools
 import html
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge, judge_race
-from kbatch.analysis.run_table import Run, first_seed
+from kbatch.analysis.run_table import first_seed
 from kbatch.page.result import table_text
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
@@ -32,8 +30,6 @@ from kbatch.study.trial import TrialRecord, device_kinds
 if TYPE_CHECKING:
     import pandas as pd
 
-# A size that may take so many times as long as the fastest is not known to be as fast.
-_MUCH_SLOWER = 1.15
 # Why a size is not judged in a race.
 UNLIKELY = "left the race: others are likelier to be the answer"
 FAR_RATE = "tried only at a rate that is far off"
@@ -100,11 +96,6 @@ class Decision:
     #: Training time at that size over the time at the one to take, over executions; None where
     #: they are one, or times do not compare.
     speedup: Estimate[float] | None = None
-    #: The fastest certified size, and those that the executions leave open: each may train as fast
-    #: as it, or take 1.15 times as long. Empty where there are none.
-    alike_in_time: tuple[int, ...] = ()
-    #: Relative training times by plain `fit`, of the sizes whose epochs were timed in turns.
-    plain_times: Mapping[int, float] = dataclasses.field(default_factory=dict)
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
     page: Page = dataclasses.field(default=Page("There is no trial."))
@@ -233,12 +224,10 @@ def decide(
     *,
     tolerance: float | None,
     confidence: float,
-    epoch_s: Mapping[int, float],
 ) -> Decision:
     """Decide as `Study.decide` does, without words; of a race by its rounds.
 
-    `search` are its settings. `epoch_s` are the seconds of an epoch in turns, by batch size: they
-    decide between sizes that may be as fast by the executions.
+    `search` are its settings.
     """
     raced_sizes = search.get("batch_sizes", ()) if search.get("strategy") == "race" else ()
     compared, left_out = comparable_trials(trials)
@@ -252,8 +241,7 @@ def decide(
     rounds = max(len(trial.executions) for trial in compared)
     asked: Any = {"tolerance": tolerance, "confidence": confidence}
     asked["larger_is_better"] = best.objective.direction == "max"
-    judged: Any = functools.partial(judge_race, batch_sizes=raced_sizes, **asked)
-    judgement = judged(runs) if raced_sizes else None
+    judgement = judge_race(runs, batch_sizes=raced_sizes, **asked) if raced_sizes else None
     if judgement is None:
         if raced_sizes:
             # The smallest seed chose the pairs, and is not judged after its rounds.
@@ -262,10 +250,8 @@ def decide(
             rounds = 1
         # A grid that was extended is judged once more; one execution of each is never certain.
         looks = sum(count > 1 for count in search.get("executions_asked", ()))
-        judged = functools.partial(
-            judge, looks=max(1, looks), over_examples=not is_time(best.objective), **asked
-        )
-        judgement = judged(runs)
+        over_examples = not is_time(best.objective)
+        judgement = judge(runs, looks=max(1, looks), over_examples=over_examples, **asked)
     else:
         raced = {size for size, _ in judgement.pairs}
         out = [trial for trial in compared if trial.batch_size not in raced]
@@ -277,11 +263,6 @@ def decide(
             for trial in compared
             if trial.batch_size in raced
         )
-    alike = _alike_in_time(judgement, runs)
-    plain_times = _plain_times(compared, epoch_s)
-    if alike and set(alike) <= set(plain_times):
-        runs = _with_times(runs, {size: plain_times[size] for size in alike})
-        judgement = judged(runs)
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
     by_size = {trial.batch_size: trial for trial in compared}
@@ -297,55 +278,9 @@ def decide(
         confidence=confidence,
         unpaired=unpaired,
         base_batch_size=base and base.batch_size,
-        alike_in_time=alike,
-        plain_times=plain_times,
         speedup=None if base is None or base is trial else _speedup(base, trial),
         left_out=left_out,
     )
-
-
-def _alike_in_time(judgement: Judgement, runs: Sequence[Run]) -> tuple[int, ...]:
-    """Return the certified sizes that may be as fast as the fastest, and may not; none if alone."""
-    costs = {pair: judgement.costs[pair] for pair in judgement.certified if judgement.costs}
-    if len(costs) < 2:
-        return ()
-    fastest = min(costs, key=lambda pair: costs[pair])
-    seconds = {
-        pair: {run.seed or 0: run.seconds for run in runs if run.pair == pair and run.seconds}
-        for pair in costs
-    }
-    found = [fastest]
-    for pair in costs.keys() - {fastest}:
-        both = sorted(seconds[pair].keys() & seconds[fastest].keys())
-        times = [[seconds[one][seed] for seed in both] for one in (pair, fastest)]
-        unknown = (1.0, _MUCH_SLOWER) if costs[pair] < _MUCH_SLOWER else (1.0, 1.0)
-        low, high = ((ratio := ratio_over_rounds(*times)) and ratio.ends) or unknown
-        if low <= 1 and high >= _MUCH_SLOWER:
-            found.append(pair)
-    return tuple(sorted(size for size, _ in found)) if found[1:] else ()
-
-
-def _plain_times(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) -> dict[int, float]:
-    """Return the relative training time of each size, from the seconds of a plain epoch."""
-    found = {}
-    for trial in trials:
-        # Some sizes may have ended after fewer epochs than others.
-        seen = [run.examples_seen for run in trial.executions if run.examples_seen]
-        if seen and trial.batch_size in epoch_s:
-            found[trial.batch_size] = epoch_s[trial.batch_size] * fmean(seen)
-    return found
-
-
-def _with_times(runs: Sequence[Run], plain_times: Mapping[int, float]) -> list[Run]:
-    """Replace the times of some sizes by those of plain epochs, scaled to the other sizes."""
-    timed = [run.seconds for run in runs if run.batch_size in plain_times and run.seconds]
-    scale = fmean(timed) / fmean(plain_times.values())
-    return [
-        run._replace(seconds=scale * plain_times[run.batch_size])
-        if run.batch_size in plain_times and run.seconds
-        else run
-        for run in runs
-    ]
 
 
 def _speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:

@@ -154,9 +154,7 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
     elif judgement.pinned == "order":
         more += " All executions saw the examples in one order, so another one is not known."
     if found.certain and found.tied:
-        alike = {*found.alike_in_time}  # Their samples/s in the table may tell otherwise.
-        how = " by plain `fit`" if alike and alike <= found.plain_times.keys() else ""
-        which = f"it is the smallest that trains within 5 % of the fastest{how}"
+        which = "it is the smallest that trains within 5 % of the fastest"
         if not judgement.costs:
             kinds = device_kinds(found.trials)
             ran = f", as trials ran on {join_words(kinds)}" if len(kinds) > 1 else ""
@@ -203,34 +201,24 @@ def sizes_text(sizes: Sequence[int], trials: Sequence[TrialRecord]) -> str:
 
 
 def _change(found: Decision, trial: TrialRecord) -> str:
-    """Say what the size that is named changes against the base size: of each quantity one number.
-
-    The time is that of plain `fit` where it was measured, which is what people get.
-    """
+    """Say what the named size changes against the base size, with one number a quantity."""
     base, size, parts = found.base_batch_size, trial.batch_size, []
     compared = next((other for other in found.trials if other.batch_size == base), None)
     if compared is None or base is None or base == size:
         return ""
-    speedup, how, plain_times = found.speedup, "", found.plain_times
-    if {base, size} <= plain_times.keys():
-        speedup, how = (
-            Estimate(plain_times[base] / plain_times[size]),
-            " by plain `fit` after `apply`",
-        )
-    if speedup is not None:
+    if (speedup := found.speedup) is not None:
         longer, ends = speedup.value < 1, speedup.ends
         low, high = ends or (speedup.value, speedup.value)
         if low > 1 / AS_FAST and high < AS_FAST:
-            times = "as fast"
+            parts.append("as fast")
         elif low <= 1 <= high and 1 / AS_FAST < speedup.value < AS_FAST:
-            times = f"time not told apart{in_brackets(speedup, 2)}"
+            parts.append(f"time not told apart{in_brackets(speedup, 2)}")
         else:
             if longer:
                 speedup = Estimate(1 / speedup.value, ends and 1 / high, ends and 1 / low)
             digits = 2 if speedup.value > 1.1 else 3
             number, way = format_number(speedup.value, digits), "longer" if longer else "sooner"
-            times = f"{number} times {way}{in_brackets(speedup, digits)}"
-        parts.append(f"{times}{how}")
+            parts.append(f"{number} times {way}{in_brackets(speedup, digits)}")
     if trial.last.target is None and not is_time(trial.objective):
         words, within = metric_words(trial.objective.name), f"within {tolerance_text(found)}"
         pairs = found.judgement.certified if found.judgement and found.certified else ()

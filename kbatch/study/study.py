@@ -16,15 +16,7 @@ from kbatch.page.result import Figure, Page, Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
-from kbatch.records.training_run import (
-    PLAIN_NAME,
-    PLAN_NAME,
-    RECORD_NAME,
-    SETTINGS_REMEDY,
-    PlainEpochs,
-    Plan,
-    SearchRecord,
-)
+from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, SETTINGS_REMEDY, Plan, SearchRecord
 from kbatch.study.compare import as_compared, caption, check_tolerance, refuse_empty, trained_runs
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.limits import caveats
@@ -52,7 +44,6 @@ class Study(Result):
     #: training, in building the model.
     problems: tuple[str, ...] = ()
     missing: int = 0  #: Trials among these with a damaged or lost record, which no answer knows.
-    plain_epochs: PlainEpochs | None = None  #: None where they were not measured.
     plan: Plan | None = None  #: What was settled before the first training; None before that.
 
     def __repr__(self) -> str:
@@ -179,10 +170,7 @@ class Study(Result):
             tolerance = settings.get("tolerance")
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
-            plain = self.plain_epochs
-            epoch_s = dict(zip(plain.batch_sizes, plain.epoch_s, strict=True)) if plain else {}
-            asked: Any = {"tolerance": tolerance, "confidence": sure}
-            found = decide(self.trials, settings, **asked, epoch_s=epoch_s)
+            found = decide(self.trials, settings, tolerance=tolerance, confidence=sure)
             found = with_page(found, self.trials, settings, missing=self.missing)
             self._decisions[tolerance, sure] = found
         return self._decisions[tolerance, sure]
@@ -336,7 +324,6 @@ def _read_project(path: Path) -> Study:
             problems.append(f"{error}{remedy}")
 
     search = read(SearchRecord, path / RECORD_NAME)
-    plain = read(PlainEpochs, path / PLAIN_NAME)
     # Those of keras-tuner alone have no record.
     searched = (path / RECORD_NAME).exists()
     before, trials, failed = len(problems), [], []
@@ -362,7 +349,7 @@ def _read_project(path: Path) -> Study:
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
     plan = json_codec.load_if_readable(Plan, path / PLAN_NAME)
-    return Study(name, tuple(trials), search, tuple(texts), missing, plain, plan)
+    return Study(name, tuple(trials), search, tuple(texts), missing, plan)
 
 
 def _end_of_lost(file: Path) -> tuple[str, str]:

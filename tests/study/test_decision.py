@@ -7,7 +7,7 @@ import pytest
 from matplotlib.text import Text
 from records_factory import make_execution, make_search, make_study, make_trial
 
-from kbatch.records.training_run import REASONS, Budget, Outcomes, PlainEpochs, Target
+from kbatch.records.training_run import REASONS, Budget, Outcomes, Target
 from kbatch.study.figures.trials import named_label, plot_trials
 from kbatch.study.trial import Objective
 
@@ -324,54 +324,3 @@ def test_one_execution_has_an_interval_over_the_validation_examples():
     assert "0.9000 (0.8736 to 0.9264)" in str(make_study(trial))
     pair = dataclasses.replace(trial, executions=trial.executions * 2)
     assert pair.metric("val_accuracy").ends is None
-
-
-def timed(size, count, seconds):
-    """A trial of six executions of the same images, each of its own duration."""
-    trial = many(size, count, salt=1)
-    executions = [
-        dataclasses.replace(run, window_durations_s=(s * 100 / run.examples_seen,) * 5)
-        for run, s in zip(trial.executions, seconds, strict=True)
-    ]
-    return dataclasses.replace(trial, executions=tuple(executions))
-
-
-def test_sizes_that_times_do_not_tell_apart_are_told_apart_by_epochs_in_turns():
-    noisy = (
-        timed(32, 30, [2.0, 3.2, 2.4, 2.1, 3.0, 2.3]),
-        timed(64, 30, [2.4, 2.0, 2.9, 2.2, 1.9, 2.6]),
-    )
-    study = make_study(*noisy, timed(128, 30, [9.0] * 6))
-    found = study.decide()
-    assert found.certified and found.alike_in_time == (32, 64)
-    for epoch_s, named in (((1.0, 1.02, 4.0), 32), ((1.3, 1.0, 4.0), 64)):
-        known = PlainEpochs((32, 64, 128), epoch_s, 1000)
-        turned = dataclasses.replace(study, plain_epochs=known).decide()
-        assert turned.batch_size == named and "fastest by plain `fit`" in turned.reason
-    apart = make_study(timed(32, 30, [2.0] * 6), timed(64, 30, [1.0] * 6)).decide()
-    assert apart.certified and apart.alike_in_time == ()
-    # Epochs of one of both do not tell.
-    known = PlainEpochs((32, 128), (1.3, 4.0), 1000)
-    assert dataclasses.replace(study, plain_epochs=known).decide().batch_size == found.batch_size
-
-
-def test_epochs_in_turns_count_as_often_as_a_size_trained_them():
-    noisy = [2.0, 3.2, 2.4, 2.1, 3.0, 2.3], [2.4, 2.0, 2.9, 2.2, 1.9, 2.6]
-    early, long = timed(32, 30, noisy[0]), timed(64, 30, noisy[1])
-    # An epoch takes the smaller size longer, and it ended after half as many.
-    executions = [
-        dataclasses.replace(
-            run,
-            examples_seen=2 * run.examples_seen,
-            window_durations_s=tuple(s / 2 for s in run.window_durations_s),
-        )
-        for run in long.executions
-    ]
-    study = make_study(early, dataclasses.replace(long, executions=tuple(executions)))
-    assert study.decide().alike_in_time == (32, 64)
-    known = PlainEpochs((32, 64), (1.3, 1.0), 1000)
-    found = dataclasses.replace(
-        study, plain_epochs=known, search=make_search(base_batch_size=64)
-    ).decide()
-    assert found.batch_size == 32
-    assert "1.5 times sooner by plain" in found.page.change
