@@ -5,14 +5,54 @@ starts TensorFlow.
 """
 
 import importlib
-import re
-from pathlib import Path
 
 __version__ = "0.3.0"
 
-# The stub beside this file has a line for each public name.
-_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_HOME_OF = {name: home for home, name in re.findall(r"from (\S+) import \(?\s*(\w+) as", _STUB)}
+# The public names and the modules that define them; `__init__.pyi` says the same to type checkers.
+_HOME_OF = {
+    "analysis": "kbatch.analysis",
+    "powers_of_two": "kbatch.analysis.batch_sizes",
+    "scale_learning_rate": "kbatch.analysis.learning_rate",
+    "quiet_start": "kbatch.cli.arguments",
+    "GpuMonitor": "kbatch.device.gpu_monitor",
+    "OutOfMemoryError": "kbatch.errors",
+    "plot_inference_memory": "kbatch.inference.figures",
+    "plot_inference_operating_curve": "kbatch.inference.figures",
+    "plot_inference_throughput": "kbatch.inference.figures",
+    "profile_inference": "kbatch.inference.measure",
+    "InferenceProfile": "kbatch.inference.result",
+    "plot_input_pipeline": "kbatch.input_pipeline.figure",
+    "profile_input_pipeline": "kbatch.input_pipeline.measure",
+    "InputPipelineProfile": "kbatch.input_pipeline.result",
+    "plot_memory": "kbatch.memory.figure",
+    "find_max_batch_size": "kbatch.memory.find",
+    "MaxBatchSizeResult": "kbatch.memory.result",
+    "write_report": "kbatch.page.result",
+    "plot_limits": "kbatch.recommendation.figure",
+    "recommend": "kbatch.recommendation.measure",
+    "Recommendation": "kbatch.recommendation.result",
+    "ray_executor": "kbatch.search.executors",
+    "BatchSizeHyperModel": "kbatch.search.hypermodel",
+    "LivePlot": "kbatch.search.live_plot",
+    "BatchSizeTuner": "kbatch.search.tuner",
+    "plot_gpu_timeline": "kbatch.study.figures.gpu_timeline",
+    "plot_noise_scale": "kbatch.study.figures.noise_scale",
+    "plot_learning_curves": "kbatch.study.figures.quality",
+    "plot_pareto": "kbatch.study.figures.quality",
+    "plot_time_to_target": "kbatch.study.figures.time_to_target",
+    "plot_trials": "kbatch.study.figures.trials",
+    "Study": "kbatch.study.study",
+    "load_study": "kbatch.study.study",
+    "plot_training_profile": "kbatch.throughput.figure",
+    "profile_training": "kbatch.throughput.measure",
+    "TrainingProfile": "kbatch.throughput.result",
+    "accumulate_gradients": "kbatch.training.accumulation",
+    "ExampleBudget": "kbatch.training.callbacks",
+    "StopAtTarget": "kbatch.training.callbacks",
+    "TimeBudget": "kbatch.training.callbacks",
+    "UpdateBudget": "kbatch.training.callbacks",
+    "training_dataset": "kbatch.training.data.training_data",
+}
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
@@ -20,10 +60,9 @@ def __getattr__(name: str):
     """Import a public name on first use (PEP 562)."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'kbatch' has no attribute {name!r}")
-    home = _HOME_OF[name]
-    if home == "kbatch":  # A package of its own.
-        return importlib.import_module(f"kbatch.{name}")
-    globals()[name] = value = getattr(importlib.import_module(home), name)
+    home = importlib.import_module(_HOME_OF[name])
+    # A package of its own is its own home.
+    globals()[name] = value = home if home.__name__ == f"kbatch.{name}" else getattr(home, name)
     return value
 
 

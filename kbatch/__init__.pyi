@@ -1,4 +1,4 @@
-# The public names and their homes, one a line: `__init__.py` reads them here, as type checkers do.
+# The public names and the modules that define them, as in `_HOME_OF` of `__init__.py`.
 from kbatch import analysis as analysis
 from kbatch.analysis.batch_sizes import powers_of_two as powers_of_two
 from kbatch.analysis.learning_rate import scale_learning_rate as scale_learning_rate

@@ -22,9 +22,8 @@ from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
 from kbatch.analysis.scaling_curve import MEASURED, OUT_OF_MEMORY, is_saturated
 from kbatch.device.failures import ran_out_of_memory
-from kbatch.errors import InputError
+from kbatch.errors import DataEnded, InputError
 from kbatch.page.numbers import format_number, pluralize
-from kbatch.training.data.training_data import DataEnded
 
 # Two calls in a row that differ by less than this share agree.
 _AGREEMENT = 0.1

@@ -1,5 +1,8 @@
+import ast
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +87,17 @@ def test_every_public_name_is_listed_and_an_unknown_one_refused():
     assert set(kbatch.__all__) <= set(dir(kbatch))
     with pytest.raises(AttributeError, match="no attribute 'plot_trails'"):
         _ = kbatch.plot_trails
+
+
+def test_the_table_of_public_names_equals_the_stub():
+    stub = ast.parse(Path(kbatch.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    named = {
+        alias.asname: f"{node.module}.{alias.name}" if node.module == "kbatch" else node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert named == kbatch._HOME_OF
+    for name, home in named.items():
+        module = importlib.import_module(home)
+        assert getattr(kbatch, name) is getattr(module, name, module)

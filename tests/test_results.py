@@ -14,10 +14,11 @@ from records_factory import make_study, make_trial
 
 import kbatch
 from kbatch.cli.main import load_result
+from kbatch.errors import RecordError
 from kbatch.page.document import html_text, markdown_files
 from kbatch.page.result import Page as Content
 from kbatch.page.result import Result, named_rows, shown_columns, table_text, write_report
-from kbatch.records.json_codec import RecordError, write_record
+from kbatch.records.json_codec import write_record
 from kbatch.records.notes import KINDS, Note, most_important
 from kbatch.study.study import Study
 

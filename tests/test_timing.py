@@ -8,6 +8,7 @@ import tensorflow as tf
 from fake_clock import FakeClock
 
 from kbatch.analysis.scaling_curve import MEASURED, OUT_OF_MEMORY
+from kbatch.errors import DataEnded
 from kbatch.timing import (
     FEWEST_ROUNDS,
     Setting,
@@ -18,7 +19,6 @@ from kbatch.timing import (
     timed_enough,
     warm_up_calls,
 )
-from kbatch.training.data.training_data import DataEnded
 
 SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)
 

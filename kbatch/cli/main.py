@@ -267,11 +267,12 @@ def _report(options: argparse.Namespace) -> None:
 
 def load_result(path: Path) -> Any:
     """Read a study from the folder of its search, or whatever result a JSON file holds."""
+    from kbatch.errors import RecordError
     from kbatch.inference.result import InferenceProfile
     from kbatch.input_pipeline.result import InputPipelineProfile
     from kbatch.memory.result import MaxBatchSizeResult
     from kbatch.recommendation.result import Recommendation
-    from kbatch.records.json_codec import RecordError, read_json, shown
+    from kbatch.records.json_codec import read_json, shown
     from kbatch.study.study import load_study
     from kbatch.throughput.result import TrainingProfile
 

@@ -23,8 +23,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from kbatch import errors
-from kbatch.errors import UnsendableError, WorkerDied
+from kbatch.errors import DeviceLostError, InputError, OutOfMemoryError, UnsendableError, WorkerDied
 
 _LARGE_BYTES = 1_000_000
 
@@ -250,7 +249,7 @@ def _pickled(kind: str, value: Any, trace: str = "") -> bytes:
 
 def _error(error: Exception, kind: str) -> bytes:
     # What kbatch says of the caller's own input needs no traceback.
-    own = type(error).__module__ == errors.__name__
+    own = isinstance(error, (DeviceLostError, InputError, OutOfMemoryError))
     trace = "" if own else "".join(traceback.format_exception(error))
     try:
         message = _pickled(kind, error, trace)

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import failure_text
-from kbatch.errors import InputError
+from kbatch.errors import InputError, PolicyUnsupported
 from kbatch.inference.result import BULK_PATH
 from kbatch.library_internals import (
     calls_in_graph,
@@ -32,7 +32,7 @@ from kbatch.page.numbers import join_words
 from kbatch.records.notes import Note
 from kbatch.training.data.forms import as_dataset, is_dataset
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.dtype_policy import POLICIES, PolicyUnsupported, dtype_policy_scope
+from kbatch.training.dtype_policy import POLICIES, dtype_policy_scope
 
 _MADE_ROWS = 64
 _TEXT = "OSU"  # How NumPy names the kinds of its arrays that hold text.

@@ -23,6 +23,7 @@ from kbatch.analysis.scaling_curve import (
     knee_batch_size,
     timed_columns,
 )
+from kbatch.errors import TargetTooLow
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import predict_memory
 from kbatch.page.numbers import format_number, in_brackets, memory_text, percent
@@ -105,23 +106,6 @@ class InferenceAnswer:
         ends = [f"{int(end):,}" for end in self.interval.ends or ()]  # Of whole examples.
         within = f" ({' to '.join(ends)})" if ends else ""
         return f"batch size {self.batch_size:,}{within}{how}: {self.reason}"
-
-
-class TargetTooLow(ValueError):
-    """A latency target that not even the smallest batch reaches; it says what can be reached.
-
-    Attributes:
-        reachable_ms: Latency of the smallest batch, in milliseconds.
-    """
-
-    def __init__(self, latency_ms: float, quantile: float, batch_size: int, reachable_ms: float):
-        smaller = "" if batch_size == 1 else "measure smaller batch sizes, "
-        super().__init__(
-            f"`latency_ms` must be at least what batch size {batch_size} takes, "
-            f"{reachable_ms:.3g} ms at the {quantile:g} quantile: {smaller}give a higher target, "
-            f"or a faster call path or model. Received: latency_ms={latency_ms:g}."
-        )
-        self.reachable_ms = reachable_ms
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -25,7 +25,8 @@ from scipy import special
 
 from kbatch.analysis.intervals import calls_for_quantile, quantile_upper_bound
 from kbatch.analysis.scaling_curve import Latency, batch_size_within, fit_line
-from kbatch.inference.result import InferenceProfile, TargetCheck, TargetTooLow, TimingRecord
+from kbatch.errors import TargetTooLow
+from kbatch.inference.result import InferenceProfile, TargetCheck, TimingRecord
 from kbatch.records.notes import Note
 from kbatch.timing import BEYOND_TARGET, Setting, Sweep, warm_up_calls
 

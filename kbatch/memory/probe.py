@@ -25,8 +25,8 @@ from kbatch.device.memory import (
     set_limit_bytes,
     worker_device,
 )
-from kbatch.device.worker import UnsendableError, Worker, WorkerDied
-from kbatch.errors import DeviceLostError, InputError, OutOfMemoryError
+from kbatch.device.worker import Worker
+from kbatch.errors import DeviceLostError, InputError, OutOfMemoryError, UnsendableError, WorkerDied
 from kbatch.library_internals import fail_at_once_without_memory
 from kbatch.memory.search import REACHED_DATA, REACHED_MOST, MaxBatchAnswer, MaxBatchSearch
 from kbatch.memory.workload import Reading, Run, Workload, WorkloadFacts
@@ -67,14 +67,13 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
                 raise
             limit = self.limit_bytes
             given = "all of the device" if limit is None else memory_text(limit)
-            raise _refusal(
+            raise _out_of_memory(
                 "The model could not be built: its weights, what the optimizer keeps of them and "
                 "what it takes to make them need more memory than there is. Use a smaller model or "
                 "more memory; `nvidia-smi` shows who holds that of a GPU. Received: a limit of "
                 f"{given}.",
-                None,
-                limit or 0,
-                error if isinstance(error, WorkerDied) else None,
+                died=error if isinstance(error, WorkerDied) else None,
+                limit_bytes=limit,
             ) from error
         return self._facts
 
@@ -185,28 +184,30 @@ def no_example_fits(
 ) -> OutOfMemoryError:
     needs = "more than that" if needed_bytes is None else memory_text(needed_bytes)
     shared = next((f" {note}" for note in facts.notes if note.code == "gpu_shared"), "")
-    return _refusal(
+    return _out_of_memory(
         f"One example does not fit: with the weights it needs {needs}, and the memory window ends "
         f"at {memory_window[1]:.0%} of {memory_text(facts.limit_bytes)}. The weights, with what "
         f"the optimizer keeps of them, are {memory_text(facts.variables_bytes)}. Use a smaller "
         f"model, shorter examples, `mixed_float16`, or more memory.{shared}",
-        None if needed_bytes is None else int(needed_bytes),
-        facts.limit_bytes,
-        died,
+        died=died,
+        examples=1,
+        fitting_examples=0,
+        needed_bytes=None if needed_bytes is None else int(needed_bytes),
+        limit_bytes=facts.limit_bytes,
     )
 
 
-def _refusal(
-    message: str, needed_bytes: int | None, limit_bytes: int, died: WorkerDied | None = None
+def _out_of_memory(
+    message: str, *, died: WorkerDied | None, **known: int | None
 ) -> OutOfMemoryError:
-    """Make the error; where a worker died, say so: a crash may be the real cause."""
+    """Make the error. If a worker died, say so, because a crash may be the real cause."""
     if died is None:
-        return OutOfMemoryError(message, needed_bytes, limit_bytes)
+        return OutOfMemoryError(message, **known)
     message = (
         f"{message} It was found so because the worker process ended with status "
         f"{died.exit_code}, which a crash of another kind leaves as well."
     )
-    error = OutOfMemoryError(message, needed_bytes, limit_bytes)
+    error = OutOfMemoryError(message, **known)
     error.__cause__ = died
     error.add_note(f"The end of what the worker process wrote:\n{died.tail}")
     return error

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from kbatch.device.failures import device_is_lost, ran_out_of_memory
 from kbatch.device.memory import DeviceMemory, FreeMemory, host_limit_bytes
-from kbatch.device.worker import WorkerDied
-from kbatch.errors import InputError
+from kbatch.errors import InputError, WorkerDied
 from kbatch.page.numbers import memory_text
 from kbatch.records.notes import Note
 from kbatch.training.accumulation import Accumulation

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from kbatch.errors import RecordError
 from kbatch.page.numbers import environment_texts, format_number, setting
 from kbatch.records.json_codec import (
     DAMAGED,
-    RecordError,
     printable,
     read_record,
     shown,

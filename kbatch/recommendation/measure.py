@@ -16,7 +16,7 @@ from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import ran_out_of_memory, refusal
 from kbatch.device.memory import check_memory_limit
-from kbatch.errors import InputError
+from kbatch.errors import DataEnded, InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.library_internals import rate_of
@@ -44,7 +44,7 @@ from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import arrays_of, gives_batches
-from kbatch.training.data.training_data import DataEnded, TrainingData
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.learning_rate import Schedule, automatic_rule, peak_learning_rate
 from kbatch.training.model import check_one_device, user_step
 from kbatch.training.state import check_seed, inner_optimizers, kept_state, seeded, updates_made

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kbatch.errors import InputError
+from kbatch.errors import InputError, RecordError
 
 SCHEMA_VERSION = 1
 # Squares of larger numbers overflow: like infinity, such a number says that something diverged.
@@ -27,10 +27,6 @@ DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 _ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 Record = typing.TypeVar("Record")
-
-
-class RecordError(ValueError):
-    """A record that cannot be read or written; the message names the file."""
 
 
 def write_record(record: object, path: Path) -> None:

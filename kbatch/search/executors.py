@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from kbatch.device.environment import read_memory_kills, usable_cores
 from kbatch.device.gpus import device_environments, usable_gpus
-from kbatch.device.worker import Worker, WorkerDied
+from kbatch.device.worker import Worker
+from kbatch.errors import WorkerDied
 
 # By these a process is ended from outside: for want of memory, preemption, a time limit, shutdown.
 _ENDED_BY = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

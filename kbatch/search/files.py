@@ -13,15 +13,9 @@ from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import failure_status, failure_text, failure_traceback
-from kbatch.errors import InputError
+from kbatch.errors import InputError, RecordError
 from kbatch.library_internals import trial_metrics
-from kbatch.records.json_codec import (
-    RecordError,
-    check_local,
-    load_if_readable,
-    read_record,
-    write_record,
-)
+from kbatch.records.json_codec import check_local, load_if_readable, read_record, write_record
 from kbatch.records.machine import USAGE_METRICS
 from kbatch.records.training_run import (
     COST_NAMES,

@@ -14,14 +14,13 @@ import keras
 import tensorflow as tf
 
 from kbatch.device.failures import device_is_lost, ran_out_of_memory
-from kbatch.errors import DeviceLostError
+from kbatch.errors import DataEnded, DeviceLostError, PolicyUnsupported
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number
 from kbatch.records.machine import SHORTEST_S
 from kbatch.training.data.batches import of_any_length
-from kbatch.training.data.training_data import DataEnded, TrainingData
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import (
-    PolicyUnsupported,
     check_loss_is_scaled,
     dtype_policy_scope,
     overflows,

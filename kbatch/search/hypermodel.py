@@ -23,9 +23,9 @@ from kbatch.analysis.learning_rate import (
 )
 from kbatch.device.failures import refusal
 from kbatch.device.memory import check_memory_limit
-from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.errors import InputError, OutOfMemoryError, PolicyUnsupported, RecordError
 from kbatch.library_internals import build_again, metrics_in_float32
-from kbatch.records.json_codec import RecordError, load_if_readable
+from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, RECORD_NAME, SearchRecord
 from kbatch.search import BASE_BATCH_SIZE
@@ -38,7 +38,6 @@ from kbatch.training import accumulation
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.data.training_data import FitCall
 from kbatch.training.dtype_policy import (
-    PolicyUnsupported,
     check_active_policy,
     check_dtype_policies,
     check_own_dtypes,

@@ -21,8 +21,8 @@ from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.failures import failure_text, failure_traceback
 from kbatch.device.memory import gpu_in_use, worker_device
-from kbatch.device.worker import Worker, WorkerDied, mapped_pickle
-from kbatch.errors import InputError
+from kbatch.device.worker import Worker, mapped_pickle
+from kbatch.errors import InputError, WorkerDied
 from kbatch.library_internals import fail_at_once_without_memory, move_project
 from kbatch.records.json_codec import load_if_readable, write_whole_file
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan

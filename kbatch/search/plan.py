@@ -13,7 +13,7 @@ import keras_tuner
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.device.memory import gpu_visible
-from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.errors import InputError, OutOfMemoryError, PolicyUnsupported
 from kbatch.memory.probe import MaxBatchExperiment, open_probes
 from kbatch.memory.search import MEMORY_WINDOW, expected_bytes
 from kbatch.memory.workload import Workload
@@ -26,7 +26,6 @@ from kbatch.training import accumulation
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.batches import InputMeter
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.dtype_policy import PolicyUnsupported
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import ModelFacts, accumulation_of, replica_count
 from kbatch.training.one_graph import OneGraph
@@ -211,7 +210,7 @@ class SearchPlan:
         whole = how is None and (plan.reason in _WHOLE or facts.own_step)
         if whole and most is not None and most < rows:
             if self.micro_batch_size == "auto":
-                raise _does_not_fit_whole(model, most, late=plan.reason == "compiled late")
+                raise _does_not_fit_whole(model, plan, rows, self.memory_limit_bytes)
             notes += (Note.of("own_step_whole", size=most),)
         if how is not None:
             size = min(how.micro_batch_size, rows)
@@ -447,15 +446,23 @@ def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:
     return expected is not None and expected <= most
 
 
-def _does_not_fit_whole(model: Any, most: int, *, late: bool) -> OutOfMemoryError:
+def _does_not_fit_whole(
+    model: Any, plan: Plan, rows: int, limit_bytes: int | None
+) -> OutOfMemoryError:
+    most = plan.micro_batch_size
     what = "A model with a `train_step` of your own"
     cut = f"let the build function call `kbatch.accumulate_gradients(model, {most}, exact=True)`"
-    if late:
+    if plan.reason == "compiled late":
         what = "A model that is compiled after it was built"
         cut = "compile it in the build function, so that they can be cut"
+    # A plan that was changed knows which size ran out, and not whether one example less fits.
+    measured = plan.number == 1
+    known = f"the largest batch that fits has {most}" if measured else f"more than {most} do not"
     return OutOfMemoryError(
-        f"{what} trains batches whole, and at most {most} examples fit at once: leave out larger "
-        f"`batch_sizes`, or {cut}. Received: model of class {type(model).__name__}.",
-        None,
-        0,
+        f"{what} trains batches whole, and {rows} examples do not fit in memory at once; {known}. "
+        f"Leave out larger `batch_sizes`, or {cut}. "
+        f"Received: a batch of {rows} examples, model of class {type(model).__name__}.",
+        examples=rows,
+        fitting_examples=most if measured else None,
+        limit_bytes=limit_bytes,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
+from kbatch.errors import RecordError
 from kbatch.page.numbers import count_range, pluralize
 from kbatch.page.result import Figure, Page, Result
 from kbatch.records import json_codec
@@ -289,7 +290,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     if not (study.trials or study.problems or study.search):
         below = ""  # People often point to the folder above.
         for file in sorted(path.glob(f"*/{RECORD_NAME}")):
-            with contextlib.suppress(json_codec.RecordError, KeyError, TypeError):
+            with contextlib.suppress(RecordError, KeyError, TypeError):
                 if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
                     below = f"One lies in {file.parent}. "
                     break
@@ -302,7 +303,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     difference = study.search.difference(settings) if study.search and settings else None
     if difference:
         # keras-tuner reloads a finished search without a word, and runs nothing.
-        raise json_codec.RecordError(
+        raise RecordError(
             f"{path} holds an older search with other settings, and the tuner ran none of its own: "
             "give another `project_name`, or `overwrite=True` to start over (`load_study` with the "
             f"directory reads the older one). Received: {difference}."
@@ -319,7 +320,7 @@ def _read_project(path: Path) -> Study:
             return None
         try:
             return json_codec.read_record(kind, file)
-        except json_codec.RecordError as error:
+        except RecordError as error:
             remedy = f" {SETTINGS_REMEDY}" if kind is SearchRecord else ""
             problems.append(f"{error}{remedy}")
 
@@ -360,5 +361,5 @@ def _end_of_lost(file: Path) -> tuple[str, str]:
         state = json_codec.read_json(file)
         lines = str(state.get("message") or "").splitlines()
         return str(state["status"]), ([""] + [one for one in lines if one.strip()])[-1][:200]
-    except (json_codec.RecordError, AttributeError, KeyError):
+    except (RecordError, AttributeError, KeyError):
         return "damaged", ""

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from kbatch.device.failures import COLOURS, ran_out_of_memory
+from kbatch.errors import PolicyUnsupported
 from kbatch.library_internals import layers_of
 from kbatch.training.model import loss_scaled
 from kbatch.training.state import updates_made
@@ -118,7 +119,3 @@ def overflows(model: Any) -> int:
     if not (loss_scaled(model) and optimizer.built):
         return 0
     return max(0, round(math.log2(optimizer.initial_scale / float(optimizer.dynamic_scale))))
-
-
-class PolicyUnsupported(ValueError):
-    """A model that cannot be had under a policy; the message says why."""

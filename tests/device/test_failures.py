@@ -8,7 +8,7 @@ from kbatch.device.failures import (
     failure_traceback,
     ran_out_of_memory,
 )
-from kbatch.device.worker import UnsendableError, WorkerDied
+from kbatch.errors import UnsendableError, WorkerDied
 
 errors = tf.errors
 

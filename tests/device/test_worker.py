@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from kbatch.device.worker import UnsendableError, Worker, WorkerDied
-from kbatch.errors import InputError
+from kbatch.device.worker import Worker
+from kbatch.errors import InputError, UnsendableError, WorkerDied
 
 
 @pytest.fixture(scope="module")

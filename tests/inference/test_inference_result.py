@@ -12,7 +12,8 @@ from inference_factory import (
     time_s,
 )
 
-from kbatch.inference.result import SizeEffect, TargetTooLow
+from kbatch.errors import TargetTooLow
+from kbatch.inference.result import SizeEffect
 from kbatch.inference.target_search import expected_drift
 
 

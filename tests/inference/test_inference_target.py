@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from inference_factory import make_check, make_failed, make_profile, make_timing, time_s
 
+from kbatch.errors import TargetTooLow
 from kbatch.inference.call_paths import InferenceInputs
 from kbatch.inference.measure import InferenceSweep, Series
-from kbatch.inference.result import TargetTooLow
 from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.memory.find import MemoryPass
 from kbatch.timing import Setting, TimingPlan

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 from small_models import mlp, rows
 
+from kbatch.errors import PolicyUnsupported
 from kbatch.inference.call_paths import (
     inference_inputs,
     output_change,
@@ -12,7 +13,6 @@ from kbatch.inference.call_paths import (
     variant,
     variants_of,
 )
-from kbatch.training.dtype_policy import PolicyUnsupported
 
 
 def nested():

@@ -8,8 +8,8 @@ from shared_worker import shared_worker
 from small_models import mlp, rows
 
 import kbatch
-from kbatch.errors import InputError
-from kbatch.inference.result import InferenceProfile, TargetTooLow
+from kbatch.errors import InputError, TargetTooLow
+from kbatch.inference.result import InferenceProfile
 
 X = rows(32)[0]
 

@@ -5,8 +5,7 @@ import pickle
 import pytest
 
 from kbatch.device.memory import FreeMemory
-from kbatch.device.worker import WorkerDied
-from kbatch.errors import OutOfMemoryError
+from kbatch.errors import OutOfMemoryError, WorkerDied
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import MaxBatchExperiment
 from kbatch.memory.workload import Reading, WorkloadFacts

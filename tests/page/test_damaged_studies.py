@@ -13,7 +13,8 @@ from records_factory import make_search, make_study, make_trial
 
 import kbatch
 from kbatch.cli.main import STUDY_FIGURES, load_result
-from kbatch.records.json_codec import RecordError, write_record
+from kbatch.errors import RecordError
+from kbatch.records.json_codec import write_record
 from kbatch.study.study import load_study
 
 STUDIES = {

@@ -14,7 +14,7 @@ import small_models as models
 from stub_executor import StubExecutor
 
 import kbatch
-from kbatch.device.worker import WorkerDied
+from kbatch.errors import WorkerDied
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task, train
 
 SIZES = (8, 16, 32, 64)

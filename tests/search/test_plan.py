@@ -256,8 +256,10 @@ def test_what_trains_whole_is_not_run_again_and_larger_sizes_are_left_out(reason
     assert (search.plan.number, search.plan.micro_batch_size) == (2, 31)
     assert most_in_memory(search.plan) == 31
     assert search.cut(model, facts, 8, data) == (8, ())
-    with pytest.raises(OutOfMemoryError, match="at most 31 examples fit at once"):
+    with pytest.raises(OutOfMemoryError, match="more than 31 do not") as caught:
         search.cut(model, facts, 32, data)
+    # Whether 31 fit was not tried.
+    assert (caught.value.examples, caught.value.fitting_examples) == (32, None)
 
 
 def test_a_size_that_was_given_is_never_halved():

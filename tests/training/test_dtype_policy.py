@@ -3,7 +3,8 @@ import pytest
 import small_models as models
 import tensorflow as tf
 
-from kbatch.training.dtype_policy import PolicyUnsupported, check_active_policy, dtype_policy_scope
+from kbatch.errors import PolicyUnsupported
+from kbatch.training.dtype_policy import check_active_policy, dtype_policy_scope
 
 
 def test_the_policy_is_put_back_also_after_an_error():

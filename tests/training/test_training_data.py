@@ -9,10 +9,10 @@ import pytest
 import small_models as models
 import tensorflow as tf
 
-from kbatch.errors import InputError
+from kbatch.errors import DataEnded, InputError
 from kbatch.search.plan import SearchPlan
 from kbatch.training.data.batches import in_blocks
-from kbatch.training.data.training_data import DataEnded, TrainingData
+from kbatch.training.data.training_data import TrainingData
 
 MODEL = models.mlp()
 X, Y = models.rows(94)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import is_integer
-from kbatch.errors import InputError, InputTypeError
+from kbatch.errors import DataEnded, InputError, InputTypeError
 from kbatch.library_internals import (
     build_symbolically,
     make_class_weight_map_fn,
@@ -63,14 +63,6 @@ class Batches(NamedTuple):
     order: str | None
     of_dataset: bool
     epoch_steps: int | None  # Of a dataset that goes on with the next epoch.
-
-
-class DataEnded(Exception):
-    """A data function that has fewer examples than a batch needs: so many `rows`."""
-
-    def __init__(self, rows: int):
-        super().__init__(rows)
-        self.rows = rows
 
 
 def training_dataset(

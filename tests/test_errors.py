@@ -1,0 +1,90 @@
+"""The errors: where they are defined, and that they say only what is known."""
+
+import ast
+import dataclasses
+import inspect
+import pickle
+from pathlib import Path
+
+import own_steps
+import pytest
+import small_models as models
+
+from kbatch import errors
+from kbatch.errors import OutOfMemoryError
+from kbatch.memory.probe import WorkerProbes, no_example_fits
+from kbatch.memory.workload import Workload, WorkloadFacts
+from kbatch.records.training_run import Plan
+from kbatch.search.plan import SearchPlan
+from kbatch.training.data.training_data import TrainingData
+from kbatch.training.model import ModelFacts
+
+# They steer a search and reach no user.
+STEERING = {"PlanHalved", "PolicyChosen"}
+
+
+def test_errors_are_defined_in_one_file_which_opens_with_their_tree():
+    found = {
+        node.name
+        for path in Path(errors.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
+    }
+    here = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
+    assert found - STEERING == here
+    tree = {word for line in (errors.__doc__ or "").splitlines() for word in line.split()[:3]}
+    assert here <= tree
+
+
+FACTS = WorkloadFacts("GPU:0", 10_000, True, "float32", 90, 90, 64, ())
+
+
+def of_one_example(needed_bytes):
+    return no_example_fits(FACTS, (0.8, 0.9), needed_bytes, None)
+
+
+def build_without_memory():
+    raise MemoryError
+
+
+def of_build(limit_bytes):
+    load = Workload(build_without_memory, TrainingData(*models.rows(8)), "float32")
+    with WorkerProbes(load, 10**9) as probes, pytest.raises(OutOfMemoryError) as caught:
+        probes.limit_bytes = limit_bytes  # On a GPU only the worker knows it.
+        _ = probes.facts
+    return caught.value
+
+
+def of_plan(**changed):
+    """Return the error of a plan by which 24 of 64 examples go through the device at once."""
+    plan = dataclasses.replace(Plan(1, "float32", 24, "own step", 64, ""), **changed)
+    search = SearchPlan((8, 64), "auto", plan=plan)
+    model = models.mlp() if plan.reason == "compiled late" else own_steps.gan()
+    with pytest.raises(OutOfMemoryError) as caught:
+        search.cut(model, ModelFacts(model), 64, TrainingData(*models.rows(94)))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("make", "examples", "fitting", "limit_bytes"),
+    [
+        (lambda: of_one_example(9_500), 1, 0, 10_000),
+        (lambda: of_one_example(None), 1, 0, 10_000),
+        (lambda: of_build(10**9), None, None, 10**9),
+        (lambda: of_build(None), None, None, None),
+        (of_plan, 64, 24, None),
+        (lambda: of_plan(number=2), 64, None, None),
+        (lambda: of_plan(reason="compiled late"), 64, 24, None),
+    ],
+)
+def test_out_of_memory_error_says_only_what_is_known(make, examples, fitting, limit_bytes):
+    error = make()
+    known = (error.examples, error.fitting_examples, error.limit_bytes)
+    assert known == (examples, fitting, limit_bytes)
+    text = str(error).lower()
+    assert ("one example does not fit" in text) == (fitting == 0)
+    assert all(str(size) in text for size in (examples, fitting) if size and size > 1)
+    assert ("the largest batch that fits has" in text) == bool(fitting)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
