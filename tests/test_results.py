@@ -15,9 +15,9 @@ from records_factory import make_study, make_trial
 import kbatch
 from kbatch.cli.main import load_result
 from kbatch.errors import RecordError
-from kbatch.page.document import html_text, markdown_files
-from kbatch.page.result import Page as Content
-from kbatch.page.result import Result, named_rows, shown_columns, table_text, write_report
+from kbatch.page.document import Page as Content
+from kbatch.page.document import html_text, markdown_files, named_rows, shown_columns, table_text
+from kbatch.page.result import FIGURES, Result, write_report
 from kbatch.records.json_codec import write_record
 from kbatch.records.notes import KINDS, Note, most_important
 from kbatch.study.study import Study
@@ -254,3 +254,4 @@ def test_the_most_important_notes_are_kept_in_order_and_once():
 def test_public_results_have_the_shape_that_is_promised():
     kinds = {type(record) for record in RECORDS.values()}
     assert all(issubclass(kind, Result) and kind.__name__ in kbatch.__all__ for kind in kinds)
+    assert FIGURES.keys() == {kind.__name__ for kind in kinds}

@@ -1,22 +1,19 @@
 """The figures of an inference profile: by batch size, rate against time, and memory."""
 
-from typing import TYPE_CHECKING
-
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Estimate
+from kbatch.inference.result import InferenceProfile, TimingRecord
+from kbatch.page.document import Figure
 from kbatch.page.numbers import count_range, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, ALARM_TEXT, MUTED, series_style
 from kbatch.throughput.figure import check_timed, draw_sweep, height_in
 
-if TYPE_CHECKING:
-    from kbatch.inference.result import InferenceProfile, TimingRecord
-
 _BATCH_LABEL = "Batch size (examples per call)"
 
 
-def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = None) -> Axes:
+def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot samples/s above and the time of a batch below, by batch size.
 
     Lines are the fit t(b) = (b + n_half) / r_inf where it holds; elsewhere they join the points.
@@ -44,7 +41,7 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = Non
     )
 
 
-def plot_inference_operating_curve(profile: "InferenceProfile", ax: Axes | None = None) -> Axes:
+def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
@@ -78,7 +75,7 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: Axes | None 
     return panel
 
 
-def plot_inference_memory(profile: "InferenceProfile", ax: Axes | None = None) -> Axes:
+def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot the peak memory by batch size, the fitted line and the limit.
 
     Raises:
@@ -100,7 +97,21 @@ def plot_inference_memory(profile: "InferenceProfile", ax: Axes | None = None) -
     )
 
 
-def _timed(profile: "InferenceProfile") -> "dict[str, list[TimingRecord]]":
+def figures_of(profile: InferenceProfile) -> tuple[Figure, ...]:
+    """Return throughput and time by batch size, one against the other, and memory."""
+    found = []
+    if any(timing.measured for timing in profile.timings):
+        title = "Throughput and time of a batch"
+        found.append(Figure.of(plot_inference_throughput, profile, title, height_in(2)))
+        title = "Rate against time"
+        found.append(Figure.of(plot_inference_operating_curve, profile, title, height_in(1)))
+    if any(record.peak_bytes for record in profile.memory):
+        title = "Memory by batch size"
+        found.append(Figure.of(plot_inference_memory, profile, title, height_in(1)))
+    return tuple(found)
+
+
+def _timed(profile: InferenceProfile) -> dict[str, list[TimingRecord]]:
     """Return the rows of each call path and policy that was timed, by its name in a legend."""
     check_timed(profile.timings)
     several, found = len({policy for _, policy in profile.series}) > 1, {}
@@ -110,7 +121,7 @@ def _timed(profile: "InferenceProfile") -> "dict[str, list[TimingRecord]]":
     return {name: rows for name, rows in found.items() if any(row.measured for row in rows)}
 
 
-def _targets(profile: "InferenceProfile") -> list[tuple[float, str]]:
+def _targets(profile: InferenceProfile) -> list[tuple[float, str]]:
     """Return the latency target in ms and what was found for it, none without a target."""
     if profile.target_ms is None:
         return []

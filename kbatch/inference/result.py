@@ -27,7 +27,7 @@ from kbatch.errors import TargetTooLow
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import predict_memory
 from kbatch.page.numbers import format_number, in_brackets, memory_text, percent
-from kbatch.page.result import Figure, Result
+from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 
@@ -218,22 +218,6 @@ class InferenceProfile(Result):
                 gain = percent(size * times_s[0] / (before * times_s[1]) - 1)
                 noted.append(Note.of("rate_rises", gain=gain, before=before, size=size))
         return most_important(noted)
-
-    def figures(self) -> tuple[Figure, ...]:
-        """Return throughput and time by batch size, one against the other, and memory."""
-        from kbatch.inference import figures
-        from kbatch.throughput.figure import height_in
-
-        found = []
-        if any(timing.measured for timing in self.timings):
-            title, plot = "Throughput and time of a batch", figures.plot_inference_throughput
-            found.append(Figure.of(plot, self, title, height_in(2)))
-            plot = figures.plot_inference_operating_curve
-            found.append(Figure.of(plot, self, "Rate against time", height_in(1)))
-        if any(record.peak_bytes for record in self.memory):
-            plot = figures.plot_inference_memory
-            found.append(Figure.of(plot, self, "Memory by batch size", height_in(1)))
-        return tuple(found)
 
     @property
     def settings(self) -> dict[str, str]:

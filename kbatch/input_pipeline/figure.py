@@ -1,25 +1,23 @@
 """The figure of some steps of training, and of the rates behind the verdict."""
 
 import textwrap
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
+from kbatch.input_pipeline.result import InputPipelineProfile
+from kbatch.page.document import Figure
 from kbatch.page.numbers import format_number, percent, pluralize, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, INK, MUTED, series_style
 
-if TYPE_CHECKING:
-    from kbatch.input_pipeline.result import InputPipelineProfile
-
-HEIGHT_IN = 4.2
+_HEIGHT_IN = 4.2
 _MOST_CHANGES = 3
 # In a narrow figure names of bars take two lines.
 _NAME_CHARACTERS, _NARROW_NAME_CHARACTERS = 80, 14
 _COMPUTING, _PIPELINE, _CHANGED = (series_style(i).color for i in range(3))
 
 
-def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None) -> Axes:
+def plot_input_pipeline(profile: InputPipelineProfile, ax: Axes | None = None) -> Axes:
     """Plot steps of training, waiting and computing, and the rates with their intervals.
 
     Of changes to the pipeline the best three clear gains are shown.
@@ -31,7 +29,7 @@ def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None)
         profile: What was measured.
         ax: Axes whose place the two panels take; a new figure if None.
     """
-    upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 3), share_x=False)
+    upper, lower = canvas.panels(ax, _HEIGHT_IN, (1, 3), share_x=False)
     share = "" if profile.wait_share is None else percent(profile.wait_share)
     for panel in (upper, lower):
         panel.grid(visible=False, axis="y")
@@ -62,7 +60,13 @@ def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None)
     return upper
 
 
-def _draw_bars(panel: Axes, profile: "InputPipelineProfile", characters: int) -> None:
+def figures_of(profile: InputPipelineProfile) -> tuple[Figure, ...]:
+    """Return the figure of some steps of training and of the rates."""
+    title = "Training step by step, and the rates behind the verdict"
+    return (Figure.of(plot_input_pipeline, profile, title, _HEIGHT_IN),)
+
+
+def _draw_bars(panel: Axes, profile: InputPipelineProfile, characters: int) -> None:
     gained = [one for one in profile.best_first if one.is_clear_gain][:_MOST_CHANGES]
     records = [
         ("pipeline alone", profile.pipeline, _PIPELINE),

@@ -23,7 +23,7 @@ import numpy as np
 
 from kbatch.analysis.intervals import Estimate, over_rounds, ranged_columns, ratio_over_rounds
 from kbatch.page.numbers import format_number, in_brackets, percent, setting
-from kbatch.page.result import Figure, Result
+from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 
@@ -362,13 +362,6 @@ class InputPipelineProfile(Result):
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
         return most_important(self.noted)
-
-    def figures(self) -> tuple[Figure, ...]:
-        """Return the figure of some steps of training and of the rates."""
-        from kbatch.input_pipeline.figure import HEIGHT_IN, plot_input_pipeline
-
-        title = "Training step by step, and the rates behind the verdict"
-        return (Figure.of(plot_input_pipeline, self, title, HEIGHT_IN),)
 
     @property
     def settings(self) -> dict[str, str]:

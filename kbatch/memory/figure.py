@@ -1,24 +1,21 @@
 """The figure of the memory by batch size."""
 
-from typing import TYPE_CHECKING
-
 from matplotlib.axes import Axes
 
+from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
+from kbatch.page.document import Figure
 from kbatch.page.numbers import memory_text, percent, pluralize, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style
 from kbatch.plotting.draw import batch_axis
 
-if TYPE_CHECKING:
-    from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
-
-HEIGHT_IN = 4.2
+_HEIGHT_IN = 4.2
 _TOP = 1.12
 _OUT_OF_MEMORY = "out of memory"
 _KINDS = ("below the limit", "above the window", "run once more to confirm", _OUT_OF_MEMORY)
 
 
-def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
+def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
     """Plot the peak memory of every batch size that was tried, with window, limit and fit.
 
     Batch sizes that ran out of memory are marked on the limit.
@@ -32,7 +29,7 @@ def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
     """
     answer, limit_bytes, fit = result.max_batch_size, result.limit_bytes, result.fit
     window = " to ".join(map(percent, result.memory_window))
-    (panel,) = canvas.panels(ax, HEIGHT_IN)
+    (panel,) = canvas.panels(ax, _HEIGHT_IN)
     sizes = sorted({probe.batch_size for probe in result.probes})
     batch_axis(panel, sizes, "Batch size (examples in a step)")
     unit, unit_name = (2.0**30, "GiB") if limit_bytes >= 2**30 else (2.0**20, "MiB")
@@ -74,7 +71,12 @@ def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
     return panel
 
 
-def _kind(probe: "ProbeRecord") -> str:
+def figures_of(result: MaxBatchSizeResult) -> tuple[Figure, ...]:
+    """Return the figure of memory by batch size."""
+    return (Figure.of(plot_memory, result, "Memory by batch size", _HEIGHT_IN),)
+
+
+def _kind(probe: ProbeRecord) -> str:
     below, above, confirming, out = _KINDS
     if probe.peak_memory_bytes is None:
         return out

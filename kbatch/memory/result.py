@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.memory.search import REACHED_DATA, MemoryFit, fit_memory, predict_memory
 from kbatch.page.numbers import memory_text, percent, pluralize
-from kbatch.page.result import Figure, Result
+from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 
@@ -91,12 +91,6 @@ class MaxBatchSizeResult(Result):
         """At most three things that change what to do, the most important first."""
         end = (Note.of("data_end"),) if self.reason == REACHED_DATA else ()
         return most_important((*self.noted, *end))
-
-    def figures(self) -> tuple[Figure, ...]:
-        """Return the figure of memory by batch size."""
-        from kbatch.memory.figure import HEIGHT_IN, plot_memory
-
-        return (Figure.of(plot_memory, self, "Memory by batch size", HEIGHT_IN),)
 
     @property
     def settings(self) -> dict[str, str]:

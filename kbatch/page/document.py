@@ -1,22 +1,140 @@
-"""Pages as documents: HTML in one file, Markdown with its figures beside it, a notebook's cell."""
+"""A page of a result, and its renderings.
 
+A terminal gets its table as text, HTML is one file, Markdown has its figures in files beside it,
+and a notebook gets a cell.
+"""
+
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote
 
-import jinja2
 from markupsafe import Markup, escape
 
-from kbatch.plotting.canvas import WIDTH_IN, detached_axes, figure_bytes, svg_address
+from kbatch.page.numbers import format_number, setting
 
 if TYPE_CHECKING:
-    from kbatch.page.result import Page
+    import jinja2
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+# Numbers that somebody chose, which are written without trailing zeros.
+_CHOSEN = {"learning rate", "weight decay"}
+# A column of longer texts is none for a terminal.
+_LONGEST = 60
 
 
-def html_text(pages: "Sequence[Page]") -> str:
+class Figure(NamedTuple):
+    """A figure that is yet to be drawn."""
+
+    name: str  # For the name of its file.
+    title: str
+    height_in: float
+    # Draws it in Axes, or in a new figure; its label describes it for those who do not see it.
+    draw: "Callable[[Axes | None], Axes]"
+
+    @classmethod
+    def of(cls, plot: Any, result: Any, title: str, height_in: float, **options: Any) -> Self:
+        """Offer what a public function draws of a result, under the function's own name."""
+        name = plot.__name__.removeprefix("plot_").replace("_", "-")
+        draw = functools.partial(plot, result, **options)
+        return cls("-".join((name, *options.values())), title, height_in, draw)
+
+
+class ShownColumn(NamedTuple):
+    """A column of a table as people read it."""
+
+    title: str
+    numeric: bool  # Whether it holds numbers, which stand to the right.
+    texts: list[str]
+    values: list[Any]  # To sort by; None where there is none.
+
+
+class Page(NamedTuple):
+    """One result, as all its renderings show it."""
+
+    title: str  # What it is a result of, in a few words.
+    answer: str  # The decision, in one sentence.
+    use: str  # How to act on it, empty where the answer says it.
+    columns: list[ShownColumn]  # Of its table, those that have a value.
+    named_rows: list[bool]  # Whether the answer names each row of it.
+    notes: tuple[str, ...]
+    figures: tuple[Figure, ...]  # The one that shows the decision first, wide.
+    settings: Mapping[str, str]  # What it was measured with.
+    environment: Mapping[str, str]  # Machine and software; empty if not recorded.
+    command: str | None  # The command line that measured it, None if it was not recorded.
+
+
+def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
+    """Return the columns that have a value, as texts."""
+    known = table.astype(object).where(table.notna(), None)
+    columns = {str(name): known[name].tolist() for name in known.columns}
+    digits, shown = table.attrs.get("digits", {}), []
+    for name, values in columns.items():
+        base, _, end = name.rpartition(", ")
+        if (end in ("low", "high") and base in columns) or all(v in (None, "") for v in values):
+            continue
+        numeric = all(v is None or _is_number(v) for v in values)
+        lows, highs = (columns.get(f"{name}, {end}") for end in ("low", "high"))
+        if not numeric:
+            texts = ["" if v is None else _word(v) for v in values]
+        else:
+            write: Callable[[float], str]
+            write = functools.partial(format_number, digits=digits.get(name, 3))
+            if name in _CHOSEN:
+                write = setting
+            # A count that is missing in some rows is a floating-point number in the others.
+            elif lows is None and all(v is None or float(v).is_integer() for v in values):
+                write = "{:,.0f}".format
+            texts = ["n/a" if v is None else write(v) for v in values]
+            for row, (low, high) in enumerate(zip(lows or (), highs or (), strict=True)):
+                if values[row] is not None and low is not None and high is not None:
+                    texts[row] += f" ({write(low)} to {write(high)})"
+        shown.append(ShownColumn(name, numeric, texts, values))
+    return shown
+
+
+def named_rows(table: "pd.DataFrame") -> list[bool]:
+    """Return whether the answer names each row."""
+    named = set(table.attrs.get("answer", ()))
+    return [label in named for label in table.index]
+
+
+def table_text(table: "pd.DataFrame") -> str:
+    """Write a table for a terminal, with a star before the rows that the answer names.
+
+    Long texts, such as code, stand in lines of their own below it; an outcome stays in its row.
+    """
+    columns, below = shown_columns(table), []
+    lines = ["  ", *("* " if named else "  " for named in named_rows(table))]
+    for column in columns:
+        cells = [column.title, *column.texts]
+        width = max(map(len, cells))
+        if width > _LONGEST and column.title != "outcome":
+            named = zip(columns[0].texts, column.texts, strict=True)
+            below += [f"{name}: {text}" for name, text in named if text]
+            continue
+        side = str.rjust if column.numeric else str.ljust
+        lines = [f"{line}{side(c, width)}  " for line, c in zip(lines, cells, strict=True)]
+    return "\n".join(line.rstrip() for line in (*lines, *([""] if below else []), *below))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if _is_number(value) else " ".join(str(value).split())
+
+
+def html_text(pages: Sequence[Page]) -> str:
     """Write results as one HTML page."""
+    from kbatch.plotting.canvas import WIDTH_IN, detached_axes, svg_address
+
     drawings = {}
     # For a desk and print; and for a telephone, where texts stay as large and captions take more
     # lines.
@@ -32,14 +150,16 @@ def html_text(pages: "Sequence[Page]") -> str:
     return templates().get_template("report.html").render(pages=pages, drawings=drawings)
 
 
-def notebook_html(page: "Page") -> str:
+def notebook_html(page: Page) -> str:
     """Write a result as a piece of HTML for the output of a cell."""
     # It has no style sheet, which notebooks take away, and no colours, for light and dark pages.
     return templates().get_template("notebook.html").render(page=page, most=40)
 
 
-def markdown_files(pages: "Sequence[Page]", path: Path) -> dict[Path, bytes]:
+def markdown_files(pages: Sequence[Page], path: Path) -> dict[Path, bytes]:
     """Return the files of a document, the text last."""
+    from kbatch.plotting.canvas import detached_axes, figure_bytes
+
     files, pictures = {}, {}
     for place, page in enumerate(pages, start=1):
         for figure in page.figures:
@@ -57,8 +177,10 @@ _NUMBER_WITH_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|ms\b|s\b|samples/s)")
 _MARKUP = re.compile(r"([\\`*\[\]<>|])")
 
 
-def templates() -> jinja2.Environment:
+def templates() -> "jinja2.Environment":
     """Return the templates, in which an unknown name is an error."""
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kbatch.page"),
         autoescape=jinja2.select_autoescape(("html",)),

@@ -7,14 +7,24 @@ value is not shown; why a value is unknown, which is None, stands in the column 
 `table.attrs["digits"]` the significant digits of a column where three are too few.
 """
 
-import functools
+import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from kbatch.errors import RecordError
-from kbatch.page.numbers import environment_texts, format_number, setting
+from kbatch.page.document import (
+    Figure,
+    Page,
+    html_text,
+    markdown_files,
+    named_rows,
+    notebook_html,
+    shown_columns,
+    table_text,
+)
+from kbatch.page.numbers import environment_texts
 from kbatch.records.json_codec import (
     DAMAGED,
     printable,
@@ -30,51 +40,17 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-# Numbers that somebody chose, which are written without trailing zeros.
-_CHOSEN = {"learning rate", "weight decay"}
-# A column of longer texts is none for a terminal.
-_LONGEST = 60
-
-
-class Figure(NamedTuple):
-    """A figure that is yet to be drawn."""
-
-    name: str  # For the name of its file.
-    title: str
-    height_in: float
-    # Draws it in Axes, or in a new figure; its label describes it for those who do not see it.
-    draw: "Callable[[Axes | None], Axes]"
-
-    @classmethod
-    def of(cls, plot: Any, result: Any, title: str, height_in: float, **options: Any) -> Self:
-        """Offer what a public function draws of a result, under the function's own name."""
-        name = plot.__name__.removeprefix("plot_").replace("_", "-")
-        draw = functools.partial(plot, result, **options)
-        return cls("-".join((name, *options.values())), title, height_in, draw)
-
-
-class ShownColumn(NamedTuple):
-    """A column of a table as people read it."""
-
-    title: str
-    numeric: bool  # Whether it holds numbers, which stand to the right.
-    texts: list[str]
-    values: list[Any]  # To sort by; None where there is none.
-
-
-class Page(NamedTuple):
-    """One result, as all its renderings show it."""
-
-    title: str  # What it is a result of, in a few words.
-    answer: str  # The decision, in one sentence.
-    use: str  # How to act on it, empty where the answer says it.
-    columns: list[ShownColumn]  # Of its table, those that have a value.
-    named_rows: list[bool]  # Whether the answer names each row of it.
-    notes: tuple[str, ...]
-    figures: tuple[Figure, ...]  # The one that shows the decision first, wide.
-    settings: Mapping[str, str]  # What it was measured with.
-    environment: Mapping[str, str]  # Machine and software; empty if not recorded.
-    command: str | None  # The command line that measured it, None if it was not recorded.
+# Where the figures of each result are drawn. A module of this table has a function
+# `figures_of(result)`. It is imported when a figure is asked for, so that no result imports its
+# figures, which import the result.
+FIGURES = {
+    "InferenceProfile": "kbatch.inference.figures",
+    "InputPipelineProfile": "kbatch.input_pipeline.figure",
+    "MaxBatchSizeResult": "kbatch.memory.figure",
+    "Recommendation": "kbatch.recommendation.figure",
+    "Study": "kbatch.study.figures",
+    "TrainingProfile": "kbatch.throughput.figure",
+}
 
 
 class Result(ABC):
@@ -114,7 +90,7 @@ class Result(ABC):
 
     def figures(self) -> tuple[Figure, ...]:
         """Return the figures for which there are data, the one that shows the decision first."""
-        return ()
+        return importlib.import_module(FIGURES[type(self).__name__]).figures_of(self)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Plot the figure that shows the answer, in Axes or in a new figure."""
@@ -164,8 +140,6 @@ class Result(ABC):
         ).rstrip()
 
     def _repr_html_(self) -> str:
-        from kbatch.page.document import notebook_html
-
         return notebook_html(self.page())
 
 
@@ -207,74 +181,8 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
             f"it). Received: path={str(path)!r}."
         )
     pages = [one.page() for one in given]
-    from kbatch.page.document import html_text, markdown_files
-
     html = path.suffix.lower() == ".html"
     files = {path: html_text(pages).encode()} if html else markdown_files(pages, path)
     for file, data in files.items():
         write_whole_file(file, data)
     return tuple(files)
-
-
-def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
-    """Return the columns that have a value, as texts."""
-    known = table.astype(object).where(table.notna(), None)
-    columns = {str(name): known[name].tolist() for name in known.columns}
-    digits, shown = table.attrs.get("digits", {}), []
-    for name, values in columns.items():
-        base, _, end = name.rpartition(", ")
-        if (end in ("low", "high") and base in columns) or all(v in (None, "") for v in values):
-            continue
-        numeric = all(v is None or _is_number(v) for v in values)
-        lows, highs = (columns.get(f"{name}, {end}") for end in ("low", "high"))
-        if not numeric:
-            texts = ["" if v is None else _word(v) for v in values]
-        else:
-            write: Callable[[float], str]
-            write = functools.partial(format_number, digits=digits.get(name, 3))
-            if name in _CHOSEN:
-                write = setting
-            # A count that is missing in some rows is a floating-point number in the others.
-            elif lows is None and all(v is None or float(v).is_integer() for v in values):
-                write = "{:,.0f}".format
-            texts = ["n/a" if v is None else write(v) for v in values]
-            for row, (low, high) in enumerate(zip(lows or (), highs or (), strict=True)):
-                if values[row] is not None and low is not None and high is not None:
-                    texts[row] += f" ({write(low)} to {write(high)})"
-        shown.append(ShownColumn(name, numeric, texts, values))
-    return shown
-
-
-def named_rows(table: "pd.DataFrame") -> list[bool]:
-    """Return whether the answer names each row."""
-    named = set(table.attrs.get("answer", ()))
-    return [label in named for label in table.index]
-
-
-def table_text(table: "pd.DataFrame") -> str:
-    """Write a table for a terminal, with a star before the rows that the answer names.
-
-    Long texts, such as code, stand in lines of their own below it; an outcome stays in its row.
-    """
-    columns, below = shown_columns(table), []
-    lines = ["  ", *("* " if named else "  " for named in named_rows(table))]
-    for column in columns:
-        cells = [column.title, *column.texts]
-        width = max(map(len, cells))
-        if width > _LONGEST and column.title != "outcome":
-            named = zip(columns[0].texts, column.texts, strict=True)
-            below += [f"{name}: {text}" for name, text in named if text]
-            continue
-        side = str.rjust if column.numeric else str.ljust
-        lines = [f"{line}{side(c, width)}  " for line, c in zip(lines, cells, strict=True)]
-    return "\n".join(line.rstrip() for line in (*lines, *([""] if below else []), *below))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if _is_number(value) else " ".join(str(value).split())

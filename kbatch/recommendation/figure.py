@@ -1,25 +1,23 @@
 """The figure of what limits the batch size."""
 
 import math
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
+from kbatch.page.document import Figure
 from kbatch.page.numbers import format_number, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED
 from kbatch.plotting.draw import batch_axis
+from kbatch.recommendation.result import Recommendation
 
-if TYPE_CHECKING:
-    from kbatch.recommendation.result import Recommendation
-
-HEIGHT_IN = 4.4
+_HEIGHT_IN = 4.4
 _SHORTEST_OCTAVES = 2
 # A limit further out than this many times the largest size that was timed is named at the edge.
 _WIDEST = 4
 
 
-def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axes:
+def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     """Plot throughput, worth of an example and progress by batch size, and where limits begin.
 
     >>> recommendation = kbatch.recommend(build, x, y)
@@ -31,7 +29,7 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
             None.
     """
     found = recommendation
-    (panel,) = canvas.panels(ax, HEIGHT_IN)
+    (panel,) = canvas.panels(ax, _HEIGHT_IN)
     # The axis holds the sizes that were timed, and powers of two around the limits.
     begins = [
         (one.begins.value, f"{one.name}: {format_number(one.begins.value, 2)}")
@@ -66,3 +64,9 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
     parts.append("band: 95 % interval; grey: sizes to search")
     canvas.write_caption([panel], " · ".join(parts))
     return panel
+
+
+def figures_of(recommendation: Recommendation) -> tuple[Figure, ...]:
+    """Return the figure of the limits."""
+    title = "The limits of the batch size"
+    return (Figure.of(plot_limits, recommendation, title, _HEIGHT_IN),)

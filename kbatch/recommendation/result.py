@@ -37,7 +37,7 @@ from kbatch.input_pipeline.result import CLOSEST_RATIO, InputPipelineProfile
 from kbatch.memory.result import MemoryRecord
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
 from kbatch.page.numbers import format_number, memory_text, setting
-from kbatch.page.result import Figure, Result
+from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 from kbatch.throughput.result import TimedUpdate, fastest_ways
@@ -272,12 +272,6 @@ class Recommendation(Result):
         if self.binding == (INPUT,):
             found.append(Note.of("input_binds", when="at every batch size"))
         return most_important(found)
-
-    def figures(self) -> tuple[Figure, ...]:
-        """Return the figure of the limits."""
-        from kbatch.recommendation.figure import HEIGHT_IN, plot_limits
-
-        return (Figure.of(plot_limits, self, "The limits of the batch size", HEIGHT_IN),)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,26 +19,11 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
-if TYPE_CHECKING:
-    from kbatch.study.study import Study
-
 # Of a metric between 0 and 1 where larger is better, and the share of any other.
 _DEFAULT_TOLERANCE = 0.01
 # A completed trial that is not compared, and why.
 LeftOut = tuple[TrialRecord, str]
 _MOST_NAMED = 5
-
-
-def refuse_empty(study: "Study") -> None:
-    if study.trials:
-        return
-    problems = " ".join(study.problems)
-    raise ValueError(
-        f"The study {study.name!r} has no trial: run `tuner.search(x, y)` of a "
-        "`kbatch.BatchSizeTuner`, or `kbatch demo`, then load it again. "
-        + (f"What is missing: {problems} " if problems else "")
-        + "Received: study.trials=()."
-    )
 
 
 def as_compared(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:

@@ -1,7 +1,6 @@
 """What a study's numbers do not say for themselves, and that changes what to do next."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.intervals import Estimate
@@ -16,11 +15,8 @@ from kbatch.study.compare import (
     rates_of_settings,
     trained_runs,
 )
+from kbatch.study.decision import Decision
 from kbatch.study.trial import TrialRecord, device_kinds
-
-if TYPE_CHECKING:
-    from kbatch.study.decision import Decision
-    from kbatch.study.study import Study
 
 # Above this share of the training time, waiting for data is what the samples/s show.
 MUCH_DATA_WAIT = 0.2
@@ -34,7 +30,7 @@ _FAR_BELOW = 0.1
 _AVERAGING_TIMES = 5
 
 
-def limit_notes(found: "Decision", trials: Sequence[TrialRecord]) -> Iterator[Note]:
+def limit_notes(found: Decision, trials: Sequence[TrialRecord]) -> Iterator[Note]:
     """Compare the trial that is named with larger batch sizes of its settings."""
     if (best := found.trial) is None:
         return
@@ -68,7 +64,7 @@ def limit_notes(found: "Decision", trials: Sequence[TrialRecord]) -> Iterator[No
 
 
 def _given_up_for_updates(
-    found: "Decision", best: TrialRecord, trials: Sequence[TrialRecord]
+    found: Decision, best: TrialRecord, trials: Sequence[TrialRecord]
 ) -> float | None:
     """Return the gain in speed where every larger batch was faster and learnt less, else None."""
     made = best.mean(lambda e: e.updates)
@@ -127,26 +123,26 @@ def failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note
         )
 
 
-def caveats(study: "Study") -> Iterator[Note]:
-    """Find what limits the conclusions from a study, whatever it decides."""
-    trials = [rates[0] for rates in rates_of_settings(study.trials)]
-    if study.problems:
-        more = len(study.problems) - 1
-        first = f"{one_line(study.problems[0])}{f' ({more:,} more)' if more else ''}"
+def caveats(trials: Sequence[TrialRecord], problems: Sequence[str]) -> Iterator[Note]:
+    """Find what limits the conclusions from the trials of a study, whatever it decides."""
+    if problems:
+        more = len(problems) - 1
+        first = f"{one_line(problems[0])}{f' ({more:,} more)' if more else ''}"
         yield Note.of("left_out", first=first)
+    every, trials = trials, [rates[0] for rates in rates_of_settings(trials)]
     for trial in trials:
         seen = trial.last.batch_size_seen
         if seen is not None and seen != trial.batch_size:
             yield Note.of("another_batch_size", asked=trial.batch_size, seen=seen)
             break
-    yield from _waiting(study.trials)
+    yield from _waiting(every)
     workers = max((e.workers_on_device or 1 for t in trials for e in t.executions), default=1)
     if workers > 1:
         yield Note.of("shared_device", workers=workers)
     if len(kinds := device_kinds(trials)) > 1:
         yield Note.of("devices_differ", devices=join_words(kinds))
     yield from _rates(trials)
-    noted = [note for trial in study.trials for note in trial.notes]
+    noted = [note for trial in every for note in trial.notes]
     yield from {note.code: note for note in reversed(noted)}.values()  # The first of each kind.
 
 

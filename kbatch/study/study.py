@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.errors import RecordError
+from kbatch.page.document import Page
 from kbatch.page.numbers import count_range, pluralize
-from kbatch.page.result import Figure, Page, Result
+from kbatch.page.result import Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, SETTINGS_REMEDY, Plan, SearchRecord
-from kbatch.study.compare import as_compared, caption, check_tolerance, refuse_empty, trained_runs
+from kbatch.study.compare import as_compared, caption, check_tolerance, trained_runs
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.limits import caveats
 from kbatch.study.page import rows_of, with_page
@@ -74,13 +75,7 @@ class Study(Result):
     @property
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
-        return most_important((*self.decide().notes, *caveats(self)))
-
-    def figures(self) -> tuple[Figure, ...]:
-        """Return the figures for which there are data; that of the trials shows the answer."""
-        from kbatch.study.figures import study_figures
-
-        return study_figures(self) if self.trials else ()
+        return most_important((*self.decide().notes, *caveats(self.trials, self.problems)))
 
     @property
     def use(self) -> str:
@@ -240,9 +235,25 @@ class Study(Result):
             ValueError: If the tracker is another one, or the study is empty.
             ImportError: If the tracker is not installed.
         """
-        from kbatch.study.trackers import log_study
+        from kbatch.study.trackers import check_tracker, log_runs, tracked_runs
 
-        return log_study(self, tracker)
+        check_tracker(tracker)
+        refuse_empty(self)
+        runs = tracked_runs(self.name, self.trials, self.search, self.decide())
+        return log_runs(tracker, runs, self.environment)
+
+
+def refuse_empty(study: Study) -> None:
+    """Raise a `ValueError` if a study has no trial, with what to do."""
+    if study.trials:
+        return
+    problems = " ".join(study.problems)
+    raise ValueError(
+        f"The study {study.name!r} has no trial: run `tuner.search(x, y)` of a "
+        "`kbatch.BatchSizeTuner`, or `kbatch demo`, then load it again. "
+        + (f"What is missing: {problems} " if problems else "")
+        + "Received: study.trials=()."
+    )
 
 
 def _plan_text(plan: Plan) -> str:

@@ -14,13 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from kbatch.study.compare import refuse_empty
+from kbatch.records.machine import EnvironmentRecord
+from kbatch.records.training_run import SearchRecord
+from kbatch.study.decision import Decision
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, trial_row
-
-if TYPE_CHECKING:
-    from kbatch.study.study import Study
 
 # Columns of an execution that were given or found before training; the other numbers were measured.
 _SETTINGS = ("trial_id", "execution", "seed", "batch_size", "micro_batch_size")
@@ -41,24 +40,27 @@ class TrackedRun(NamedTuple):
     epochs: tuple[tuple[float, dict[str, float]], ...] = ()  # Seconds until its end, and metrics.
 
 
-def tracked_runs(study: "Study") -> list[TrackedRun]:
+def tracked_runs(
+    name: str, trials: Sequence[TrialRecord], search: SearchRecord | None, decision: Decision
+) -> list[TrackedRun]:
     """List the study and its executions; one that trains, or will again, is left out."""
     executions = [
         _execution_run(dataclasses.replace(trial, executions=(execution,)), number)
-        for trial in study.trials
+        for trial in trials
         for number, execution in enumerate(trial.executions)
         if execution.status not in ("running", "interrupted")
     ]
     settings: dict[str, object] = {}
-    if study.search is not None:
-        machine = study.search.environment
-        settings = {**study.search.settings, "device": machine.device, **machine.versions}
-    decision, metrics = study.decide(), {}
+    if search is not None:
+        machine = search.environment
+        settings = {**search.settings, "device": machine.device, **machine.versions}
+    metrics = {}
     if (chosen := decision.trial) is not None:
         metrics = _measured(chosen, trial_row(chosen)) | {"batch_size": float(chosen.batch_size)}
-    metrics |= {"trials": float(len(study.trials)), "executions": float(len(executions))}
-    text, took_s = f"{study.answer} {decision.reason}", sum(run.took_s for run in executions)
-    return [TrackedRun("", study.name, settings, metrics, "completed", text, took_s), *executions]
+    metrics |= {"trials": float(len(trials)), "executions": float(len(executions))}
+    text = f"{decision.page.headline} {decision.reason}"
+    took_s = sum(run.took_s for run in executions)
+    return [TrackedRun("", name, settings, metrics, "completed", text, took_s), *executions]
 
 
 def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
@@ -102,24 +104,27 @@ def _allowed(name: str) -> str:
     return re.sub(r"[^\w\-. ]", "_", name)[:200]
 
 
-def log_study(study: "Study", tracker: str) -> str:
-    """Write what a tracker does not have of a study yet; return where it is shown."""
+def check_tracker(tracker: str) -> None:
+    """Check that kbatch writes to a tracker, and that it is installed."""
     if tracker not in ("mlflow", "wandb"):
         raise ValueError(f"`tracker` must be 'mlflow' or 'wandb'. Received: tracker={tracker!r}.")
     found = importlib.util.find_spec(tracker)
     # A folder of that name, such as W&B makes for its runs, has no origin.
     if found is None or found.origin is None:
         raise ImportError(f"The tracker {tracker!r} is not installed: pip install {tracker}.")
-    refuse_empty(study)
+
+
+def log_runs(tracker: str, runs: Sequence[TrackedRun], machine: EnvironmentRecord | None) -> str:
+    """Write what a tracker does not have yet of a study and its runs; return where it is shown."""
     # What no other study has, and what stays when this one goes on. Searches that begin in one
     # second on many hosts may differ in their load alone.
-    begun: Any = study.environment
+    begun: Any = machine
     of_begin = begun and (begun.created_at, begun.command, begun.platform, begun.load_average)
     begun_ms = begun and round(1000 * datetime.fromisoformat(begun.created_at).timestamp())
-    identity = hashlib.sha256(repr((study.name, of_begin)).encode()).hexdigest()[:12]
+    identity = hashlib.sha256(repr((runs[0].name, of_begin)).encode()).hexdigest()[:12]
     if tracker == "mlflow":
-        return _log_to_mlflow(tracked_runs(study), identity, begun_ms)
-    return _log_to_wandb(tracked_runs(study), identity)
+        return _log_to_mlflow(runs, identity, begun_ms)
+    return _log_to_wandb(runs, identity)
 
 
 def _log_to_mlflow(runs: Sequence[TrackedRun], identity: str, begun_ms: int | None) -> str:

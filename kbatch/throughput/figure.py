@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
@@ -10,17 +9,16 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.scaling_curve import OUT_OF_MEMORY, Timed, fit_rounds
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import fit_memory
+from kbatch.page.document import Figure
 from kbatch.page.numbers import count_range, memory_text, where_measured
 from kbatch.plotting import canvas, draw
-
-if TYPE_CHECKING:
-    from kbatch.throughput.result import TrainingProfile
+from kbatch.throughput.result import TrainingProfile
 
 # A limit that lies so many times above everything would press the curve to the floor.
 _FAR = 16
 
 
-def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) -> Axes:
+def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> Axes:
     """Plot samples/s, the time of a micro-batch and the peak memory of training by its size.
 
     One series for one step an execution, another for as many as a search would run. The lines are
@@ -61,6 +59,15 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
         facts=[*facts, "XLA" if profile.jit_compile else "without XLA"],
         fit=f"Fit{way}: t = {profile.line_text}." if profile.has_fit else "",
     )
+
+
+def figures_of(profile: TrainingProfile) -> tuple[Figure, ...]:
+    """Return the figure of throughput, time and memory by micro-batch size."""
+    if not profile.measured:
+        return ()
+    title = "Throughput, time and memory by micro-batch size"
+    height = height_in(3 if profile.memory_bytes else 2)
+    return (Figure.of(plot_training_profile, profile, title, height),)
 
 
 def draw_sweep(

@@ -15,7 +15,7 @@ from kbatch.analysis.scaling_curve import (
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.page.numbers import format_number, in_brackets, memory_text, percent
-from kbatch.page.result import Figure, Result
+from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 
@@ -96,16 +96,6 @@ class TrainingProfile(Result):
         if self.measured:
             found.attrs["answer"] = [self.updates.index(self._chosen)]
         return found
-
-    def figures(self) -> tuple[Figure, ...]:
-        """Return the figure of throughput, time and memory by micro-batch size."""
-        from kbatch.throughput.figure import height_in, plot_training_profile
-
-        if not self.measured:
-            return ()
-        title = "Throughput, time and memory by micro-batch size"
-        height = height_in(3 if self.memory_bytes else 2)
-        return (Figure.of(plot_training_profile, self, title, height),)
 
     @property
     def settings(self) -> dict[str, str]:

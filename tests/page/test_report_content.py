@@ -20,7 +20,7 @@ def page(study):
 
 
 def codes(study):
-    return [note.code for note in caveats(study)]
+    return [note.code for note in caveats(study.trials, study.problems)]
 
 
 def test_the_page_is_at_most_fifteen_lines_with_answer_table_and_search():

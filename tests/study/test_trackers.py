@@ -37,7 +37,9 @@ def project(tmp_path):
 
 
 def by_key(*trials):
-    return {run.key: run for run in tracked_runs(make_study(*trials))}
+    study = make_study(*trials)
+    runs = tracked_runs(study.name, study.trials, study.search, study.decide())
+    return {run.key: run for run in runs}
 
 
 def test_a_study_and_its_executions_are_runs():

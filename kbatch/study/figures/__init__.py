@@ -2,23 +2,23 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kbatch.page.result import Figure
-    from kbatch.study.study import Study
+from kbatch.page.document import Figure
+from kbatch.study.study import Study
 
 # More curves cannot be distinguished, and make a page heavy.
 _MOST_CURVES = 24
 
 
-def study_figures(study: "Study") -> "tuple[Figure, ...]":
+def figures_of(study: Study) -> tuple[Figure, ...]:
     """Offer the figures for which a study has the data, that of the decision first."""
-    # What draws is loaded where something is drawn.
-    from kbatch.page.result import Figure
+    # Each file of figures is loaded when it is needed: a search draws those of the trials alone.
     from kbatch.study.figures import gpu_timeline, noise_scale, quality, time_to_target, trials
 
     found: list[Figure] = []
+    if not study.trials:
+        return ()
 
     def offer(plot: Callable[..., Any], title: str, height_in: float, **options: Any) -> None:
         found.append(Figure.of(plot, study, title, height_in, **options))

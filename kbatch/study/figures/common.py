@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -12,16 +12,14 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
 from kbatch.study.compare import at_most, caption, differing, metric_words, missing_text, trial_name
 from kbatch.study.decision import FAR_RATE
+from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord, is_fraction
-
-if TYPE_CHECKING:
-    from kbatch.study.study import Study
 
 BATCH_LABEL = "Batch size (examples per update)"
 
 
 def write_conditions(
-    panels: Sequence[Axes], study: "Study", *notes: str, alarm: str | None = None
+    panels: Sequence[Axes], study: Study, *notes: str, alarm: str | None = None
 ) -> None:
     """Write below panels what is shown there, which trials have no result, and where they ran."""
     lines = (*notes, caption(study.trials, study.environment))
@@ -29,7 +27,7 @@ def write_conditions(
     canvas.write_caption(panels, *lines, alarm=f"{alarm} {missing_text(study.missing)}".strip())
 
 
-def incomplete_text(study: "Study") -> str:
+def incomplete_text(study: Study) -> str:
     """Describe which trials have no result, and why; an empty text where all have one."""
     trials = [trial for trial in study.trials if trial.status != "completed"]
     if len(trials) in (0, len(study.trials)):
@@ -39,31 +37,31 @@ def incomplete_text(study: "Study") -> str:
     return f"\N{MULTIPLICATION X} Without a result: batch size {which}."
 
 
-def none_completed(study: "Study") -> str:
+def none_completed(study: Study) -> str:
     counts = Counter(trial.outcome for trial in study.trials)
     return f"No trial completed: {', '.join(f'{n:,} {word}' for word, n in counts.items())}"
 
 
-def missing_data(study: "Study", needed: str) -> ValueError:
+def missing_data(study: Study, needed: str) -> ValueError:
     """Return the error of a figure whose data no trial has."""
     completed = any(trial.status == "completed" for trial in study.trials)
     received = "Trials completed without them" if completed else none_completed(study)
     return ValueError(f"This figure needs {needed}. Received: {received}.")
 
 
-def far_off(study: "Study") -> list[TrialRecord]:
+def far_off(study: Study) -> list[TrialRecord]:
     """List the trials of sizes that a race tried only at a rate that does not suit them."""
     return [trial for trial, why in study.decide().left_out if why == FAR_RATE]
 
 
-def far_off_note(study: "Study") -> str:
+def far_off_note(study: Study) -> str:
     """Say which sizes a figure of quality leaves out, an empty text where it shows all."""
     sizes = sorted({trial.batch_size for trial in far_off(study)})
     named = join_words([f"{size:,}" for size in sizes] or [""])
     return f"Left out: batch size {named}, {FAR_RATE}." if sizes else ""
 
 
-def one_of_each_size(study: "Study", trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
+def one_of_each_size(study: Study, trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
     """Pick of each batch size the trial that the decision compares, else the best one."""
     compared = {trial.trial_id for trial in study.decide().trials}
 

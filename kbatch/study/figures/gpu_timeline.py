@@ -8,11 +8,11 @@ from kbatch.page.numbers import format_number, memory_text, percent, pluralize
 from kbatch.plotting import canvas
 from kbatch.plotting.canvas import series_style
 from kbatch.records.machine import GpuUsage, UsageRecord
-from kbatch.study.compare import missing_text, refuse_empty
+from kbatch.study.compare import missing_text
+from kbatch.study.study import Study, refuse_empty
 
 if TYPE_CHECKING:
     from kbatch.device.gpu_monitor import GpuMonitor
-    from kbatch.study.study import Study
 
 _GIB = 2.0**30
 _PANEL_IN, _REST_IN = 1.35, 1.5

@@ -1,6 +1,6 @@
 """The figure of the gradient noise scale over training, and of the goodput that follows from it."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -10,12 +10,9 @@ from kbatch.page.numbers import format_number, in_brackets, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, series_style, size_color
 from kbatch.plotting.draw import batch_axis, plain_log_labels
-from kbatch.study.compare import refuse_empty
 from kbatch.study.figures import common
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
-
-if TYPE_CHECKING:
-    from kbatch.study.study import Study
 
 # Of both panels, and of the noise scale alone.
 HEIGHT_IN, ALONE_IN = 6.0, 4.0
@@ -32,7 +29,7 @@ class Goodput(NamedTuple):
     note: str
 
 
-def measured_trials(study: "Study") -> list[TrialRecord]:
+def measured_trials(study: Study) -> list[TrialRecord]:
     """Return the trials that measured the noise scale."""
     refuse_empty(study)
     found = [trial for trial in study.trials if trial.noise_scale is not None]
@@ -45,7 +42,7 @@ def measured_trials(study: "Study") -> list[TrialRecord]:
     return found
 
 
-def goodput_of(study: "Study") -> Goodput | None:
+def goodput_of(study: Study) -> Goodput | None:
     """Compute the goodput of each batch size by the noise scale of the best trial that has one."""
     resolved = [t for t in study.trials if t.noise_scale and t.noise_scale.value is not None]
     completed = [trial for trial in study.trials if trial.status == "completed"]
@@ -88,7 +85,7 @@ def goodput_of(study: "Study") -> Goodput | None:
     return Goodput(rates, values, bests[0], note)
 
 
-def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
+def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     """Plot the gradient noise scale by epoch and of the late half, and the goodput by batch size.
 
     Below the noise scale, twice the batch size nearly halves the updates that training needs;

@@ -2,7 +2,7 @@
 
 import itertools
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -12,19 +12,17 @@ from kbatch.page.numbers import join_words
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
-from kbatch.study.compare import at_most, differing, rates_of_settings, refuse_empty, trial_name
+from kbatch.study.compare import at_most, differing, rates_of_settings, trial_name
 from kbatch.study.figures import common
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
-
-if TYPE_CHECKING:
-    from kbatch.study.study import Study
 
 PARETO_IN, CURVES_IN = 4.0, 3.8
 # A trial, its throughput in examples per second, its quality, and whether no other beats it.
 Point = tuple[TrialRecord, Estimate[float], Estimate[float], bool]
 
 
-def pareto_points(study: "Study") -> tuple[Objective, list[Point]]:
+def pareto_points(study: Study) -> tuple[Objective, list[Point]]:
     """Return the metric and the trials by throughput, with those that no other one beats."""
     refuse_empty(study)
     quality, decided, far = study.quality_metric, study.decide(), common.far_off(study)
@@ -49,7 +47,7 @@ def pareto_points(study: "Study") -> tuple[Objective, list[Point]]:
     return quality, sorted(points, key=lambda p: (p[1].value, sign * -p[2].value))
 
 
-def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
+def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     """Plot the quality of each trial against its throughput, with the Pareto front as steps.
 
     A filled mark stands for a trial that no other one beats in both, a hollow one for the others.
@@ -118,7 +116,7 @@ _MOST_NAMES = 8  # What fits in a row above the panels.
 Curve = list[tuple[tuple[float, ...], Estimate[float]]]
 
 
-def learning_curves(study: "Study") -> tuple[Objective, list[tuple[TrialRecord, Curve]]]:
+def learning_curves(study: Study) -> tuple[Objective, list[tuple[TrialRecord, Curve]]]:
     """Return the metric, and a trial of each batch size with its learning curve."""
     refuse_empty(study)
     quality, decided = study.quality_metric, study.decide()
@@ -147,7 +145,7 @@ def _curve(trial: TrialRecord, metric: str) -> Curve:
 
 
 def plot_learning_curves(
-    study: "Study",
+    study: Study,
     ax: Axes | None = None,
     *,
     against: Literal["updates", "examples", "seconds"] | None = None,

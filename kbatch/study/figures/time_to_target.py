@@ -1,7 +1,7 @@
 """The figure of the cost of a target: seconds and updates by batch size."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,12 +13,10 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.plotting.draw import batch_axis, plain_log_labels
 from kbatch.records.training_run import Cost, Target, cost_to_target
-from kbatch.study.compare import at_most, metric_words, refuse_empty
+from kbatch.study.compare import at_most, metric_words
 from kbatch.study.figures import common
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord, mean_of
-
-if TYPE_CHECKING:
-    from kbatch.study.study import Study
 
 HEIGHT_IN = 5.6
 
@@ -33,7 +31,7 @@ class TargetPoint(NamedTuple):
     runs: tuple[int, ...]  # Updates of each execution that met it.
 
 
-def target_of(study: "Study", value: float | None) -> Target:
+def target_of(study: Study, value: float | None) -> Target:
     """Return the target of a study, or such a value of its metric of quality."""
     if value is not None:
         metric = study.quality_metric
@@ -54,7 +52,7 @@ def target_of(study: "Study", value: float | None) -> Target:
     )
 
 
-def target_points(study: "Study", aim: Target) -> list[TargetPoint]:
+def target_points(study: Study, aim: Target) -> list[TargetPoint]:
     """Compute what each batch size that has a result needed to reach a target."""
     points: dict[int, TargetPoint] = {}
     for point in filter(None, (_point(trial, aim) for trial in study.trials)):
@@ -114,7 +112,7 @@ def fitted(points: Sequence[TargetPoint]) -> tuple[StepsToTarget | None, str]:
 
 
 def plot_time_to_target(
-    study: "Study", ax: Axes | None = None, *, target: float | None = None
+    study: Study, ax: Axes | None = None, *, target: float | None = None
 ) -> Axes:
     """Plot the training time and the updates to a target by batch size, on logarithmic axes.
 

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -13,21 +13,19 @@ from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED, series_style
 from kbatch.plotting.draw import batch_axis
-from kbatch.study.compare import as_compared, at_most, differing, refuse_empty, setting_texts
+from kbatch.study.compare import as_compared, at_most, differing, setting_texts
 from kbatch.study.decision import FAR_RATE
 from kbatch.study.figures import common
 from kbatch.study.page import sizes_text
+from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
-
-if TYPE_CHECKING:
-    from kbatch.study.study import Study
 
 HEIGHT_IN = 5.4
 # A size lies outside the axis that is so many times as far from the best as the median is.
 _FAR, _LEAST_SPREAD = 10, 0.05
 
 
-def plot_trials(study: "Study", ax: Axes | None = None) -> Axes:
+def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     """Plot samples/s and the quality of the model by batch size.
 
     The upper panel holds the throughput, the lower one the validation accuracy or whatever
@@ -52,7 +50,7 @@ def plot_trials(study: "Study", ax: Axes | None = None) -> Axes:
     return draw_trials(study, ax)
 
 
-def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) -> Axes:
+def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) -> Axes:
     """Draw the figure; the trial that runs is a hollow mark."""
     refuse_empty(study)
     quality, decided, trials = study.quality_metric, study.decide(), as_compared(study.trials)
@@ -161,7 +159,7 @@ def _draw_others(panel: Axes, points: Sequence[tuple[int, float]]) -> str:
     )
 
 
-def named_label(study: "Study") -> str:
+def named_label(study: Study) -> str:
     """Write what the decision names, its throughput or quality, and whether it is certified."""
     decided, quality = study.decide(), study.quality_metric
     trial: Any = decided.trial
