@@ -1,4 +1,4 @@
-"""Do predictions depend on the batch size, and which layer is the first that makes them?
+"""Do predictions depend on the batch size?
 
 An example should be predicted alike in a batch of any size. Rounding differs, as sums are split
 otherwise, and it grows with the depth of a model. So what rounding may change is measured: ten
@@ -13,7 +13,7 @@ row in a batch of the smallest size, one example unless a person chose others.
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,7 +21,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.device.failures import ran_out_of_memory
 from kbatch.inference.call_paths import InferenceInputs, Run
 from kbatch.inference.result import SizeEffect
 from kbatch.library_internals import forward, replaced
@@ -50,16 +49,16 @@ class BatchDependence:
         self._models, self._inputs = models, inputs
         self._repeated = len(keras.tree.flatten(inputs.rows)[0])
         self._rows = min(_ROWS, self._repeated)
-        self._smallest: dict[Any, tuple[int, _Reference]] = {}  # By call path and policy.
+        self._smallest: dict[Any, _Reference] = {}  # By call path and policy.
 
     def see(self, setting: Setting, outputs: Any, *, examples: int, run: Run) -> None:
         """Take the outputs of a call; the first of a path and policy has its smallest batches."""
         series, size = setting
         if series not in self._smallest:
             eager = functools.partial(_run_model, self._models[series[1]])
-            self._smallest[series] = size, self._reference(run, eager, series[1], size)
+            self._smallest[series] = self._reference(run, eager, series[1], size)
             return
-        if effects := [*self._effects(self._smallest[series][1], outputs, examples).values()]:
+        if effects := self._effects(self._smallest[series], outputs, examples):
             difference = max(effect.difference or 0.0 for effect in effects)
             changed = [e.changed_argmax for e in effects if e.changed_argmax is not None]
             self.found[setting] = SizeEffect(
@@ -74,34 +73,9 @@ class BatchDependence:
         if (setting := next(differing, None)) is None:
             return ()
         (path, policy), size = setting
-        difference, layer = self.found[setting].difference, self._differing_layer(setting)
+        difference = self.found[setting].difference
         found = "overflow" if difference is None else f"differ by {100 * difference:.2g} %"
-        more = "" if layer is None else f", first in layer {layer}"
-        note = Note.of(
-            "depends_on_size", path=path, policy=policy, size=size, found=found, more=more
-        )
-        return (note,)
-
-    def _differing_layer(self, setting: Setting) -> str | None:
-        """Name the first layer whose outputs depend on the batch size, by running all eagerly.
-
-        None where the layers by themselves do not show it.
-        """
-        ((_, policy), size), names = setting, []
-        smallest, _ = self._smallest[setting.series]
-        kept = max(self._rows, smallest)  # A large batch may have layers that return too much.
-        run = functools.partial(_run_layers, self._models[policy], names, kept)
-        try:
-            reference = self._reference(run, run, policy, smallest)
-            outputs = run(self._inputs.batch(size), size)
-        except Exception as error:
-            if not ran_out_of_memory(error, smaller_worked=True):
-                raise
-            return None
-        if any(run_names != names[0] for run_names in names):
-            return None  # Other layers run in a larger batch.
-        effects = self._effects(reference, outputs, min(size, kept)).items()
-        return next((names[0][place] for place, effect in effects if effect.depends), None)
+        return (Note.of("depends_on_size", path=path, policy=policy, size=size, found=found),)
 
     def _reference(self, run: Run, eager: Run, policy: str, size: int) -> _Reference:
         """Run rows in batches of one size, as they are and moved by one eps."""
@@ -121,14 +95,13 @@ class BatchDependence:
             found.append((rows, max(_TIMES_MOVED * max(moves, default=0.0), least)))
         return found
 
-    def _effects(self, reference: _Reference, outputs: Any, examples: int) -> dict[int, SizeEffect]:
-        """Compare outputs of a batch, which repeats the rows; by place, those that can be."""
-        leaves = zip(reference, keras.tree.flatten(outputs), strict=False)
-        effects = {
-            place: _effect(rows, _examples(leaf, examples), tolerance, self._repeated)
-            for place, ((rows, tolerance), leaf) in enumerate(leaves)
-        }
-        return {place: effect for place, effect in effects.items() if effect is not None}
+    def _effects(self, reference: _Reference, outputs: Any, examples: int) -> list[SizeEffect]:
+        """Compare those outputs of a batch, which repeats the rows, that can be compared."""
+        effects = (
+            _effect(rows, _examples(leaf, examples), tolerance, self._repeated)
+            for (rows, tolerance), leaf in zip(reference, keras.tree.flatten(outputs), strict=False)
+        )
+        return [effect for effect in effects if effect is not None]
 
 
 def eps_of(policy: str) -> float:
@@ -221,48 +194,21 @@ def _run_model(model: Any, batch: Any, _: int) -> Any:
     return forward(model, keras.tree.map_structure(tf.constant, batch), training=False)
 
 
-def _run_layers(
-    model: Any, names: list[list[str]], kept: int, batch: Any, size: int
-) -> list[np.ndarray]:
-    """Return what each layer and operation returns for the first examples, and add their names."""
-    found: list[np.ndarray] = []
-    names.append([])
-
-    def keep(operation: Any, _: Any, outputs: Any) -> Any:
-        # What is traced, such as the function of `tf.map_fn`, has no values here.
-        for output in filter(_is_float_tensor, keras.tree.flatten(outputs)):
-            names[-1].append(f"{operation.name} ({type(operation).__name__})")
-            found.append(_examples(output, size)[:kept].copy())
-        return outputs
-
-    with _operations_return(keep):
-        _run_model(model, batch, size)
-    return found
-
-
 def _first_floats_moved(eps: float, rng: np.random.Generator) -> AbstractContextManager[None]:
     """Let operations that make floats of whole numbers or text return them moved by one eps."""
+    plain = keras.Operation.__call__
 
-    def move(_: Any, inputs: Any, outputs: Any) -> Any:
-        if any(map(_is_float_tensor, keras.tree.flatten(inputs))):
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = plain(self, *args, **kwargs)
+        if any(map(_is_float_tensor, keras.tree.flatten((args, kwargs)))):
             return outputs
         return keras.tree.map_structure(
             lambda t: tf.constant(_moved(t.numpy(), eps, rng)) if _is_float_tensor(t) else t,
             outputs,
         )
 
-    return _operations_return(move)
+    return replaced([(keras.Operation, "__call__", called)])
 
 
 def _is_float_tensor(value: Any) -> bool:
     return tf.is_tensor(value) and value.dtype.is_floating and hasattr(value, "numpy")
-
-
-def _operations_return(change: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[None]:
-    """Let layers and operations return `change(operation, inputs, outputs)`."""
-    plain = keras.Operation.__call__
-
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return change(self, (args, kwargs), plain(self, *args, **kwargs))
-
-    return replaced([(keras.Operation, "__call__", called)])
