@@ -41,7 +41,13 @@ from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
 from kbatch.training.one_graph import GraphCount
 from kbatch.training.state import kept_variables, seed_of
-from kbatch.training.steps_per_execution import EndInTime, Training, check_epoch, set_steps
+from kbatch.training.steps_per_execution import (
+    EndInTime,
+    Training,
+    check_epoch,
+    set_steps,
+    whole_steps,
+)
 
 
 class ExecutionSettings(NamedTuple):
@@ -257,7 +263,8 @@ class TimedFit:
             budget=budget,
             callbacks=callbacks,
         )
-        self.steps_per_execution, notes = settings.search.steps(model, training)
+        steps, notes = settings.search.steps(model, training)
+        self.steps_per_execution = whole_steps(steps, given, int(batches.dataset.cardinality()))
         self.notes.extend(notes)
         validation = batches.validation_batches or 0
         counted = isinstance(model.steps_per_execution, GraphCount)

@@ -16,6 +16,7 @@ from kbatch.records.training_run import Budget, EpochRecord, Target, throughput_
 from kbatch.training.data.batches import InputMeter, InputReading
 from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
 from kbatch.training.state import inner_optimizers, updates_made
+from kbatch.training.steps_per_execution import FEWEST_STEADY, set_steps
 
 
 def numbers_of(logs: Mapping[str, Any] | None) -> dict[str, float]:
@@ -155,7 +156,6 @@ class TrainingClock(keras.callbacks.Callback):
 
 _SHORTEST_WINDOW_S = 0.05
 _MOST_WINDOWS = 200
-FEWEST_STEADY = 3  # Of fewer steady steps, one that is disturbed would decide.
 
 
 def steady_windows(
@@ -246,6 +246,8 @@ class TimeBudget(BudgetCallback):
 class UpdateBudget(BudgetCallback):
     """Ends training after so many optimizer updates, those that overflowed not counted.
 
+    Under `steps_per_execution` the last execution runs only the steps that are left.
+
     Args:
         updates: The budget.
 
@@ -259,11 +261,29 @@ class UpdateBudget(BudgetCallback):
     def __init__(self, updates: int):
         super().__init__(check_size(updates, "updates", unit=""))
         self._before = 0
+        self._steps = 1  # Of an execution.
 
     def on_train_begin(self, logs: Any = None):
-        self._before = updates_made(self.model)
+        model: Any = self.model
+        self._before = updates_made(model)
+        # In a search, `EndInTime` sets the steps.
+        self._steps = 1 if self._clock else int(model.steps_per_execution)
+        if self._steps > 1:  # The train function that `fit` made has the number in its graph.
+            set_steps(model, self._steps)
+            model.make_train_function()
 
-    def _spent(self) -> float:
+    def on_train_batch_begin(self, batch: int, logs: Any = None):
+        """Let an execution run at most the updates that are left."""
+        if self._steps > 1:
+            left = (self.budget.updates or 0) - self._spent()
+            set_steps(self.model, max(1, min(self._steps, left)))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        super().on_train_batch_end(batch, logs)
+        if self._steps > 1:  # A validation is one of whole executions.
+            set_steps(self.model, self._steps)
+
+    def _spent(self) -> int:
         return updates_made(self.model) - self._before
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import profiles_batches, validation_steps
 from kbatch.records.training_run import Budget
-from kbatch.training.callbacks import FEWEST_STEADY, TrainingClock
 from kbatch.training.model import user_step
 from kbatch.training.one_graph import GraphCount, counted_steps, execution_steps
 
@@ -20,6 +20,7 @@ _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 # Steps of a validation in one execution.
 _MOST_VALIDATED = 64
+FEWEST_STEADY = 3  # Of fewer steady steps, one that is disturbed would decide.
 
 Steps = int | Literal["auto"] | None
 
@@ -67,6 +68,24 @@ def steps_within(step_s: float, training: Training) -> int:
     return -(-epoch_steps // executions)  # About as many in each.
 
 
+def whole_steps(steps: int, epoch_steps: int | None, length: int) -> int:
+    """Return the most steps, up to `steps`, that make exactly `epoch_steps` updates an epoch.
+
+    Args:
+        steps: Integer. The steps of an execution that are wanted.
+        epoch_steps: `steps_per_epoch` of `fit`, or `None`.
+        length: Integer. The cardinality of the dataset.
+    """
+    # Keras 3.15 runs whole executions, and counts an execution that the data ended as a whole one:
+    # `steps_per_epoch=10` makes 12 updates in executions of 4. Data of unknown length that end with
+    # an execution leave the next epoch without an update.
+    if epoch_steps is None or 0 <= length <= epoch_steps:  # Each epoch ends with the data.
+        return steps
+    if length == tf.data.UNKNOWN_CARDINALITY:
+        return 1
+    return next(n for n in range(steps, 0, -1) if epoch_steps % n == 0)
+
+
 def set_steps(model: Any, steps: int) -> None:
     """Let an execution of a model run so many steps: its graphs read the number."""
     known = model.steps_per_execution
@@ -102,10 +121,10 @@ def _overrides(callback: Any, names: Sequence[str]) -> bool:
 class EndInTime(keras.callbacks.Callback):
     """Sets the steps of each execution: fewer at an end, and all of a validation at once."""
 
-    def __init__(self, training: Training, clock: TrainingClock, *, endless: bool, validation: int):
+    def __init__(self, training: Training, clock: Any, *, endless: bool, validation: int):
         super().__init__()
         self._training, self._budget = training, training.budget or Budget()
-        self._clock = clock
+        self._clock = clock  # A `TrainingClock`.
         self._endless = endless  # Data that go on; else they end an execution.
         # Steps of a validation, 0 where they are those of training.
         watched = any(_overrides(one, _TEST_HOOKS) for one in training.callbacks)

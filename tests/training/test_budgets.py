@@ -85,6 +85,27 @@ def test_an_update_budget_is_spent_to_the_update(updates):
     assert int(model.optimizer.iterations) - before == 2 * updates
 
 
+def test_an_update_budget_ends_an_execution_of_several_steps():
+    model = models.mlp(steps_per_execution=4)
+    validated = []
+    for updates in (1, 6, 30):
+        before = int(model.optimizer.iterations)
+        history = model.fit(
+            X,
+            Y,
+            batch_size=8,
+            epochs=9,
+            validation_data=(X, Y),
+            callbacks=[kbatch.UpdateBudget(updates)],
+            verbose=0,
+        )
+        assert int(model.optimizer.iterations) - before == updates
+        assert model.steps_per_execution == 4
+        validated.append(history.history["val_loss"][-1])
+    found = model.evaluate(X, Y, batch_size=94, verbose=0, return_dict=True)
+    assert validated[-1] == pytest.approx(found["loss"])  # On all rows.
+
+
 @pytest.mark.parametrize(("examples", "spent"), [(32, 32), (94, 94), (95, 126)])
 def test_an_example_budget_is_passed_by_less_than_a_batch(examples, spent):
     fit = timed(kbatch.ExampleBudget(examples))

@@ -69,7 +69,7 @@ def scaled():
 KINDS = {"normalised": normalised, "accumulated": accumulated, "scaled": scaled}
 
 
-def trained(build, steps, *callbacks, epochs=2, data=None, **plan):
+def trained(build, steps, *callbacks, epochs=2, data=None, steps_per_epoch=None, **plan):
     """Trains as a search does; returns the model, its fit and its history."""
     keras.utils.set_random_seed(0)
     model = build()
@@ -79,8 +79,9 @@ def trained(build, steps, *callbacks, epochs=2, data=None, **plan):
         history = fit(
             x,
             y,
-            validation_data=None if callable(x) else (x, y),
+            validation_data=(X, Y) if y is not None else None,
             epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
             callbacks=list(callbacks),
             verbose=0,
         )
@@ -132,6 +133,48 @@ def test_data_of_unknown_length_end_where_they_do():
     runs = [trained(normalised, n, data=(data, None)) for n in (5, 1)]
     assert [run[1].steps_per_execution for run in runs] == [5, 1]
     assert_same(*runs)
+
+
+def examples():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+FORMS = {
+    "arrays": lambda: (X, Y),
+    "examples": lambda: (examples(), None),  # Of known length in batches of any size.
+    "batches": lambda: (examples().batch(8), None),
+    "endless": lambda: (examples().batch(8).repeat(), None),
+}
+
+
+@pytest.mark.parametrize(("form", "asked", "updates"), [
+    ("arrays", 9, [9, 3, 9]),  # As in plain Keras 3.15: the data have 12 batches.
+    ("arrays", 10, [10, 2, 10]),
+    ("arrays", 14, [12, 12, 12]),
+    ("examples", 10, [10, 2, 10]),
+    ("batches", 5, [5, 5, 2]),
+    ("endless", 10, [10, 10, 10]),
+    ("endless", 11, [11, 11, 11]),
+])  # fmt: skip
+def test_an_epoch_makes_as_many_updates_as_with_one_step(form, asked, updates):
+    data = FORMS[form]()
+    several, one = (
+        trained(normalised, steps, epochs=3, data=data, steps_per_epoch=asked) for steps in (4, 1)
+    )
+    assert [epoch.updates for epoch in several[1].clock.epochs] == updates
+    assert [epoch.updates for epoch in one[1].clock.epochs] == updates
+    if form != "arrays":
+        return
+    assert_same(several, one)
+    # The model of a decision runs as many steps, in a plain `fit`.
+    model = normalised(steps_per_execution=several[1].steps_per_execution)
+    counts = [0]
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: counts.append(int(model.optimizer.iterations))
+    )
+    dataset = kbatch.training_dataset(X, Y, 8)
+    model.fit(dataset, epochs=3, steps_per_epoch=asked, callbacks=[count], verbose=0)
+    assert np.diff(counts).tolist() == updates
 
 
 @pytest.mark.parametrize("budget", [None, Budget(updates=7), Budget(train_s=2.0)])
