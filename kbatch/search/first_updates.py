@@ -27,9 +27,8 @@ from kbatch.training.dtype_policy import (
     skips_all_updates,
 )
 from kbatch.training.model import replica_count, wait_for
-from kbatch.training.one_graph import GraphCount
 from kbatch.training.state import kept_state
-from kbatch.training.steps_per_execution import set_steps
+from kbatch.training.steps_per_execution import GraphCount, set_steps
 
 # Examples of an update. The first updates have few: a processor that is slow in float16 would take
 # minutes for more.

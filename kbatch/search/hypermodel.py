@@ -289,7 +289,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             call = FitCall.of_search(args, kwargs, stock_fit=self.stock_fit)
             return self._train(hp, model, call)
         except BaseException as error:
-            self.graph.forget()  # Nothing of a training that failed is kept.
+            self.graph.release()  # Nothing of a training that failed is kept.
             self._executed = None, 0
             ended = self._end_of(error)
             if ended is None:
@@ -345,7 +345,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._trained = weakref.ref(model)
         built, scaling = self._scaled or (self._trained, None)
         scaling = scaling if built() is model else None
-        model = self.graph.model(model) if self.stock_fit else model
+        model = self.graph.model_for(model) if self.stock_fit else model
         # What builds the model under a policy, also in another process.
         build = functools.partial(_built_to_probe, self._inner, hp, self._seed(hp))
         execution = Execution(model, settings, files, build, scaling)

@@ -28,7 +28,7 @@ from kbatch.training.data.batches import InputMeter
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import ModelFacts, accumulation_of, replica_count
-from kbatch.training.one_graph import OneGraph
+from kbatch.training.shared_graph import SharedGraph
 from kbatch.training.state import kept_seeds
 from kbatch.training.steps_per_execution import Steps, Training, steps_within, why_one
 
@@ -76,7 +76,7 @@ class SearchPlan:
     plan: Plan | None = None
 
     def __post_init__(self):
-        self.graph = OneGraph()  # That of its trials.
+        self.graph = SharedGraph()  # That of its trials.
         self._data: TrainingData | None = None  # The last ones, with what was read of them.
         self._meter: InputMeter | None = None
         self._parts_notes: dict[str, Note | None] = {}  # By fingerprint of the model.
@@ -330,7 +330,7 @@ class SearchPlan:
             return self.plan.dtype_policy, kept
         if self._chosen is None:
             self._chosen = self._choose(model, data, build)
-            self.graph.forget(but=self._chosen[0])
+            self.graph.release(but=self._chosen[0])
         return self._chosen
 
     def _choose(
@@ -348,7 +348,7 @@ class SearchPlan:
                 # Where it is chosen, trials train by the graph that is traced for it here.
                 built = build_half(HALF)
                 check_new(built, model)
-                built = self.graph.model(built) if self.stock_fit else built
+                built = self.graph.model_for(built) if self.stock_fit else built
                 half = self._updates_of(built, data)
             beside = None if full is half or gpu_visible() else full
             slow = check_half(half, beside, self.batch_sizes)

@@ -39,10 +39,10 @@ from kbatch.training.data.training_data import Batches, FitCall, TrainingData, c
 from kbatch.training.dtype_policy import check_loss_is_scaled
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
-from kbatch.training.one_graph import GraphCount
 from kbatch.training.state import kept_variables, seed_of
 from kbatch.training.steps_per_execution import (
     EndInTime,
+    GraphCount,
     Training,
     check_epoch,
     set_steps,

@@ -27,8 +27,8 @@ from kbatch.training.model import (
     user_step,
     wait_for,
 )
-from kbatch.training.one_graph import EXECUTION_S, counted_steps, execution_steps
 from kbatch.training.state import kept_state
+from kbatch.training.steps_per_execution import EXECUTION_S, counted_steps, execution_steps
 
 # Rounds that a size is timed in at least, for an interval of their median, and at most.
 _ROUNDS, _MOST_ROUNDS = 6, 18

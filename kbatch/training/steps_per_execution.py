@@ -14,7 +14,6 @@ from kbatch.errors import InputError
 from kbatch.library_internals import profiles_batches, validation_steps
 from kbatch.records.training_run import Budget
 from kbatch.training.model import user_step
-from kbatch.training.one_graph import GraphCount, counted_steps, execution_steps
 
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
@@ -23,6 +22,67 @@ _MOST_VALIDATED = 64
 FEWEST_STEADY = 3  # Of fewer steady steps, one that is disturbed would decide.
 
 Steps = int | Literal["auto"] | None
+
+
+class GraphCount(int):
+    """A number of steps that a traced graph reads again each time it runs."""
+
+    _variable: Any
+    _after: Any
+
+    def __new__(cls, value: int, variable: Any = None, *, after: Any = None):
+        self = super().__new__(cls, value)
+        self._after = after  # A variable: what a graph writes there is written before it reads.
+        with tf.init_scope(), tf.device("CPU:0"):  # Loops are counted there.
+            self._variable = variable
+            if variable is None:
+                self._variable = tf.Variable(tf.constant(value, tf.int32), trainable=False)
+        return self
+
+    def changed(self, value: int) -> "GraphCount":
+        """Return the number that the graphs of this one read from now on."""
+        self._variable.assign(value)
+        return GraphCount(value, self._variable, after=self._after)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        written = [] if self._after is None else [tf.convert_to_tensor(self._after.value)]
+        with tf.control_dependencies(written):
+            return tf.cast(self._variable.read_value(), dtype or tf.int32, name=name)
+
+    def __eq__(self, other: object) -> bool:
+        # Keras asks while it traces whether it is 1, which makes a graph without a loop.
+        return not tf.inside_function() and int(self) == other
+
+    __hash__ = int.__hash__
+
+    def __reduce__(self):
+        return int, (int(self),)
+
+
+def counted_steps(model: Any, steps: int) -> GraphCount:
+    """Return a number of steps an execution, each of which asks for data when the last has ended.
+
+    Else a step would ask while another computes, and seem to wait for data that the pipeline has
+    time to make.
+    """
+    return GraphCount(steps, after=model.optimizer and model.optimizer.iterations)
+
+
+# Seconds of an execution of several steps.
+EXECUTION_S = 0.1
+
+
+def execution_steps(
+    step_s: float, epoch_steps: int | None, *, execution_s: float = EXECUTION_S
+) -> int:
+    """Return how many steps take about as long as an execution should, at most those of an epoch.
+
+    Keras starts each execution from Python, which takes as long as the step itself where that is
+    small. Beyond 100 ms that start no longer counts, and callbacks still act several times a
+    second.
+    """
+    steps = max(1, round(execution_s / step_s))
+    return steps if epoch_steps is None else min(epoch_steps, steps)
 
 
 class Training(NamedTuple):

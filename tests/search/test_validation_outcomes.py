@@ -13,7 +13,7 @@ from small_models import rows
 import kbatch
 from kbatch.search.timed_fit import TimedFit
 from kbatch.study.trial import Objective
-from kbatch.training.one_graph import OneGraph
+from kbatch.training.shared_graph import SharedGraph
 
 VAL_ACCURACY = Objective("val_accuracy", "max")
 VAL_LOSS = Objective("val_loss", "min")
@@ -210,10 +210,10 @@ def test_a_metric_of_the_users_own_is_seen_to_add_up():
 def test_models_of_a_search_share_the_graph_that_sums(monkeypatch):
     step, traced = keras.Model.test_step, []
     monkeypatch.setattr(keras.Model, "test_step", lambda *a: traced.append(1) or step(*a))
-    graph, found, counts = OneGraph(), [], []
+    graph, found, counts = SharedGraph(), [], []
     for _ in range(3):
         keras.utils.set_random_seed(0)
-        model = graph.model(compiled(steps_per_execution=3))
+        model = graph.model_for(compiled(steps_per_execution=3))
         found.append(outcomes_of(model, epochs=1, shuffle=False))
         counts.append(len(traced))
     assert counts[0] == counts[1] == counts[2] > 0

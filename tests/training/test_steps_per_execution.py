@@ -18,7 +18,7 @@ from kbatch.search.plan import SearchPlan
 from kbatch.search.timed_fit import TimedFit
 from kbatch.study.trial import Objective
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.one_graph import OneGraph
+from kbatch.training.shared_graph import SharedGraph
 from kbatch.training.state import updates_made
 from kbatch.training.steps_per_execution import Training, acts_on_batches, steps_within
 
@@ -332,7 +332,7 @@ def test_a_validation_is_one_execution_and_predictions_are_as_before(steps):
     predict = keras.callbacks.LambdaCallback(**dict.fromkeys(moments, predicted))
 
     def build():
-        return OneGraph().model(normalised())
+        return SharedGraph().model_for(normalised())
 
     found = trained(build, steps, predict, seen, epochs=2, objective=VAL_LOSS)
     assert seen.executions == [1, 1]

@@ -8,7 +8,10 @@ import pytest
 import tensorflow as tf
 
 from kbatch.training.learning_rate import scale_model
-from kbatch.training.one_graph import GraphCount, GraphNumber, OneGraph, can_share
+from kbatch.training.shared_graph import SharedGraph
+from kbatch.training.shared_graph.description import can_share
+from kbatch.training.shared_graph.kept_model import GraphNumber
+from kbatch.training.steps_per_execution import GraphCount
 
 ROWS = 50  # The last batch is a rest at each of the sizes.
 FOLLOW = ("beta_2", "weight_decay", "batch_norm_momentum", "ema_momentum")
@@ -91,12 +94,12 @@ FAST = ("sgd", "adamw", "adam with averages", "adam of averages")
     ],
 )
 def test_the_shared_graph_trains_as_fresh_builds_do(name, policy, rows):
-    graph, optimizer = OneGraph(), OPTIMIZERS[name]
-    first = graph.model(built(optimizer, 8, policy=policy))
+    graph, optimizer = SharedGraph(), OPTIMIZERS[name]
+    first = graph.model_for(built(optimizer, 8, policy=policy))
     trained(first, rows, 8, steps=3)
     for batch_size, seed, steps in ((32, 1, 1), (12, 0, 4)):
         fresh = functools.partial(built, optimizer, batch_size, seed=seed, policy=policy)
-        shared = graph.model(fresh())
+        shared = graph.model_for(fresh())
         assert shared is first
         function = shared.train_function
         found = trained(shared, rows, batch_size, steps=steps)
@@ -112,12 +115,12 @@ def test_the_step_is_traced_once(rows, monkeypatch):
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(keras.Model, "compute_loss", counted)
-    graph = OneGraph()
-    trained(graph.model(built(OPTIMIZERS["adamw"], 8, loss=_loss)), rows, 8, steps=2)
+    graph = SharedGraph()
+    trained(graph.model_for(built(OPTIMIZERS["adamw"], 8, loss=_loss)), rows, 8, steps=2)
     traced = len(calls)
     assert traced
     for batch_size in (16, 32):
-        shared = graph.model(built(OPTIMIZERS["adamw"], batch_size, loss=_loss))
+        shared = graph.model_for(built(OPTIMIZERS["adamw"], batch_size, loss=_loss))
         trained(shared, rows, batch_size, steps=batch_size // 8)
     assert len(calls) == traced
 
@@ -127,19 +130,19 @@ def _loss(y_true, y_pred):
 
 
 def test_another_model_has_a_graph_of_its_own(rows):
-    graph = OneGraph()
-    first = graph.model(built(OPTIMIZERS["adamw"], 8))
-    wider = graph.model(built(OPTIMIZERS["adamw"], 8, width=9))
-    other_loss = graph.model(built(OPTIMIZERS["adamw"], 8, width=9, loss="mse"))
+    graph = SharedGraph()
+    first = graph.model_for(built(OPTIMIZERS["adamw"], 8))
+    wider = graph.model_for(built(OPTIMIZERS["adamw"], 8, width=9))
+    other_loss = graph.model_for(built(OPTIMIZERS["adamw"], 8, width=9, loss="mse"))
     assert len({id(first), id(wider), id(other_loss)}) == 3
-    assert graph.model(built(OPTIMIZERS["adamw"], 8, width=9, loss="mse")) is other_loss
+    assert graph.model_for(built(OPTIMIZERS["adamw"], 8, width=9, loss="mse")) is other_loss
 
 
 def test_after_a_failure_the_next_model_is_a_fresh_one():
-    graph = OneGraph()
-    first = graph.model(built(OPTIMIZERS["sgd"], 8))
-    graph.forget()
-    assert graph.model(built(OPTIMIZERS["sgd"], 8)) is not first
+    graph = SharedGraph()
+    first = graph.model_for(built(OPTIMIZERS["sgd"], 8))
+    graph.release()
+    assert graph.model_for(built(OPTIMIZERS["sgd"], 8)) is not first
 
 
 class _Own(keras.layers.Layer):
@@ -261,11 +264,11 @@ _OF_ITS_OWN = {
 @pytest.mark.parametrize("build", _OF_ITS_OWN.values(), ids=_OF_ITS_OWN)
 def test_a_model_that_may_keep_state_elsewhere_is_built_each_time(build):
     assert not can_share(build())
-    graph = OneGraph()
+    graph = SharedGraph()
     first = build()
-    assert graph.model(first) is first
+    assert graph.model_for(first) is first
     second = build()
-    assert graph.model(second) is second
+    assert graph.model_for(second) is second
 
 
 _FACTOR = 1.0
@@ -276,11 +279,11 @@ def _by_a_global(y_true, y_pred):
 
 
 def test_a_number_that_a_loss_reads_is_a_part_of_the_graph(monkeypatch):
-    graph = OneGraph()
-    first = graph.model(_functional(loss=_by_a_global))
-    assert graph.model(_functional(loss=_by_a_global)) is first
+    graph = SharedGraph()
+    first = graph.model_for(_functional(loss=_by_a_global))
+    assert graph.model_for(_functional(loss=_by_a_global)) is first
     monkeypatch.setitem(globals(), "_FACTOR", 3.0)
-    assert graph.model(_functional(loss=_by_a_global)) is not first
+    assert graph.model_for(_functional(loss=_by_a_global)) is not first
 
 
 def _adapted(factor):
@@ -317,17 +320,17 @@ def _with_rule(factor):
     ids=["adapted", "frozen within", "rule of a weight", "number of NumPy", "name of a metric"],
 )
 def test_what_a_configuration_does_not_tell_tells_models_apart(build, values):
-    graph = OneGraph()
-    first = graph.model(build(values[0]))
-    assert graph.model(build(values[0])) is first
-    assert graph.model(build(values[1])) is not first
+    graph = SharedGraph()
+    first = graph.model_for(build(values[0]))
+    assert graph.model_for(build(values[0])) is first
+    assert graph.model_for(build(values[1])) is not first
 
 
 def test_models_that_have_a_layer_in_common_share_no_graph():
-    layer, graph = keras.layers.BatchNormalization(), OneGraph()
-    first = graph.model(_functional(layer))
+    layer, graph = keras.layers.BatchNormalization(), SharedGraph()
+    first = graph.model_for(_functional(layer))
     second = _functional(layer)
-    assert graph.model(second) is second is not first
+    assert graph.model_for(second) is second is not first
 
 
 def _recompiled(model):
@@ -364,25 +367,25 @@ def test_a_model_that_a_callback_changed_is_not_used_again(change):
         layers = (keras.layers.Dense(4), keras.layers.BatchNormalization())
         return _functional(*layers, optimizer=keras.optimizers.AdamW(1e-2))
 
-    graph = OneGraph()
-    first = graph.model(build())
-    assert graph.model(build()) is first
+    graph = SharedGraph()
+    first = graph.model_for(build())
+    assert graph.model_for(build()) is first
     change(first)
     second = build()
-    assert graph.model(second) is second
+    assert graph.model_for(second) is second
 
 
 def test_predictions_follow_the_number_of_steps(rows):
-    graph = OneGraph()
+    graph = SharedGraph()
 
     def build(steps):
         model = _functional()
         model.steps_per_execution = steps
         return model
 
-    shared = graph.model(build(1))
+    shared = graph.model_for(build(1))
     shared.predict(rows[0], batch_size=5, verbose=0)
-    assert graph.model(build(4)) is shared
+    assert graph.model_for(build(4)) is shared
     assert len(shared.predict(rows[0], batch_size=5, verbose=0)) == ROWS
 
 
