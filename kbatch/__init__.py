@@ -47,7 +47,6 @@ _HOME_OF = {
     "profile_training": "kbatch.throughput.measure",
     "TrainingProfile": "kbatch.throughput.result",
     "accumulate_gradients": "kbatch.training.accumulation",
-    "ExampleBudget": "kbatch.training.callbacks",
     "StopAtTarget": "kbatch.training.callbacks",
     "TimeBudget": "kbatch.training.callbacks",
     "UpdateBudget": "kbatch.training.callbacks",

@@ -38,7 +38,6 @@ from kbatch.throughput.figure import plot_training_profile as plot_training_prof
 from kbatch.throughput.measure import profile_training as profile_training
 from kbatch.throughput.result import TrainingProfile as TrainingProfile
 from kbatch.training.accumulation import accumulate_gradients as accumulate_gradients
-from kbatch.training.callbacks import ExampleBudget as ExampleBudget
 from kbatch.training.callbacks import StopAtTarget as StopAtTarget
 from kbatch.training.callbacks import TimeBudget as TimeBudget
 from kbatch.training.callbacks import UpdateBudget as UpdateBudget

@@ -5,7 +5,7 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import LearningRateScaling
@@ -40,7 +40,6 @@ class Budget:
 
     train_s: float | None = None  # Seconds of training, None for no limit.
     updates: int | None = None  # Optimizer updates.
-    examples: int | None = None  # Training examples.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,32 +60,24 @@ class Target:
         return value >= self.value if self.direction == "max" else value <= self.value
 
 
-class Cost(NamedTuple):
-    """What training took."""
-
-    train_s: float  # Seconds of training, validation and callbacks left out.
-    updates: int
-    examples: int
+# Objectives that kbatch measures itself; all others are metrics of the model.
+TIMES = ("samples_per_second", "seconds_to_target")
 
 
-# The name of each cost as an objective of keras-tuner.
-COST_NAMES = {
-    "seconds_to_target": "train_s",
-    "updates_to_target": "updates",
-    "examples_to_target": "examples",
-}
-
-
-def cost_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> Cost | None:
-    """Sum what the epochs took up to the first that meets a target, that one included."""
-    train_s, updates, examples = 0.0, 0, 0
-    for epoch in epochs:
-        train_s += epoch.train_s
-        updates += epoch.updates
-        examples += epoch.examples
+def epochs_to_target(
+    target: Target, epochs: Sequence["EpochRecord"]
+) -> Sequence["EpochRecord"] | None:
+    """Return the epochs up to the first that meets a target; None if none does."""
+    for count, epoch in enumerate(epochs, start=1):
         if target.is_met(epoch.metrics.get(target.metric)):
-            return Cost(train_s, updates, examples)
+            return epochs[:count]
     return None
+
+
+def seconds_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> float | None:
+    """Return the seconds of training until an epoch met a target; None if none did."""
+    needed = epochs_to_target(target, epochs)
+    return None if needed is None else math.fsum(epoch.train_s for epoch in needed)
 
 
 def noise_scale(runs: Sequence[Sequence["EpochRecord"]]) -> Estimate[float | None] | None:
@@ -274,22 +265,17 @@ class ExecutionRecord:
         return any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
 
     @property
-    def to_target(self) -> Cost | None:
-        """What it took to meet the target; None without one, or where it was never met."""
-        return None if self.target is None else cost_to_target(self.target, self.epochs)
-
-    def cost(self, name: str) -> float | None:
-        """Return one of `COST_NAMES`, such as `"seconds_to_target"`; None if it was never met."""
-        cost = self.to_target
-        return None if cost is None else getattr(cost, COST_NAMES[name])
+    def seconds_to_target(self) -> float | None:
+        """Seconds of training until an epoch met the target; None without one, or if none did."""
+        return None if self.target is None else seconds_to_target(self.target, self.epochs)
 
     @property
     def joules_to_target(self) -> float | None:
         """Energy of the GPUs in joules over a run that ended when it met its target; else None."""
-        target, usage = self.target, self.usage
-        if target is None or usage is None or cost_to_target(target, self.epochs[:-1]) is not None:
+        if self.target is None or self.usage is None:
             return None
-        return None if self.to_target is None else usage.gpu_energy_j
+        needed = epochs_to_target(self.target, self.epochs)
+        return self.usage.gpu_energy_j if needed and len(needed) == len(self.epochs) else None
 
     @functools.cached_property
     def throughput(self) -> Estimate[float] | None:

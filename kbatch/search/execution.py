@@ -15,7 +15,7 @@ from kbatch.device.environment import read_environment
 from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
+from kbatch.records.training_run import ExecutionRecord, seconds_to_target
 from kbatch.search.files import CHECKPOINT_NAME, TrialFiles
 from kbatch.search.plan import Build, PlanHalved, most_in_memory
 from kbatch.search.timed_fit import ExecutionSettings, TimedFit
@@ -159,12 +159,9 @@ class Execution:
             )
         figures = {} if throughput is None else {"samples_per_second": throughput.value}
         if target is not None:
-            cost = cost_to_target(target, clock.epochs)
+            seconds = seconds_to_target(target, clock.epochs)
             # The least of no value is infinite: keras-tuner ranks a trial that never met it last.
-            figures |= {
-                name: math.inf if cost is None else float(getattr(cost, part))
-                for name, part in COST_NAMES.items()
-            }
+            figures["seconds_to_target"] = math.inf if seconds is None else seconds
         taken = usage.metrics(clock.reading.examples) if usage else {}
         if isinstance(results, keras.callbacks.History):
             epochs = len(results.epoch)

@@ -18,9 +18,9 @@ from kbatch.library_internals import trial_metrics
 from kbatch.records.json_codec import check_local, load_if_readable, read_record, write_record
 from kbatch.records.machine import USAGE_METRICS
 from kbatch.records.training_run import (
-    COST_NAMES,
     RECORD_NAME,
     SETTINGS_REMEDY,
+    TIMES,
     ExecutionRecord,
     SearchRecord,
 )
@@ -36,7 +36,7 @@ DRAFT_NAME = "draft.weights.h5"
 STATE_NAME = "trial.json"
 ENDED = (TrialStatus.COMPLETED, TrialStatus.FAILED, TrialStatus.INVALID)
 # What kbatch measures is of the whole run, and stands in the record already, in full.
-_MEASURED = ("samples_per_second", *COST_NAMES, *USAGE_METRICS)
+_MEASURED = (*TIMES, *USAGE_METRICS)
 
 
 class TrialFiles:

@@ -27,7 +27,7 @@ from kbatch.errors import InputError, OutOfMemoryError, PolicyUnsupported, Recor
 from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES, RECORD_NAME, SearchRecord
+from kbatch.records.training_run import RECORD_NAME, SearchRecord
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.files import TrialFiles, completed_trials, recorded_search, trial_files
@@ -316,7 +316,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             batch_size=self._declare(hp)[0],
             validation_batch_size=self.validation_batch_size,
             metrics=files.objective_names if self.stock_fit else (),
-            to_target=any(n in COST_NAMES for n in files.measured_names),
+            to_target="seconds_to_target" in files.measured_names,
             objective=files.objective,
             objective_parts=files.objective_parts,
             notes=notes,

@@ -21,7 +21,6 @@ from keras_tuner.engine.trial import Trial, TrialStatus
 from kbatch.errors import InputError
 from kbatch.library_internals import keras_metric_kind, project_directory
 from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
-from kbatch.records.training_run import COST_NAMES
 from kbatch.search.files import ENDED, STATE_NAME, trial_record
 from kbatch.search.race import RaceStrategy
 from kbatch.search.space import Values, untried_in_grid
@@ -205,11 +204,11 @@ def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | s
         return record.failure or f"The trial ended as {record.status}."
     name, direction = record.objective.name, record.objective.direction
     if record.objective_value is None:
-        if name in COST_NAMES:
-            return f"The target was never met, so {name} is not known."
+        if name == "seconds_to_target":
+            return "The target was never met, so seconds_to_target is not known."
         return f"The objective {name} was not finite or not measured."
     measured = {"samples_per_second": record.samples_per_second}
-    measured |= {cost: record.cost(cost) for cost in COST_NAMES}
+    measured["seconds_to_target"] = record.seconds_to_target
     known = {name: float(value) for name, value in measured.items() if value is not None}
     best = [execution.best_epoch(name, direction) for execution in record.executions]
     step = int(sum(epoch.epoch for epoch in best if epoch) / len(best))

@@ -16,7 +16,7 @@ from kbatch.analysis.run_table import Run
 from kbatch.page.numbers import count_range, pluralize, setting, where_measured
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
+from kbatch.records.training_run import TIMES, Budget, ExecutionRecord
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
 # Of a metric between 0 and 1 where larger is better, and the share of any other.
@@ -190,7 +190,7 @@ def ends_by_time(run: ExecutionRecord) -> bool:
 
 
 def is_time(objective: Objective) -> bool:
-    return objective.name == "samples_per_second" or objective.name in COST_NAMES
+    return objective.name in TIMES
 
 
 def compared_settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
@@ -273,7 +273,7 @@ def metric_words(name: str) -> str:
     words = name.removeprefix("val_").replace("_", " ")
     if name == "samples_per_second":
         return "throughput"
-    if name in COST_NAMES:
+    if name == "seconds_to_target":
         return words
     return f"{'validation' if name.startswith('val_') else 'training'} {words}"
 
@@ -301,8 +301,6 @@ def end_text(execution: ExecutionRecord) -> str:
         limits.append(f"{setting(budget.train_s)} s of training")
     if budget.updates is not None:
         limits.append(pluralize(budget.updates, "update"))
-    if budget.examples is not None:
-        limits.append(pluralize(budget.examples, "example"))
     if target is None:
         return " or ".join(limits)
     sign = "≥" if target.direction == "max" else "≤"

@@ -287,9 +287,7 @@ def _speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
     """Divide the training time of one trial by that of another, over executions."""
     if len(device_kinds([base, other])) > 1 or any(map(ends_by_time, base.executions)):
         return None
-    seconds = (
-        training_seconds if base.last.target is None else lambda e: e.cost("seconds_to_target")
-    )
+    seconds = training_seconds if base.last.target is None else lambda e: e.seconds_to_target
     pairs = zip(base.executions, other.executions, strict=False)
     times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
     return ratio_over_rounds(*zip(*times, strict=True)) if times else None

@@ -10,7 +10,7 @@ from kbatch.analysis.judge import AS_FAST
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.page.numbers import format_number, in_brackets, join_words, one_line, pluralize, setting
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.compare import (
     as_compared,
     at_most,
@@ -34,12 +34,7 @@ _MOST_ROWS = 7
 # What the outcome of a trial is where it is compared.
 _COMPARED = ("take", "as good", "not told apart", "worse")
 _LONGEST_REASON = 60
-_COSTS = {
-    "samples_per_second": "samples/s",
-    "seconds_to_target": "time to target (s)",
-    "updates_to_target": "updates to target",
-    "examples_to_target": "examples to target",
-}
+_TIME_COLUMNS = {"samples_per_second": "samples/s", "seconds_to_target": "time to target (s)"}
 
 
 def with_page(
@@ -266,7 +261,7 @@ def _rows(found: Decision, trials: Sequence[TrialRecord]) -> tuple[Row, ...]:
     if found.judgement is None or len(found.trials) < 2:
         return ()
     name = found.trials[0].objective.name
-    words = _COSTS.get(name) or metric_words(name)
+    words = _TIME_COLUMNS.get(name) or metric_words(name)
     columns = ("batch size", "learning rate", "samples/s", words, "runs", "outcome")
     rows = rows_of(found, as_compared(trials), None)
     rows.sort(key=lambda row: row["outcome"] in _COMPARED)  # Of a size the last is shown.
@@ -343,7 +338,7 @@ def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
     why = f"no completed trial has the objective {objective}"
     if objective == "samples_per_second":
         return why, "Training was too short for its speed to be measured: train longer."
-    if objective in COST_NAMES:
+    if objective == "seconds_to_target":
         return why, "No trial met the target: train longer, or set an easier target."
     epochs = [epoch for trial in trials for run in trial.executions for epoch in run.epochs]
     names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
@@ -378,8 +373,7 @@ def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective |
         if not is_time(objective):
             row |= ranged_columns(metric_words(objective.name), judged.metric(objective.name))
         if trial.last.target is not None:
-            costs = dict.fromkeys(("seconds_to_target", "updates_to_target", objective.name))
-            row |= {_COSTS[name]: trial.cost(name) for name in costs if name in COST_NAMES}
+            row[_TIME_COLUMNS["seconds_to_target"]] = trial.seconds_to_target
         row |= _against_best(found, trial)
         if (scale := trial.noise_scale) is not None:
             row |= ranged_columns("noise scale (examples)", scale)
@@ -425,7 +419,7 @@ def _outcome(found: Decision, trial: TrialRecord) -> str:
         return "not told apart"
     why = {one.trial_id: reason for one, reason in found.left_out}
     if trial.trial_id in why:
-        met = trial.last.target is None or trial.cost("updates_to_target") is not None
+        met = trial.last.target is None or trial.seconds_to_target is not None
         return why[trial.trial_id] if met else "never met the target"
     ended = trial.outcome
     if ended != "failed" or not trial.failure:

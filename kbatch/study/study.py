@@ -184,10 +184,9 @@ class Study(Result):
         `samples_per_second` with `samples_per_second_low` and `_high` (a 95 % interval over three
         executions or more, quartiles over the windows of a single one), `first_step_s`,
         `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
-        `overflowed_updates` (skipped by the loss scale), `seconds_to_target`,
-        `updates_to_target`, `examples_to_target`, `noise_scale` of the late half of training in
-        examples, with `noise_scale_low` and `_high` (a 95 % interval; an unresolved one may have
-        the lower bound alone), `joules_to_target`, `joules_per_sample`,
+        `overflowed_updates` (skipped by the loss scale), `seconds_to_target`, `noise_scale` of the
+        late half of training in examples, with `noise_scale_low` and `_high` (a 95 % interval; an
+        unresolved one may have the lower bound alone), `joules_to_target`, `joules_per_sample`,
         `gpu_energy_j`, `gpu_power_w` and `gpu_utilization` (0 to 1) of all GPUs in use,
         `epochs`, `executions` (or `execution` and `seed`), `failure`, then the metrics of the best
         epoch under Keras's names, then the other hyperparameters (as `hp/name` where a

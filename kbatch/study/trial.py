@@ -9,7 +9,7 @@ from statistics import fmean
 
 from kbatch.analysis.intervals import Estimate, mean_interval
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord, noise_scale
+from kbatch.records.training_run import TIMES, ExecutionRecord, noise_scale
 
 # Hyperparameters that stand in columns of their own.
 OWN_COLUMNS = ("batch_size", "dtype_policy")
@@ -155,18 +155,17 @@ class TrialRecord:
     def objective_values(self) -> tuple[float | None, ...]:
         """The objective of each execution: a metric of its best epoch, its throughput or a cost."""
         name = self.objective.name
-        if name == "samples_per_second":
-            return tuple(e.samples_per_second for e in self.executions)
-        if name in COST_NAMES:
-            return tuple(e.cost(name) for e in self.executions)
+        if name in TIMES:
+            return tuple(getattr(e, name) for e in self.executions)
         return tuple(metrics.get(name) for metrics in self._best_metrics)
 
     @functools.cached_property
     def objective_value(self) -> float | None:
-        """The mean objective over executions; of a cost None unless all met the target."""
+        """The mean objective over executions; of `seconds_to_target` None unless all met it."""
+        if self.objective.name == "seconds_to_target":
+            return self.seconds_to_target
         known = [value for value in self.objective_values if value is not None]
-        missing = self.objective.name in COST_NAMES and len(known) < len(self.executions)
-        return fmean(known) if known and not missing else None
+        return fmean(known) if known else None
 
     @property
     def rank(self) -> tuple[bool, float, int, str]:
@@ -192,9 +191,10 @@ class TrialRecord:
         """Share of the training time spent waiting for data, the mean over executions."""
         return self.mean(lambda e: e.data_wait_share)
 
-    def cost(self, name: str) -> float | None:
-        """Return the mean of one of `COST_NAMES`; None unless every execution met the target."""
-        met = self._known(lambda e: e.cost(name))
+    @property
+    def seconds_to_target(self) -> float | None:
+        """Seconds of training to the target, the mean; None unless every execution met it."""
+        met = self._known(lambda e: e.seconds_to_target)
         return fmean(met) if len(met) == len(self.executions) else None
 
     def metric(self, name: str) -> Estimate[float] | None:
@@ -235,7 +235,6 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
     rates, scale = trial.throughput, trial.noise_scale
     # The counts of one execution are whole numbers.
     mean = trial.mean if number is None else lambda quantity: quantity(first)
-    cost = trial.cost if number is None else first.cost
     times = ("first_step_s", "data_wait_share", "train_s", "total_s")
     counts = ("examples_seen", "updates", "overflowed_updates")
     usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization")
@@ -255,7 +254,7 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         "samples_per_second_low": rates and rates.low,
         "samples_per_second_high": rates and rates.high,
         **{name: mean(attrgetter(name)) for name in (*times, *counts)},
-        **{name: cost(name) for name in COST_NAMES},
+        "seconds_to_target": trial.seconds_to_target,
         "noise_scale": scale and scale.value,
         # An unresolved one has a lower bound alone.
         "noise_scale_low": scale and scale.low,

@@ -78,10 +78,6 @@ class TrainingClock(keras.callbacks.Callback):
         return self._meter.read()
 
     @property
-    def examples(self) -> int:
-        return self._reading.examples
-
-    @property
     def updates(self) -> int:
         """Optimizer updates so far, those that overflowed not counted."""
         now = updates_made(self.model, self._reading.batches) - self._epoch_iterations
@@ -287,30 +283,6 @@ class UpdateBudget(BudgetCallback):
         return updates_made(self.model) - self._before
 
 
-class ExampleBudget(BudgetCallback):
-    """Ends training after so many examples; in a search, which counts them in its input pipeline.
-
-    Args:
-        examples: The budget. The last batch may pass it.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is not positive.
-    """
-
-    unit = "examples"
-
-    def __init__(self, examples: int):
-        super().__init__(check_size(examples, "examples", unit=""))
-
-    def _spent(self) -> float:
-        raise InputError(
-            "Examples are counted in a search only: give `ExampleBudget` to `tuner.search`, or "
-            "use `UpdateBudget(examples // batch_size)` here. Received: "
-            f"examples={self.budget.examples}."
-        )
-
-
 def joint_budget(callbacks: list[BudgetCallback]) -> Budget | None:
     """Return what a run with these callbacks may spend, None without any."""
     limits: dict[str, Any] = {}
@@ -331,9 +303,9 @@ _LOWER = ("loss", "error", "perplexity")
 class StopAtTarget(keras.callbacks.Callback):
     """Ends training at the end of the first epoch whose metric meets a value.
 
-    A search records what it took: `seconds_to_target` (of training, as `TimeBudget` counts),
-    `updates_to_target` and `examples_to_target`, each of which can be the objective. A trial that
-    never meets it is a result as well; a budget ends it.
+    A search records `seconds_to_target`, the seconds of training that the target took (as
+    `TimeBudget` counts them). They can be the objective. A trial that never meets the target is a
+    result as well; a budget ends it.
 
     Example:
 

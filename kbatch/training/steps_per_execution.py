@@ -111,7 +111,6 @@ def steps_within(step_s: float, training: Training) -> int:
     ends = (
         epoch_steps * training.epochs,
         budget.updates,
-        budget.examples and -(-budget.examples // training.batch_size),
         budget.train_s and budget.train_s // step_s,
     )
     epochs, rest = divmod(int(min(end for end in ends if end is not None)), epoch_steps)
@@ -202,9 +201,6 @@ class EndInTime(keras.callbacks.Callback):
             left.append((self._training.epoch_steps or 1) - batch)
         if self._budget.updates is not None:
             left.append(self._budget.updates - self._clock.updates)
-        if self._budget.examples is not None:
-            examples = self._budget.examples - self._clock.examples
-            left.append(-(-examples // self._training.batch_size))
         self._set(max(1, min(left)))
 
     def on_train_batch_end(self, batch: int, logs: Any = None):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from records_factory import make_epochs, make_execution, make_trial
 
-from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
+from kbatch.records.training_run import Target, epochs_to_target, seconds_to_target
 from kbatch.study.trial import Objective
 
 RISING = (0.2, 0.5, 0.4, 0.9)
@@ -26,21 +26,22 @@ def naive(target, values):
 
 @pytest.mark.parametrize("direction", ["max", "min"])
 @pytest.mark.parametrize("value", [0.1, 0.2, 0.45, 0.5, 0.9, 0.95])
-def test_the_cost_is_that_of_the_epochs_up_to_the_first_that_meets_it(direction, value):
+def test_seconds_to_target_are_those_of_the_epochs_up_to_the_first_that_meets_it(direction, value):
     target = Target("val_accuracy", value, direction)
-    count, cost = naive(target, RISING), cost_to_target(target, epochs())
+    count, seconds = naive(target, RISING), seconds_to_target(target, epochs())
     if count is None:
-        assert cost is None
+        assert seconds is None
     else:
-        assert cost == (pytest.approx(0.5 * count), 7 * count, 100 * count)
+        assert seconds == pytest.approx(0.5 * count)
+        assert epochs_to_target(target, epochs()) == epochs()[:count]
 
 
 def test_what_is_missing_or_not_finite_meets_no_target():
     target = Target("val_auc", 0.0, "max")
-    assert cost_to_target(target, epochs()) is None
+    assert seconds_to_target(target, epochs()) is None
     assert not target.is_met(None)
     assert not target.is_met(math.nan)
-    assert cost_to_target(Target("val_accuracy", 0.5, "max"), ()) is None
+    assert seconds_to_target(Target("val_accuracy", 0.5, "max"), ()) is None
 
 
 @pytest.mark.parametrize("direction", ["max", "min"])
@@ -56,18 +57,18 @@ def executed(*runs, value=0.5):
     return make_trial(
         64,
         *(make_execution(64, epochs=epochs(run), target=target) for run in runs),
-        objective=Objective("updates_to_target", "min"),
+        objective=Objective("seconds_to_target", "min"),
     )
 
 
-def test_a_trial_has_the_mean_cost_of_its_executions():
+def test_a_trial_has_the_mean_seconds_to_target_of_its_executions():
     trial = executed((0.5,), (0.1, 0.6), (0.1, 0.2, 0.5))
-    assert trial.cost("updates_to_target") == pytest.approx(14)
-    assert trial.objective_value == pytest.approx(14)
+    assert trial.seconds_to_target == pytest.approx(1.0)
+    assert trial.objective_value == pytest.approx(1.0)
 
 
-def test_a_trial_has_no_cost_where_an_execution_never_met_the_target():
+def test_a_trial_has_no_seconds_to_target_if_an_execution_never_met_it():
     trial = executed((0.5,), (0.1, 0.2), (0.6,))
     assert trial.status == "completed"
-    assert all(trial.cost(name) is None for name in COST_NAMES)
+    assert trial.seconds_to_target is None
     assert trial.objective_value is None

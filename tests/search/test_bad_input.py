@@ -171,7 +171,7 @@ SMALL = {"sizes": (8, 32)}
 OWN = {"kind": kbatch.BatchSizeTuner} | SMALL
 SENT = OWN | {"executor": StubExecutor()}
 HOLDS = keras.callbacks.LambdaCallback(on_train_end=Held())
-TO_TARGET = keras_tuner.Objective("updates_to_target", "min")
+TO_TARGET = keras_tuner.Objective("seconds_to_target", "min")
 ENDED = [
     (searched(data=lambda: ((models.rows(8) for _ in range(2)),)), "does not allow"),
     (searched(fit={"batch_size": 8}, **OWN), "batch_size=8"),

@@ -4,7 +4,7 @@ from figure_studies import TARGET, learned_study, target_study, to_target
 from records_factory import make_epochs, make_study, make_trial
 
 from kbatch.analysis.goodput import fit_steps_to_target
-from kbatch.records.training_run import Target
+from kbatch.records.training_run import Target, epochs_to_target
 from kbatch.study.figures.time_to_target import (
     fitted,
     plot_time_to_target,
@@ -22,23 +22,26 @@ def texts(panel):
     return " ".join(text.get_text().replace("\n", " ") for text in panel.texts).replace("\xa0", " ")
 
 
+def updates_to_target(run):
+    needed = epochs_to_target(TARGET, run.epochs)
+    return needed and sum(epoch.updates for epoch in needed)
+
+
 def test_the_points_are_the_costs_in_the_records():
     study = target_study()
     points = target_points(study, TARGET)
-    met = {trial.batch_size: trial for trial in study.trials if trial.cost("updates_to_target")}
+    met = {trial.batch_size: trial for trial in study.trials if trial.seconds_to_target}
     assert {p.batch_size for p in points if p.met} == set(met)
     for point in (point for point in points if point.met):
         trial = met[point.batch_size]
-        assert point.updates.value == trial.cost("updates_to_target")
-        assert point.seconds.value == pytest.approx(trial.cost("seconds_to_target"))
+        assert point.updates.value == trial.mean(updates_to_target)
+        assert point.seconds.value == pytest.approx(trial.seconds_to_target)
 
 
 def test_the_fit_is_that_of_every_execution_and_names_the_critical_batch_size():
     study = target_study(3)
     fit, text = fitted(target_points(study, TARGET))
-    costs = [
-        (t.batch_size, e.cost("updates_to_target")) for t in study.trials for e in t.executions
-    ]
+    costs = [(t.batch_size, updates_to_target(e)) for t in study.trials for e in t.executions]
     sizes, updates = zip(*((b, u) for b, u in costs if u is not None), strict=True)
     expected = fit_steps_to_target(sizes, updates)
     assert fit.fewest_steps == expected.fewest_steps

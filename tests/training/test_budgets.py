@@ -106,27 +106,15 @@ def test_an_update_budget_ends_an_execution_of_several_steps():
     assert validated[-1] == pytest.approx(found["loss"])  # On all rows.
 
 
-@pytest.mark.parametrize(("examples", "spent"), [(32, 32), (94, 94), (95, 126)])
-def test_an_example_budget_is_passed_by_less_than_a_batch(examples, spent):
-    fit = timed(kbatch.ExampleBudget(examples))
-    assert fit.clock.examples == spent
-    assert fit.budget == Budget(examples=examples)
-
-
-def test_examples_are_counted_in_a_search_only():
-    with pytest.raises(InputError, match="counted in a search"):
-        shared_model().fit(X, Y, callbacks=[kbatch.ExampleBudget(5)], verbose=0)
-
-
 def test_the_first_of_several_budgets_ends_training():
-    fit = timed(kbatch.UpdateBudget(5), kbatch.TimeBudget(1e6), kbatch.ExampleBudget(10**6))
+    fit = timed(kbatch.UpdateBudget(5), kbatch.TimeBudget(1e6))
     assert fit.clock.updates == 5
-    assert fit.budget == Budget(train_s=1e6, updates=5, examples=10**6)
+    assert fit.budget == Budget(train_s=1e6, updates=5)
     assert joint_budget([kbatch.UpdateBudget(6), kbatch.UpdateBudget(5)]) == Budget(updates=5)
     assert joint_budget([]) is None
 
 
-@pytest.mark.parametrize("kind", [kbatch.TimeBudget, kbatch.UpdateBudget, kbatch.ExampleBudget])
+@pytest.mark.parametrize("kind", [kbatch.TimeBudget, kbatch.UpdateBudget])
 def test_a_budget_is_a_positive_number(kind):
     for value in (0, -1, None, "5", True, math.nan):
         with pytest.raises((ValueError, TypeError), match=r"must be .*Received: \w+="):

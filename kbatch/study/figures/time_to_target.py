@@ -12,7 +12,7 @@ from kbatch.page.numbers import format_number, in_brackets, join_words, pluraliz
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.plotting.draw import batch_axis, plain_log_labels
-from kbatch.records.training_run import Cost, Target, cost_to_target
+from kbatch.records.training_run import EpochRecord, Target, epochs_to_target
 from kbatch.study.compare import at_most, metric_words
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
@@ -68,19 +68,22 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
     """Compute what a trial took, None where it has no result."""
     if trial.status != "completed" or not all(run.epochs for run in trial.executions):
         return None
-    costs = [cost_to_target(target, run.epochs) for run in trial.executions]
-    reached = [cost for cost in costs if cost is not None]
-    shown, met = reached, len(reached) == len(costs)
+    spent = [epochs_to_target(target, run.epochs) for run in trial.executions]
+    reached = [epochs for epochs in spent if epochs is not None]
+    shown, met = reached, len(reached) == len(spent)
     if not met:
         # What was not met in what was spent takes more than that.
-        most = max(trial.executions, key=lambda run: sum(epoch.updates for epoch in run.epochs))
-        totals = ((e.train_s, e.updates, e.examples) for e in most.epochs)
-        shown = [Cost(*map(sum, zip(*totals, strict=True)))]
-    if not all(cost.updates and cost.train_s for cost in shown):  # No place on a logarithmic axis.
+        shown = [max((run.epochs for run in trial.executions), key=_updates)]
+    seconds = [sum(epoch.train_s for epoch in epochs) for epochs in shown]
+    updates = [_updates(epochs) for epochs in shown]
+    if not all(seconds) or not all(updates):  # No place on a logarithmic axis.
         return None
-    seconds = _positive([cost.train_s for cost in shown])
-    updates = _positive([float(cost.updates) for cost in shown])
-    return TargetPoint(trial.batch_size, met, seconds, updates, tuple(c.updates for c in reached))
+    runs = tuple(map(_updates, reached))
+    return TargetPoint(trial.batch_size, met, _positive(seconds), _positive(updates), runs)
+
+
+def _updates(epochs: Sequence[EpochRecord]) -> int:
+    return sum(epoch.updates for epoch in epochs)
 
 
 def _positive(values: Sequence[float]) -> Estimate[float]:
