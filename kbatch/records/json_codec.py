@@ -142,6 +142,8 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
             return _decoder(next((one for one in more if _is_plain(one, value)), last))(value)
 
         return decode_one
+    if origin is typing.Literal:
+        return lambda code: arguments[arguments.index(code)]
     if origin is tuple:
         item_of = _decoder(arguments[0])
         return lambda value: tuple([item_of(item) for item in _plain(list, value)])

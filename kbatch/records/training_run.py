@@ -5,7 +5,7 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import LearningRateScaling
@@ -93,19 +93,19 @@ def _moments(epoch: "EpochRecord") -> tuple[float, float] | None:
     return None if variance is None or norm is None else (variance, norm)
 
 
-# Why the values of validation blocks are unknown, by code.
-REASONS = {
-    "no_validation": "no epoch was validated",
-    "of_training": "the metric is one of training, not of validation",
-    "several_objectives": "several objectives are no single metric",
-    "several_devices": "the model was trained on several devices",
-    "not_finite": "the metric was not finite in any epoch",
-    "few_blocks": "there are fewer than four blocks of validation examples",
-    "no_metric": "no metric of the model has this value",
-    "no_sums": "the metric does not add up over batches, or keeps too many numbers",
-    "unknown_length": "the validation data are many and of unknown length",
-    "shuffled": "the validation data have another order or other rows in each epoch",
-}
+# Why the values of validation blocks are unknown.
+NoOutcomes = Literal[
+    "no_validation",
+    "of_training",
+    "several_objectives",
+    "several_devices",
+    "not_finite",
+    "few_blocks",
+    "no_metric",
+    "no_sums",
+    "unknown_length",
+    "shuffled",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,17 +123,12 @@ class Outcomes:
     block_examples: int | None = None  # In a block; the last one may have fewer.
     key: str | None = None  # Fingerprint of the examples in order: runs with one are paired.
     values: tuple[float, ...] = ()  # Of the blocks in order; empty where there is a reason.
-    reason: str | None = None  # One of `REASONS`, None where there are values.
+    reason: NoOutcomes | None = None  # None if there are values.
 
     @property
     def value(self) -> float | None:
         """The metric of the best epoch, which was chosen on other examples; None if unknown."""
         return math.fsum(self.values) / len(self.values) if self.values else None
-
-    @property
-    def why(self) -> str | None:
-        """Why there are no values, in words."""
-        return self.reason and REASONS.get(self.reason, self.reason)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from kbatch.analysis.cross_fit import FEWEST_BLOCKS, CrossFit
 from kbatch.library_internals import metrics_by_name
-from kbatch.records.training_run import Outcomes
+from kbatch.records.training_run import NoOutcomes, Outcomes
 from kbatch.search.files import write_checkpoint
 from kbatch.search.validation_outcomes import BlockSums, Validated
 from kbatch.study.trial import Objective
@@ -40,11 +40,11 @@ class BestEpoch(keras.callbacks.Callback):
         self._sums: BlockSums | None = None
         # Of the last validation: its weights, where callbacks may change them, and its sums.
         self._weights: list[tuple[Any, np.ndarray]] | None = None
-        self._validated: Validated | str | None = None
+        self._validated: Validated | NoOutcomes | None = None
         # Of the first one that counts, with which the others must agree.
         self._first: Validated | None = None
         self._fit: CrossFit | None = None
-        self._reason: str | None = None  # Why there are no outcomes, by code.
+        self._reason: NoOutcomes | None = None  # Why there are no outcomes, by code.
 
     def on_train_begin(self, logs: Any = None):
         """Take a fingerprint of the weights, and let validation keep the sums of the metric."""
@@ -100,7 +100,7 @@ class BestEpoch(keras.callbacks.Callback):
         if self._metric.is_better(value, self._best.get("value")):
             self._best = {"value": value, "weights": weights or self._copied()}
 
-    def _add(self, validated: Validated | str, value: float) -> str | None:
+    def _add(self, validated: Validated | NoOutcomes, value: float) -> NoOutcomes | None:
         """Take what an epoch's validation summed up; return the code of a reason to take none."""
         if isinstance(validated, str):
             return validated

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from kbatch.analysis.cross_fit import MOST_BLOCKS
 from kbatch.library_internals import metrics_by_name
+from kbatch.records.training_run import NoOutcomes
 from kbatch.training.data.forms import is_composite, parts_of
 
 # Of unknown length a validation may have so many batches.
@@ -124,7 +125,7 @@ class BlockSums:
             self._counts = tf.Variable(tf.zeros([5], tf.int64))
             self._rows = tf.Variable(tf.zeros([most, size]))
 
-    def read(self) -> Validated | str:
+    def read(self) -> Validated | NoOutcomes:
         """Return what the last validation summed up, or the code of a reason why not."""
         if self._rows is None:
             return "no_metric" if self._metric is None else "no_sums"

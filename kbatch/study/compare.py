@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,13 +16,24 @@ from kbatch.analysis.run_table import Run
 from kbatch.page.numbers import count_range, pluralize, setting, where_measured
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
-from kbatch.records.training_run import TIMES, Budget, ExecutionRecord
+from kbatch.records.training_run import TIMES, Budget, ExecutionRecord, NoOutcomes
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
 # Of a metric between 0 and 1 where larger is better, and the share of any other.
 _DEFAULT_TOLERANCE = 0.01
-# A completed trial that is not compared, and why.
-LeftOut = tuple[TrialRecord, str]
+# Why a completed trial is not compared, or not judged in a race.
+LeftOutReason = Literal[
+    "other_settings",
+    "another_budget",
+    "another_device",
+    "no_value",
+    "another_trial",
+    "unlikely",
+    "far_rate",
+]
+LeftOut = tuple[TrialRecord, LeftOutReason]
+# Why executions are not compared validation example by validation example.
+Unpaired = NoOutcomes | Literal["time", "not_recorded", "other_examples"]
 _MOST_NAMED = 5
 
 
@@ -42,13 +53,13 @@ def _completed(trial: TrialRecord) -> TrialRecord | None:
 
 def comparable_trials(
     trials: Sequence[TrialRecord],
-) -> tuple[tuple[TrialRecord, ...], tuple[LeftOut, ...]]:
+) -> tuple[tuple[TrialRecord, ...], list[LeftOut]]:
     """Find one trial a size with settings and budget of the best mean, and what is left out."""
     completed = [*filter(None, map(_completed, trials))]
     # Where an execution has no objective, it never met the target, or its metric was not finite.
     scored = [trial for trial in completed if None not in trial.objective_values]
     if not scored:
-        return (), ()
+        return (), []
     searched = any(FACTOR_NAME in trial.hyperparameters for trial in scored)
     # A search of rates repeats what may be the best: any of its single executions may be luck.
     most = max(len(trial.executions) for trial in scored) if searched else 0
@@ -63,18 +74,18 @@ def comparable_trials(
     left_out: list[LeftOut] = []
     for trial in ordered:
         if compared_settings(trial) != settings:
-            left_out.append((trial, "other settings"))
+            left_out.append((trial, "other_settings"))
         elif _budget(trial) != budget:
-            left_out.append((trial, "another budget"))
+            left_out.append((trial, "another_budget"))
         elif trial is not best and timed and len(device_kinds([trial, best])) > 1:
-            left_out.append((trial, "another kind of device"))
+            left_out.append((trial, "another_device"))
         elif None in trial.objective_values:
-            left_out.append((trial, "no value of the objective"))
+            left_out.append((trial, "no_value"))
         elif trial.batch_size in kept:
-            left_out.append((trial, "another trial of its size"))
+            left_out.append((trial, "another_trial"))
         else:
             kept[trial.batch_size] = trial
-    return tuple(kept[size] for size in sorted(kept)), tuple(left_out)
+    return tuple(kept[size] for size in sorted(kept)), left_out
 
 
 def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
@@ -98,7 +109,7 @@ def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
     ]
 
 
-def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], str]:
+def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
     """Make runs of trials that are compared; say why they are not paired by example."""
     executions = [e for trial in trials for e in trial.executions if e.status == "completed"]
     objective = trials[0].objective
@@ -211,21 +222,19 @@ def _budget(trial: TrialRecord) -> tuple[object, ...]:
     return (run.budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
 
 
-def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> str:
-    """Say why executions cannot be compared by validation example, an empty text if they can."""
+def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> Unpaired | None:
+    """Return why executions cannot be compared by validation example, None if they can."""
     if is_time(objective):
-        return "a time is measured once in an execution"
+        return "time"
     found = [run.outcomes for run in runs if run.outcomes is not None]
-    if reasons := [outcomes.why for outcomes in found if outcomes.why]:
-        return reasons[0]
+    for outcomes in found:
+        if outcomes.reason is not None:
+            return outcomes.reason
     if len(found) < len(runs) or {outcomes.metric for outcomes in found} != {objective.name}:
-        return f"the records hold no outcomes of validation examples for {objective.name}"
+        return "not_recorded"
     if len({(outcomes.key, outcomes.block_examples) for outcomes in found}) > 1:
-        return (
-            "trials were validated on other examples or in another order (let all have the same, "
-            "without a shuffle, a random split or `drop_remainder`)"
-        )
-    return ""
+        return "other_examples"
+    return None
 
 
 def differing(trials: Iterable[TrialRecord]) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.compare import (
     LeftOut,
+    LeftOutReason,
+    Unpaired,
     comparable_trials,
     ends_by_time,
     is_time,
@@ -30,9 +32,6 @@ from kbatch.study.trial import TrialRecord, device_kinds
 if TYPE_CHECKING:
     import pandas as pd
 
-# Why a size is not judged in a race.
-UNLIKELY = "left the race: others are likelier to be the answer"
-FAR_RATE = "tried only at a rate that is far off"
 # From so many times the rate of the answer, beside the rule.
 _FAR = 8
 Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
@@ -89,8 +88,8 @@ class Decision:
     #: Of all searches, at most 1 - `confidence` are certain while a size that was compared is
     #: better than the one to take by more than the tolerance.
     confidence: float = DEFAULT_CONFIDENCE
-    #: Why sizes were not compared validation example by validation example; empty where they were.
-    unpaired: str = ""
+    #: Why sizes were not compared validation example by validation example; None if they were.
+    unpaired: Unpaired | None = None
     #: The batch size to compare with, None where it has no comparable trial.
     base_batch_size: int | None = None
     #: Training time at that size over the time at the one to take, over executions; None where
@@ -254,10 +253,11 @@ def decide(
         judgement = judge(runs, looks=max(1, looks), over_examples=over_examples, **asked)
     else:
         raced = {size for size, _ in judgement.pairs}
-        out = [trial for trial in compared if trial.batch_size not in raced]
-        rates = [rate_factor(trial) / judgement.named[1] for trial in out]
-        why = [UNLIKELY if 1 / _FAR < rate < _FAR else FAR_RATE for rate in rates]
-        left_out += tuple(zip(out, why, strict=True))
+        for trial in compared:
+            if trial.batch_size not in raced:
+                rate = rate_factor(trial) / judgement.named[1]
+                why: LeftOutReason = "unlikely" if 1 / _FAR < rate < _FAR else "far_rate"
+                left_out.append((trial, why))
         compared = tuple(
             dataclasses.replace(trial, executions=trial.executions[1:])
             for trial in compared
@@ -279,7 +279,7 @@ def decide(
         unpaired=unpaired,
         base_batch_size=base and base.batch_size,
         speedup=None if base is None or base is trial else _speedup(base, trial),
-        left_out=left_out,
+        left_out=tuple(left_out),
     )
 
 

@@ -12,6 +12,8 @@ from kbatch.page.numbers import format_number, in_brackets, join_words, one_line
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.compare import (
+    LeftOutReason,
+    Unpaired,
     as_compared,
     at_most,
     budget_text,
@@ -25,7 +27,7 @@ from kbatch.study.compare import (
     trial_name,
     value_of,
 )
-from kbatch.study.decision import FAR_RATE, UNLIKELY, Decision, Page, Row
+from kbatch.study.decision import Decision, Page, Row
 from kbatch.study.limits import MUCH_DATA_WAIT, failures, lagging, limit_notes, still_rising
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
@@ -35,6 +37,33 @@ _MOST_ROWS = 7
 _COMPARED = ("take", "as good", "not told apart", "worse")
 _LONGEST_REASON = 60
 _TIME_COLUMNS = {"samples_per_second": "samples/s", "seconds_to_target": "time to target (s)"}
+# Why a trial is left out, as the end of a sentence and in the table.
+LEFT_OUT: Mapping[LeftOutReason, str] = {
+    "other_settings": "other settings",
+    "another_budget": "another budget",
+    "another_device": "another kind of device",
+    "no_value": "no value of the objective",
+    "another_trial": "another trial of its size",
+    "unlikely": "stopped early: unlikely to be the best size",
+    "far_rate": "trained only at a learning rate far from the best one",
+}
+# Why validation examples are not compared, as the end of a sentence.
+_UNPAIRED: Mapping[Unpaired, str] = {
+    "time": "a time is measured once in an execution",
+    "not_recorded": "the records hold no outcomes of validation examples for the objective",
+    "other_examples": "trials were validated on other examples or in another order (let all have "
+    "the same, without a shuffle, a random split or `drop_remainder`)",
+    "no_validation": "no epoch was validated",
+    "of_training": "the metric is one of training, not of validation",
+    "several_objectives": "several objectives are no single metric",
+    "several_devices": "the model was trained on several devices",
+    "not_finite": "the metric was not finite in any epoch",
+    "few_blocks": "there are fewer than four blocks of validation examples",
+    "no_metric": "no metric of the model has this value",
+    "no_sums": "the metric does not add up over batches, or keeps too many numbers",
+    "unknown_length": "the validation data are many and of unknown length",
+    "shuffled": "the validation data have another order or other rows in each epoch",
+}
 
 
 def with_page(
@@ -86,7 +115,7 @@ def _headline(
 
 def _settled_by(found: Decision, race: bool) -> str:
     """Say in a clause what would settle an answer; an empty text where it is not known."""
-    judgement = found.judgement
+    judgement, unpaired = found.judgement, found.unpaired and _UNPAIRED[found.unpaired]
     if judgement is None:
         return "a search for one of the objectives would compare the sizes"
     match judgement.obstacle:
@@ -98,12 +127,12 @@ def _settled_by(found: Decision, race: bool) -> str:
         case "pinned":
             return "a `build` without `set_random_seed`, or shuffled data, would show more"
         case "no_outcomes":
-            return f"how far the examples decide is not known, since {found.unpaired}"
+            return f"how far the examples decide is not known, since {unpaired}"
     if judgement.executions_needed is not None:
         count = f"about {judgement.executions_needed:,} executions of each size"
         return f"{count} would settle it (a forecast)"
     left, smallest = {why for _, why in found.left_out}, judgement.smallest_tolerance
-    if left & {UNLIKELY, FAR_RATE} and (found.tolerance or 0.0) >= (smallest or 0.0):
+    if left & {"unlikely", "far_rate"} and (found.tolerance or 0.0) >= (smallest or 0.0):
         if not found.certified:
             return "a larger `max_executions` may certify one"
         return "a search of fewer `batch_sizes` would compare those that left the race"
@@ -132,13 +161,16 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
         best_mean = f"{found.batch_size:,} trains fastest of the sizes within {within} of the best"
     match judgement.obstacle:
         case "alone":
-            others = [why for t, why in found.left_out if t.batch_size != found.batch_size]
+            others = [
+                LEFT_OUT[why] for t, why in found.left_out if t.batch_size != found.batch_size
+            ]
             return Note.of("alone", why=join_words(dict.fromkeys(others)) if others else None)
         case "one_execution":
             shown = f" On these validation examples, {finding}." if judgement.gaps else ""
             return Note.of("one_execution", race=race, shown=shown, best_mean=best_mean)
         case "no_outcomes":
-            return Note.of("no_outcomes", why=found.unpaired, finding=finding, best_mean=best_mean)
+            why = found.unpaired and _UNPAIRED[found.unpaired]
+            return Note.of("no_outcomes", why=why, finding=finding, best_mean=best_mean)
         case "pinned":
             return Note.of("pinned", best_mean=best_mean)
     more = ""
@@ -168,10 +200,10 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
 def _open_sizes(found: Decision) -> str:
     """Say what may be preferred to a certified size, and what left the race."""
     texts = []
-    for why in (UNLIKELY, FAR_RATE):
+    for why in ("unlikely", "far_rate"):
         if sizes := [f"{trial.batch_size:,}" for trial, one in found.left_out if one == why]:
-            was = "" if why == UNLIKELY else "were " if sizes[1:] else "was "
-            texts.append(f" {join_words(sizes)} {was}{why}.")
+            was = "were" if sizes[1:] else "was"
+            texts.append(f" {join_words(sizes)} {was} {LEFT_OUT[why]}.")
     open_ = [f"{size:,}" for size, _ in found.judgement.open] if found.judgement else []
     if open_ or not texts:
         sizes = join_words(open_ or ["another size"])
@@ -417,10 +449,10 @@ def _outcome(found: Decision, trial: TrialRecord) -> str:
         if pair in found.judgement.certified and not found.judgement.obstacle:
             return "as good"
         return "not told apart"
-    why = {one.trial_id: reason for one, reason in found.left_out}
-    if trial.trial_id in why:
-        met = trial.last.target is None or trial.seconds_to_target is not None
-        return why[trial.trial_id] if met else "never met the target"
+    for one, why in found.left_out:
+        if one.trial_id == trial.trial_id:
+            met = trial.last.target is None or trial.seconds_to_target is not None
+            return LEFT_OUT[why] if met else "never met the target"
     ended = trial.outcome
     if ended != "failed" or not trial.failure:
         return ended

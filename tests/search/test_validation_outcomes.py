@@ -270,7 +270,6 @@ MOST = Objective("val_largest", "max")
 def test_why_there_are_none_is_said(objective, fit, model, reason):
     outcomes = outcomes_of(model(), objective, **fit)
     assert (outcomes.reason, outcomes.values, outcomes.value) == (reason, (), None)
-    assert outcomes.why
 
 
 def runs_of(study):

@@ -237,7 +237,7 @@ def test_a_certified_size_names_those_that_may_be_preferred():
     trials += [make_trial(256, 900, factor=0.25, rate=9000.0, count=1)]
     raced = pages(*trials, strategy="race", batch_sizes=[32, 64, 128, 256, 512], tolerance=0.02)
     assert (raced.certified, raced.certain) == (True, False)
-    assert "128 left the race: others are likelier to be the answer. 256 was tri" in raced.reason
+    assert "128 was stopped early: unlikely to be the best size. 256 was tra" in raced.reason
     assert "512" not in raced.reason and "fewer `batch_sizes`" in raced.reason
     assert "a tolerance of" not in raced.reason
 

@@ -115,13 +115,13 @@ def test_no_line_goes_through_a_size_that_was_tried_at_a_far_rate_alone():
         assert [list(line.get_xdata()) for line in joined] == [[32, 64]]
         hollow = [line for line in panel.lines if line.get_markerfacecolor() == PAPER]
         assert [list(line.get_xdata()) for line in hollow] == [[128]]
-    assert "Hollow: tried only at a rate that is far off." in texts(panel)
+    assert "Hollow: trained only at a learning rate far from the best one." in texts(panel)
     # Its quality would take up the other figures.
     assert {point[0].batch_size for point in pareto_points(study)[1]} == {32, 64}
     assert [trial.batch_size for trial, _ in learning_curves(study)[1]] == [32, 64]
     for plot in (plot_pareto, plot_learning_curves):
         shown = " ".join(map(texts, plot(study).figure.axes))
-        assert "Left out: batch size 128, tried only at" in shown
+        assert "Left out: batch size 128, trained only at" in shown
 
 
 def test_a_failed_trial_is_marked_at_the_bottom_edge():

@@ -11,7 +11,7 @@ from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
 from kbatch.study.compare import at_most, caption, differing, metric_words, missing_text, trial_name
-from kbatch.study.decision import FAR_RATE
+from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord, is_fraction
 
@@ -51,14 +51,14 @@ def missing_data(study: Study, needed: str) -> ValueError:
 
 def far_off(study: Study) -> list[TrialRecord]:
     """List the trials of sizes that a race tried only at a rate that does not suit them."""
-    return [trial for trial, why in study.decide().left_out if why == FAR_RATE]
+    return [trial for trial, why in study.decide().left_out if why == "far_rate"]
 
 
 def far_off_note(study: Study) -> str:
     """Say which sizes a figure of quality leaves out, an empty text where it shows all."""
     sizes = sorted({trial.batch_size for trial in far_off(study)})
     named = join_words([f"{size:,}" for size in sizes] or [""])
-    return f"Left out: batch size {named}, {FAR_RATE}." if sizes else ""
+    return f"Left out: batch size {named}, {LEFT_OUT['far_rate']}." if sizes else ""
 
 
 def one_of_each_size(study: Study, trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:

@@ -14,9 +14,8 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED, series_style
 from kbatch.plotting.draw import batch_axis
 from kbatch.study.compare import as_compared, at_most, differing, setting_texts
-from kbatch.study.decision import FAR_RATE
 from kbatch.study.figures import common
-from kbatch.study.page import sizes_text
+from kbatch.study.page import LEFT_OUT, sizes_text
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
 
@@ -33,7 +32,8 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     compares, else the best; grey dots are the others. Trials that failed or ran out of memory are
     marked at the bottom edge, and the trial that the decision names is labelled. Bars are intervals
     over executions; of a single execution those over its timing windows and validation examples.
-    Hollow is a size that a race tried only at a rate that is far off, and a trial that runs.
+    Hollow is a trial that runs, and a size that a race trained only at a learning rate far from the
+    best one.
 
     Example:
 
@@ -117,7 +117,7 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
         certified = decided.judgement.certified if decided.certified and decided.judgement else ()
         alike = {*decided.tied} <= {size for size, _ in certified}
         tied = f"{'As good' if alike else 'Not told apart'}: {sizes}."
-    marks = f"Hollow: {FAR_RATE}." if far and running is None else ""
+    marks = f"Hollow: {LEFT_OUT['far_rate']}." if far and running is None else ""
     notes = (tied, marks, grey, outside, common.bars_text(shown))
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
     return upper
