@@ -24,9 +24,10 @@ from kbatch.device.failures import failure_text
 from kbatch.errors import InputError
 from kbatch.input_pipeline.result import LongRun, RateRecord, StepSpan, long_run
 from kbatch.timing import FEWEST_ROUNDS
-from kbatch.training.data.forms import as_dataset, each_part, parts_of, rows_of
-from kbatch.training.model import build_ahead, check_one_device, user_step, wait_for
-from kbatch.training.state import KeptState, kept_state
+from kbatch.training.data.forms import as_dataset, each_part, rows_of
+from kbatch.training.model import build_ahead, user_step
+from kbatch.training.state import kept_state
+from kbatch.training.step_call import StepCall, check_one_device
 
 
 def epochs_of(pipeline: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
@@ -84,43 +85,8 @@ class _ReadByWorkers(keras.utils.PyDataset):
         return self._given[index]
 
 
-class BorrowedStep:
-    """The train step of a model as `fit` runs it, one batch a call."""
-
-    def __init__(self, model: keras.Model, state: KeptState):
-        self._model: Any = model
-        self._state = state
-        self._shapes: set[tuple[Any, ...]] = set()
-        self._outputs: Any = ()
-        model.make_train_function()
-
-    def __call__(self, batch: Any) -> None:
-        """Train on a batch, and wait for the device."""
-        self.launch(batch)
-        self.wait()
-
-    def launch(self, batch: Any) -> None:
-        """Begin to train on a batch: a GPU may still be at work when this returns."""
-        self._shapes.add(_shapes_of(batch))
-        # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
-        self._outputs = self._model.train_function(iter((batch,)))
-
-    def wait(self) -> None:
-        wait_for(self._outputs)
-
-    def has_seen(self, batch: Any) -> bool:
-        """Return whether a batch of these shapes has been trained on: a new one may compile."""
-        return _shapes_of(batch) in self._shapes
-
-    def restore(self) -> None:
-        """Put weights, optimizer state, random seeds and metrics back."""
-        function = self._model.train_function
-        self._state.restore()
-        self._model.train_function = function  # Made once for all blocks.
-
-
 @contextlib.contextmanager
-def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
+def borrowed_step(model: keras.Model, batch: Any) -> Iterator[StepCall]:
     """Lend the train step of a model, which keeps the weights that it gets from the batch."""
     check_one_device(model)
     if user_step(model) is not None:
@@ -129,7 +95,7 @@ def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
         with fitting_data():
             model(keras.utils.unpack_x_y_sample_weight(batch)[0])
     with kept_state(model) as state:
-        yield BorrowedStep(model, state)
+        yield StepCall(model, state)
 
 
 @contextlib.contextmanager
@@ -142,10 +108,6 @@ def fitting_data() -> Iterator[None]:
             "The model cannot be trained on these data: give inputs and targets of the shapes and "
             f"dtypes that the model and its loss take. Received: {failure_text(error)}"
         ) from error
-
-
-def _shapes_of(batch: Any) -> tuple[Any, ...]:
-    return tuple(tuple(leaf.shape) for leaf in parts_of(batch))
 
 
 MOST_ROUNDS = 9
@@ -169,7 +131,7 @@ class Taken(NamedTuple):
 
 
 def taken_batches(
-    source: Iterable[Any], step: BorrowedStep | None = None
+    source: Iterable[Any], step: StepCall | None = None
 ) -> Generator[tuple[Taken, Any], None, None]:
     """Start a pipeline and take its batches, epoch after epoch, until the iterator is closed."""
     opened_s, asked_s = time.perf_counter(), 0.0
@@ -232,7 +194,7 @@ def block_length(budget_s: float, *, contenders: float, starts_s: float) -> Bloc
 
 
 def reading_block(
-    source: Iterable[Any], length: BlockLength, step: BorrowedStep | None = None
+    source: Iterable[Any], length: BlockLength, step: StepCall | None = None
 ) -> Block:
     """Measure the pipeline alone, or training: a step that may have compiled is left out."""
     if step is not None:
@@ -257,7 +219,7 @@ def reading_block(
     )
 
 
-def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) -> Block:
+def step_block(step: StepCall, batches: Sequence[Any], length: BlockLength) -> Block:
     """Measure the train step alone, on batches that take turns, for they may differ in shape."""
     step.restore()
     began_s = time.perf_counter()

@@ -23,7 +23,6 @@ from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
     Block,
     BlockLength,
-    BorrowedStep,
     InputPass,
     block_length,
     epochs_of,
@@ -37,6 +36,7 @@ from kbatch.library_internals import dataset_function as function_of
 from kbatch.page.numbers import format_number, memory_text, one_line
 from kbatch.timing import FEWEST_ROUNDS, interleaved
 from kbatch.training.data.forms import rows_of
+from kbatch.training.step_call import StepCall
 
 # A change with the changed pipeline, None where a reason says why it is not to be tried.
 Change = tuple[ChangeRecord, tf.data.Dataset | None]
@@ -50,7 +50,7 @@ _LONGER = 1.5
 def try_changes(
     given: Any,  # The data as they were given.
     reading: InputPass,
-    step: BorrowedStep,
+    step: StepCall,
     *,
     even: bool,
     cache_bytes: int,

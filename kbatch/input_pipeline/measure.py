@@ -18,7 +18,6 @@ from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
     Block,
     BlockLength,
-    BorrowedStep,
     InputPass,
     block_length,
     borrowed_step,
@@ -46,6 +45,7 @@ from kbatch.training.data.forms import (
 from kbatch.training.data.training_data import held_on_device
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
+from kbatch.training.step_call import StepCall
 
 _CHANGES_SHARE = 0.5
 # Below this share of waiting no change to the pipeline is worth a measurement.
@@ -191,7 +191,7 @@ def _check_file_caches(dataset: Any) -> None:
             )
 
 
-def _warmed_up(reading: InputPass, step: BorrowedStep) -> InputPass:
+def _warmed_up(reading: InputPass, step: StepCall) -> InputPass:
     """Train on each batch twice: the first time compiles, the second is timed."""
     with fitting_data():
         for batch in reading.batches:
@@ -211,7 +211,7 @@ _ALIKE = 1.1
 
 
 def _measured(
-    reading: InputPass, step: BorrowedStep, model: keras.Model, *, rounds_s: float, budget_s: float
+    reading: InputPass, step: StepCall, model: keras.Model, *, rounds_s: float, budget_s: float
 ) -> InputPipelineProfile:
     """Time the rounds; where a long reading had another rate, train for as long as it took."""
     source, record = reading.source, None

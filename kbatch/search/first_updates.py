@@ -4,10 +4,9 @@ A plan follows from them. They are made on rows of the data and without `fit`, w
 than some small steps, and leave nothing of a model changed but its graph, by which it then trains.
 """
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -26,9 +25,10 @@ from kbatch.training.dtype_policy import (
     overflows,
     skips_all_updates,
 )
-from kbatch.training.model import replica_count, wait_for
+from kbatch.training.model import replica_count
 from kbatch.training.state import kept_state
-from kbatch.training.steps_per_execution import GraphCount, set_steps
+from kbatch.training.step_call import StepCall
+from kbatch.training.steps_per_execution import set_steps
 
 # Examples of an update. The first updates have few: a processor that is slow in float16 would take
 # minutes for more.
@@ -65,17 +65,20 @@ class Updates:
 
     def step_s(self, rows: int) -> float:
         """Time an update on so many rows, after a first one that may be traced."""
-        with self._kept():
+        model = self.model
+        with dtype_policy_scope(model.dtype_policy.name), kept_state(model) as state:
+            step = StepCall(model, state)
             if rows not in self._overflows:
-                self._begin(rows)
+                self._begin(rows, step)
+            batches = self._batches[rows]
             self.run.memory.reset()
-            step_s = self._execute(rows, 1)
+            step_s = _execution_s(step, batches)
             for _ in range(_AGAIN):
                 if _TOGETHER_S / 2 < step_s < _SURELY_LONG_S:
-                    step_s = min(step_s, self._execute(rows, 1))
+                    step_s = min(step_s, _execution_s(step, batches))
             together = min(_TOGETHER, int(_TOGETHER_S / step_s))
             if together > 1:
-                step_s = min(step_s, self._execute(rows, together) / together)
+                step_s = min(step_s, _execution_s(step, batches, together) / together)
             peak = max(self.run.memory.peak_bytes, self.run.variables_bytes, 1)
             self._peak_bytes[rows] = max(peak, self._peak_bytes.get(rows, 0))
         self.seconds[rows] = min(step_s, self.seconds.get(rows, step_s))
@@ -108,7 +111,7 @@ class Updates:
         if known is not None and found * largest_batch_size >= known:
             raise PolicyUnsupported(f"the first {found} batches overflowed in float16")
 
-    def _begin(self, rows: int) -> None:
+    def _begin(self, rows: int, step: StepCall) -> None:
         """Make the first update on so many rows, and others as long as they overflow."""
         strategy = self.model.distribute_strategy
         batch = self.run.data.sample(rows * self._replicas, self.model, fewest=1)
@@ -123,32 +126,18 @@ class Updates:
         self._batches[rows] = iter(batches)
         tries = 0
         while not tries or (tries < _MOST_TRIES and skips_all_updates(self.model)):
-            self._execute(rows, 1)
+            step.execute(self._batches[rows], 1)
             tries += 1
         check_loss_is_scaled(self.model)
         failed = skips_all_updates(self.model)
         self._overflows[rows] = None if failed else overflows(self.model)
 
-    def _execute(self, rows: int, executions: int) -> float:
-        """Return the seconds of some steps, run as one execution where the model can."""
-        model, calls = self.model, executions
-        if isinstance(model.steps_per_execution, GraphCount):
-            set_steps(model, executions)
-            calls = 1
-        begun_s = time.perf_counter()
-        for _ in range(calls):
-            wait_for(model.train_function(self._batches[rows]))
-        return max(SHORTEST_S, time.perf_counter() - begun_s)
 
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        model, built = self.model, int(self.model.steps_per_execution)
-        with dtype_policy_scope(model.dtype_policy.name), kept_state(model):
-            try:
-                yield
-            finally:
-                if model.steps_per_execution != built:
-                    set_steps(model, built)
+def _execution_s(step: StepCall, batches: Any, steps: int = 1) -> float:
+    """Return the seconds of some steps, run as one execution where the model can."""
+    begun_s = time.perf_counter()
+    step.execute(batches, steps)
+    return max(SHORTEST_S, time.perf_counter() - begun_s)
 
 
 def check_half(half: Updates, full: Updates | None, batch_sizes: Sequence[int]) -> str | None:

@@ -18,17 +18,11 @@ from kbatch.memory.workload import Workload
 from kbatch.throughput.result import TimedUpdate, TrainingProfile
 from kbatch.timing import DEFAULT_SIZES, LARGER_SIZES, Setting, Sweep, TimingPlan, check_seconds
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.forms import each_part
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.model import (
-    accumulation_of,
-    check_one_device,
-    uninstall_step,
-    user_step,
-    wait_for,
-)
+from kbatch.training.model import accumulation_of, uninstall_step
 from kbatch.training.state import kept_state
-from kbatch.training.steps_per_execution import EXECUTION_S, counted_steps, execution_steps
+from kbatch.training.step_call import StepCall, check_one_device, held_by_host
+from kbatch.training.steps_per_execution import EXECUTION_S, execution_steps
 
 # Rounds that a size is timed in at least, for an interval of their median, and at most.
 _ROUNDS, _MOST_ROUNDS = 6, 18
@@ -181,12 +175,11 @@ def update_sweep(
 ) -> "Iterator[UpdateSweep]":
     """Open the train steps of a model for timing; it is returned as it was."""
     check_one_device(model)
-    steps = model.steps_per_execution
-    try:
-        with kept_state(model):
-            yield UpdateSweep(model, batch_of, timing, **settings)
-    finally:
-        model.steps_per_execution = steps
+    with kept_state(model) as state:
+        if accumulation_of(model) is not None:
+            uninstall_step(model)
+        step = StepCall(model, state, several=True)
+        yield UpdateSweep(step, batch_of, timing, **settings)
 
 
 class UpdateSweep(Sweep):
@@ -194,7 +187,7 @@ class UpdateSweep(Sweep):
 
     def __init__(
         self,
-        model: keras.Model,
+        step: StepCall,
         batch_of: Callable[[int], Any],  # Returns a batch of so many examples.
         timing: TimingPlan,
         *,
@@ -204,16 +197,8 @@ class UpdateSweep(Sweep):
         **settings: Any,
     ):
         super().__init__(timing, **settings)
-        self._model: Any = model
-        self._batch_of, self._examples, self._refused = batch_of, examples, refused
-        self._execution_s = execution_s
-        if accumulation_of(model) is not None:
-            uninstall_step(model)
-        self._count = None  # Where a Python loop runs the step, one by one.
-        if not model.run_eagerly and user_step(model) is None:
-            self._count = model.steps_per_execution = counted_steps(model, 1)
-            model.train_function = None
-        self._model.make_train_function()
+        self._step, self._batch_of, self._examples = step, batch_of, examples
+        self._refused, self._execution_s = refused, execution_s
 
     def prepare(self, setting: Setting) -> Callable[[], None]:
         """Make the step of a setting, or its execution of several."""
@@ -221,20 +206,11 @@ class UpdateSweep(Sweep):
 
     def call(self, batch: Any, steps: int) -> Callable[[], None]:
         """Make an execution of steps on a batch; the first call of a shape compiles."""
-        count = self._count
-        # As in `fit` each step copies it to a GPU, which batches of all sizes would fill.
-        with tf.device("CPU:0"):
-            held = each_part(tf.identity, batch)
-        # A Python iterator gives one step, a dataset's as many as the model is set to.
-        if count is None:
-            return lambda: wait_for(self._model.train_function(iter((held,))))
+        held = held_by_host(batch)  # Batches of all sizes would fill a GPU.
+        if not self._step.several:
+            return functools.partial(self._step, held)
         batches = iter(tf.data.Dataset.from_tensors(held).repeat())
-
-        def run() -> None:
-            self._model.steps_per_execution = count.changed(steps)
-            wait_for(self._model.train_function(batches))
-
-        return run
+        return functools.partial(self._step.execute, batches, steps)
 
     def refusal(self, setting: Setting) -> str | None:
         """Return why a size is not run, or why several steps an execution are not."""
@@ -245,7 +221,7 @@ class UpdateSweep(Sweep):
     def shares(self, setting: Setting) -> float:
         """Return how many steps an execution of a setting runs, by the time of one step."""
         alone = self.warm_ups.get(Setting(ALONE, setting.size))
-        if setting.series == ALONE or self._count is None or alone is None:
+        if setting.series == ALONE or not self._step.several or alone is None:
             return 1
         epoch = None if self._examples is None else -(-self._examples // setting.size)
         return execution_steps(alone.call_s, epoch, execution_s=self._execution_s)

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import ran_out_of_memory
-from kbatch.errors import InputError, InputTypeError
+from kbatch.errors import InputTypeError
 from kbatch.library_internals import build_symbolically, layers_of, scaled_losses
 
 
@@ -73,14 +72,6 @@ class ModelFacts:
 
 def loss_scaled(model: keras.Model) -> bool:
     return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-
-
-def check_one_device(model: keras.Model) -> None:
-    if (replicas := replica_count(model)) > 1:
-        raise InputError(
-            "The train step is measured on one device: build the model outside of "
-            f"`strategy.scope()`. Received: a model on {replicas} replicas."
-        )
 
 
 def check_trainable(model: keras.Model) -> None:
@@ -201,9 +192,3 @@ def waiting_for_data(model: Any, dataset: tf.data.Dataset) -> Iterator[None]:
         yield
     finally:
         uninstall_step(model)
-
-
-def wait_for(outputs: Any) -> None:
-    """Wait for all outputs of a step: one of them may lie on the host from the start."""
-    for output in keras.tree.flatten(outputs):
-        np.asarray(output)

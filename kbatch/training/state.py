@@ -42,6 +42,7 @@ class KeptState:
         ]
         self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
         self._train_function = getattr(model, "train_function", None)
+        self._steps = self._model.steps_per_execution
 
     def restore(self) -> None:
         self._model.reset_metrics()  # Those that came since then were not kept.
@@ -55,6 +56,9 @@ class KeptState:
             vars(self._model).pop(name, None)
         for name, value in self._attributes.items():
             setattr(self._model, name, value)
+        # Graphs may read the number of steps from a variable, as of a `GraphCount`.
+        changed = getattr(self._steps, "changed", int)
+        self._model.steps_per_execution = changed(int(self._steps))
         self._model.train_function = self._train_function
 
     def _first(self, optimizer: Any, kept: int) -> list[np.ndarray]:

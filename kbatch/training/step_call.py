@@ -1,0 +1,89 @@
+"""The compiled train step of a model, called without `fit`, and the model put back as it was."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.errors import InputError
+from kbatch.training.data.forms import each_part, parts_of
+from kbatch.training.model import replica_count, user_step
+from kbatch.training.state import KeptState
+from kbatch.training.steps_per_execution import GraphCount, set_steps
+
+
+class StepCall:
+    """The train step of a model, called on batches outside of `fit`.
+
+    `fit` takes longer than some small steps, and does not say when the device has finished. Here
+    each call waits for the device, or `wait` does after `launch`.
+
+    Args:
+        model: The model.
+        state: Its state as it was, from `kept_state`.
+        several: Whether one execution may run several steps, if the model allows it.
+    """
+
+    def __init__(self, model: Any, state: KeptState, *, several: bool = False):
+        self._model, self._state = model, state
+        self._shapes: set[tuple[Any, ...]] = set()
+        self._outputs: Any = ()
+        # A Python loop runs the steps of an eager model and of a `train_step` of its own.
+        if several and not model.run_eagerly and user_step(model) is None:
+            set_steps(model, int(model.steps_per_execution))
+        #: Whether one execution runs as many steps as it is asked for.
+        self.several = isinstance(model.steps_per_execution, GraphCount)
+        model.make_train_function()
+
+    def __call__(self, batch: Any) -> None:
+        """Train on a batch once, and wait for the device."""
+        self.launch(batch)
+        self.wait()
+
+    def launch(self, batch: Any) -> None:
+        """Begin to train on a batch: a GPU may still be at work when this returns."""
+        self._shapes.add(_shapes_of(batch))
+        # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
+        self._outputs = self._model.train_function(iter((batch,)))
+
+    def execute(self, batches: Any, steps: int) -> None:
+        """Make some steps on the batches of a dataset's iterator, as one execution if it may."""
+        if self.several and self._model.steps_per_execution != steps:
+            set_steps(self._model, steps)
+        for _ in range(1 if self.several else steps):
+            self._outputs = self._model.train_function(batches)
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for all outputs of a step: one of them may lie on the host from the start."""
+        for output in keras.tree.flatten(self._outputs):
+            np.asarray(output)
+
+    def has_seen(self, batch: Any) -> bool:
+        """Return whether a batch of these shapes has been trained on: a new one may compile."""
+        return _shapes_of(batch) in self._shapes
+
+    def restore(self) -> None:
+        """Put weights, optimizer state, random seeds and metrics back."""
+        function = self._model.train_function
+        self._state.restore()
+        self._model.train_function = function  # It is made once for all calls.
+
+
+def check_one_device(model: keras.Model) -> None:
+    if (replicas := replica_count(model)) > 1:
+        raise InputError(
+            "The train step is measured on one device: build the model outside of "
+            f"`strategy.scope()`. Received: a model on {replicas} replicas."
+        )
+
+
+def held_by_host(batch: Any) -> Any:
+    """Copy a batch to the host: each step then copies it to a GPU, as in `fit`."""
+    with tf.device("CPU:0"):
+        return each_part(tf.identity, batch)
+
+
+def _shapes_of(batch: Any) -> tuple[Any, ...]:
+    return tuple(tuple(leaf.shape) for leaf in parts_of(batch))
