@@ -66,7 +66,8 @@ def make_execution(
             "total_s": 4.0,
             "epochs": make_epochs(accuracies, updates=-(-1437 // batch_size)),
         }
-    return ExecutionRecord(**(fields | changed))
+    fields |= changed
+    return ExecutionRecord(**({"epochs_asked": len(fields.get("epochs", ()))} | fields))
 
 
 def make_trial(

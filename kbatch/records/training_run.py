@@ -229,6 +229,10 @@ class ExecutionRecord:
     #: Train steps that Keras started at once, None before the training. The first step, the windows
     #: and what is counted after each are those of whole executions of so many steps.
     steps_per_execution: int | None = None
+    #: Epochs that `fit` was asked for, `epochs` less `initial_epoch`, summed over its calls; None
+    #: before the training. A callback may have ended it earlier.
+    epochs_asked: int | None = None
+    steps_per_epoch: int | None = None  #: As `fit` was given it; None if it was not.
 
     def __repr__(self) -> str:
         """Sum the execution up in a line."""

@@ -186,6 +186,8 @@ class Execution:
             budget=fit.budget,
             target=fit.target,
             steps_per_execution=fit.steps_per_execution,
+            epochs_asked=fit.epochs_asked,
+            steps_per_epoch=fit.steps_per_epoch,
             scaling=fit.scaling,  # Layers may have been built since it began.
         )
         if clock.first_step_s is None:

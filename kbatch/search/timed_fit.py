@@ -95,7 +95,10 @@ class TimedFit:
         self.budget: Budget | None = None
         self.target: Target | None = None
         self._built_steps = int(getattr(model, "steps_per_execution", 1))
-        self.steps_per_execution: int | None = None  # None before the first training.
+        # None before the first training.
+        self.steps_per_execution: int | None = None
+        self.epochs_asked: int | None = None  # Of all calls.
+        self.steps_per_epoch: int | None = None
         self._order: str | None = None  # Of the first epoch, where that is known without data.
 
     def __enter__(self) -> "TimedFit":
@@ -164,6 +167,8 @@ class TimedFit:
         if self.monitor is None:
             self.monitor = self._open.enter_context(GpuMonitor())
         self._fits += 1
+        self.epochs_asked = (self.epochs_asked or 0) + epochs - initial_epoch
+        self.steps_per_epoch = given_steps
         return self._train(batches, call, given.callbacks)
 
     @property

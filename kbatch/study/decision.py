@@ -179,11 +179,14 @@ class Decision:
 
     @property
     def fit_arguments(self) -> dict[str, int]:
-        """What to give `fit` for a training as long as those that were compared."""
-        if self.trial is None:
-            return {}
-        epochs = max(len(run.epochs) for run in self.trial.executions)
-        return {"batch_size": self.trial.batch_size, **({"epochs": epochs} if epochs else {})}
+        """The `epochs` and, if it was given, the `steps_per_epoch` of the trials' call of `fit`.
+
+        Budgets and other callbacks of the search end a training as they ended the trials: give
+        `fit` the same ones.
+        """
+        run = self._run
+        asked = run and {"epochs": run.epochs_asked, "steps_per_epoch": run.steps_per_epoch}
+        return {name: value for name, value in (asked or {}).items() if value is not None}
 
     def apply(self, model: Model) -> Model:
         """Make a model train with the settings of the trials, those of `settings` and all others.
@@ -194,7 +197,8 @@ class Decision:
 
         >>> decision = tuner.study.decide()
         >>> model = decision.apply(build())
-        >>> model.fit(x, y, **decision.fit_arguments)
+        >>> data = kbatch.training_dataset(x, y, decision.batch_size)
+        >>> model.fit(data, **decision.fit_arguments)
 
         Args:
             model: A compiled model, as the search's `build` returns it. It is changed.

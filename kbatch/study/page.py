@@ -321,8 +321,11 @@ def _use(found: Decision, run: ExecutionRecord) -> str:
             parts.append(f"`{name}` {' -> '.join(changes)}")
     also = f", which also sets {join_words(parts)}" if parts else ""
     fit = "".join(f", {name}={value}" for name, value in found.fit_arguments.items())
-    call = f"`model = decision.apply(build())`{also}, then `model.fit(x, y{fit})`."
+    data = f"kbatch.training_dataset(x, y, {run.batch_size})"
+    call = f"`model = decision.apply(build())`{also}, then `model.fit({data}{fit})`."
     texts = [f"Train with it: {policy}{call}"]
+    if run.budget or run.target or len(run.epochs) < (run.epochs_asked or 0):
+        texts.append("Give `fit` the callbacks of the search too: they ended the trial.")
     fitted = (*found.trials, *(trial for trial, _ in found.left_out))
     most = max((t.batch_size for t in fitted if t.last.accumulation_steps == 1), default=0)
     if (run.accumulation_steps or 1) > 1:

@@ -22,9 +22,11 @@ from kbatch.records.training_run import ExecutionRecord
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.model import (
     ModelFacts,
+    TrainStep,
     batch_norms,
     build_ahead,
     check_compiled,
+    installed_step,
     uninstall_step,
     user_step,
 )
@@ -277,6 +279,8 @@ def apply_settings(model: Any, run: ExecutionRecord) -> Any:
         else:
             uninstall_step(model)
             sum_sparse_gradients(model)
+    if installed_step(model) is None:
+        TrainStep(model).install()  # It makes no update at the end of data of unknown length.
     if run.steps_per_execution is not None:
         model.steps_per_execution = run.steps_per_execution
     # What was traced before has the former values in it.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import searches
 import small_models as models
+import tensorflow as tf
 
 import kbatch
 from kbatch.training.dtype_policy import dtype_policy_scope
@@ -67,7 +68,9 @@ def decided(directory, build, **arguments):
 
 def trains_as(model, decision, weights):
     """Train a model that the decision was applied to, and compare its weights."""
-    model.fit(*models.rows(94), shuffle=False, verbose=0, **decision.fit_arguments)
+    size = decision.trial.batch_size  # Of the trial that replaced the decided one.
+    dataset = kbatch.training_dataset(*models.rows(94), size, shuffle=False)
+    model.fit(dataset, shuffle=False, verbose=0, **decision.fit_arguments)
     for mine, its in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
 
@@ -82,7 +85,7 @@ def test_a_model_that_settings_are_applied_to_trains_as_the_trial_did(
 ):
     given = {"micro_batch_size": micro_batch_size, "steps_per_execution": "auto"}
     decision, weights = decided(tmp_path, build, **given)
-    assert decision.fit_arguments == {"batch_size": 32, "epochs": 2}
+    assert decision.fit_arguments == {"epochs": 2}
     assert decision.settings.get("micro_batch_size") == micro_batch_size
     keras.utils.set_random_seed(0)
     model = build()
@@ -120,3 +123,72 @@ def test_another_policy_is_refused_with_the_line_that_sets_it(decay):
         model = decaying()
     with pytest.raises(ValueError, match="set_dtype_policy"):
         decay[0].apply(model)
+
+
+def examples():
+    return tf.data.Dataset.from_tensor_slices(models.rows(94))
+
+
+class Batches(keras.utils.PyDataset):
+    """Nine batches of ten rows and one of four."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return tuple(part[10 * index : 10 * index + 10] for part in models.rows(94))
+
+
+# What a search takes as data, and what its callbacks are.
+FORMS = {
+    "arrays": lambda: models.rows(94),
+    "examples": lambda: (examples(),),
+    "batches": lambda: (examples().batch(10),),
+    "PyDataset": lambda: (Batches(),),
+    "function": lambda: (lambda size: examples().batch(size).filter(lambda *_: True),),
+}
+CALLS = {
+    "plain": {},
+    "steps": {"steps_per_epoch": 3, "epochs": 4},
+    "continued": {"initial_epoch": 1, "epochs": 3},
+    "updates": {"epochs": 50, "callbacks": lambda: [kbatch.UpdateBudget(10)]},
+    "stopping": {
+        "epochs": 8,
+        "callbacks": lambda: [keras.callbacks.EarlyStopping("accuracy", min_delta=2.0)],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "call"),
+    [
+        *((form, "plain") for form in FORMS),
+        *(("arrays", call) for call in CALLS if call != "plain"),
+    ],
+)
+def test_the_recipe_makes_the_updates_of_the_trial(tmp_path, form, call):
+    def fit():
+        return CALLS[call] | {"callbacks": CALLS[call].get("callbacks", list)()}
+
+    # One step an execution would make an update more at the end of data of unknown length.
+    steps = 2 if form == "arrays" else 1
+    tuner = searches.search(
+        tmp_path,
+        searches.stock(lambda: classifier("adam"), (16,), steps_per_execution=steps),
+        kbatch.BatchSizeTuner,
+        data=FORMS[form](),
+        fit=fit(),
+    )
+    decision = tuner.study.decide()
+    run = decision.trial.last
+    model = decision.apply(classifier("adam"))
+    assert model.steps_per_execution == (1 if call == "steps" else steps)
+    dataset = kbatch.training_dataset(*FORMS[form](), batch_size=16)
+    model.fit(dataset, callbacks=fit()["callbacks"], verbose=0, **decision.fit_arguments)
+    assert int(model.optimizer.iterations) == run.updates
+    asked = CALLS[call].get("epochs", 2) - CALLS[call].get("initial_epoch", 0)
+    assert decision.fit_arguments["epochs"] == asked
+    assert decision.fit_arguments.keys() - {"epochs"} == CALLS[call].keys() & {"steps_per_epoch"}
+    ended = call in ("updates", "stopping")
+    assert ("callbacks of the search" in decision.page.use) is ended
+    assert (len(run.epochs) < asked) is ended

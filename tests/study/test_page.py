@@ -81,7 +81,8 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     assert str(found).count("times") == 1
     assert [row["batch size"] for row in page.rows] == [32, 64, 128, 256]
     assert outcomes(found) == ["as good", "take", "as good", "worse"]
-    assert "decision.apply(build())`" in page.use and "batch_size=64, epochs=1" in page.use
+    assert "decision.apply(build())`" in page.use and "(x, y, 64), epochs=1)" in page.use
+    assert "callbacks" not in page.use
     assert "`steps_per_execution` 8" in page.use
     assert "`beta_2` 0.999 -> 0.998" in page.use
     assert "Batches of up to 128 went through whole" in page.use

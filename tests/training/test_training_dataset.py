@@ -86,7 +86,8 @@ def test_a_trial_with_the_seed_sees_the_same_batches():
         ((X, Y, True), "batch_size=True"),
         ((X, Y, 95), "cannot be larger.*batch_size=95 for 94"),
         ((X, Y[:-1], 16), "94, 93 rows"),
-        ((tf.data.Dataset.range(94), None, 16), "Arrays only"),
+        ((tf.data.Dataset.range(94), Y, 16), "leave out `y`"),
+        ((tf.data.Dataset.from_tensor_slices((X, X)), None, 16), "give a model"),
     ],
 )
 def test_what_a_search_refuses_is_refused(arguments, words):

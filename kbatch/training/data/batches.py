@@ -220,7 +220,7 @@ def in_blocks(
     return batches_of(data, model, size), size, rows and -(-rows // size)
 
 
-def most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
+def most_examples(dataset: tf.data.Dataset, model: keras.Model | None) -> int | None:
     """Return the most examples that a dataset can have, from its length and its first batch."""
     cardinality = _length(dataset)
     if cardinality is None or not is_batched(dataset.element_spec, model):

@@ -85,7 +85,7 @@ def _common_spec(*parts: np.ndarray) -> tf.TensorSpec:
 
 def batches_of(
     data: Any,
-    model: keras.Model,
+    model: keras.Model | None,
     batch_size: int,
     *,
     shuffle: bool = False,  # Of the batches of a PyDataset.
@@ -101,7 +101,7 @@ def batches_of(
 
 
 def called_for(
-    function: Callable[[int], Any], model: keras.Model, batch_size: int, **order: Any
+    function: Callable[[int], Any], model: keras.Model | None, batch_size: int, **order: Any
 ) -> tf.data.Dataset:
     """Call a data function, and check that it returns a dataset of batches."""
     dataset = as_dataset(function(batch_size), **order)
@@ -256,7 +256,7 @@ def _of_one_type(frame: Any, dtypes: dict[Any, Any]) -> np.ndarray:
     return found
 
 
-def is_batched(spec: Any, model: keras.Model) -> bool:
+def is_batched(spec: Any, model: keras.Model | None) -> bool:
     # As in Keras, a feature of shape (rows,) fits an input of shape (rows, 1).
     features: Any = spec[0] if isinstance(spec, tuple) else spec
     pairs = _paired(features, model)
@@ -264,12 +264,15 @@ def is_batched(spec: Any, model: keras.Model) -> bool:
         parts = keras.tree.flatten(spec)
         if any(part.shape.rank == 0 for part in parts):
             return False
-        if all(part.shape.rank and part.shape[0] is None for part in parts):
+        rows = {part.shape[0] if part.shape.rank else None for part in parts}
+        if rows == {None} and all(part.shape.rank for part in parts):
             return True
+        if len(rows - {None}) > 1:  # The parts of a batch have as many rows as each other.
+            return False
         raise InputError(
-            "A model without declared inputs does not show whether a dataset is batched: begin it "
-            "with `keras.Input`, or give a function `batch_size -> dataset.batch(batch_size)`. "
-            f"Received: element_spec={spec}."
+            "Neither its shapes nor a model without declared inputs show whether a dataset is "
+            "batched: give a model that begins with `keras.Input`, or give a function "
+            f"`batch_size -> dataset.batch(batch_size)`. Received: element_spec={spec}."
         )
 
     def fits(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:

@@ -67,55 +67,58 @@ class Batches(NamedTuple):
 
 def training_dataset(
     x: Any,
-    y: Any,
-    batch_size: int,
+    y: Any = None,
+    batch_size: int = 32,
     *,
     sample_weight: Any = None,
     shuffle: bool = True,
     seed: int | None = None,
+    model: keras.Model | None = None,
 ) -> tf.data.Dataset:
-    """Put arrays into batches by the pipeline of a search.
+    """Put data into batches of one size by the pipeline of a search.
 
-    Each epoch reads the rows in another order. The arrays stay in memory once; of batches, only
-    the next few are made ahead.
+    Each epoch reads the rows of arrays in another order. The arrays stay in memory once; of
+    batches, only the next few are made ahead.
 
     Example:
 
     ```python
     model.fit(kbatch.training_dataset(x, y, 64), epochs=5)
+    model.fit(kbatch.training_dataset(dataset, batch_size=64), epochs=5)
     ```
 
     Args:
-        x: Inputs: an array (NumPy, pandas, tensor), or several in dicts, lists or tuples.
-        y: Targets in the same forms, or `None`.
+        x: What `BatchSizeTuner.search` takes as `x`: an array (NumPy, pandas, tensor) or several
+            in dicts, lists or tuples; or a `tf.data.Dataset` of batches of any size or of single
+            examples, a `keras.utils.PyDataset`, or a function `batch_size -> tf.data.Dataset`.
+        y: Targets of arrays in the same forms, or `None`.
         batch_size: Integer. Rows of a batch; the last one of an epoch has what is left.
-        sample_weight: Weights of the rows in the loss, or `None`.
-        shuffle: Boolean. Whether each epoch has an order of its own.
-        seed: Integer or `None`. The first execution of each trial of a search with this seed reads
-            its rows in the same orders. `None`: other orders each time.
+            Default: 32.
+        sample_weight: Weights of the rows of arrays in the loss, or `None`.
+        shuffle: Boolean. Whether each epoch of arrays, or of the batches of a `PyDataset`, has an
+            order of its own.
+        seed: Integer or `None`. The first training run of each trial of a search with this seed
+            reads its rows in the same orders. If `None`, the orders differ each time.
+        model: The model to train, or `None`. Needed only if the shapes of a dataset do not show
+            whether its elements are batches.
 
     Returns:
-        A `tf.data.Dataset` of known length, of `x`, `(x, y)` or `(x, y, sample_weight)`. Beside
-        it `fit` takes no `batch_size`; `shuffle=False` only stops Keras's warning that it shuffles
-        no dataset.
+        A `tf.data.Dataset` of `x`, `(x, y)` or `(x, y, sample_weight)`. Beside it `fit` takes no
+        `batch_size`; `shuffle=False` only stops Keras's warning that it shuffles no dataset.
 
     Raises:
-        ValueError: For data that are no arrays, of unequal length, or fewer than `batch_size`.
+        ValueError: If a search cannot train with the data, if parts have unequal lengths, or if
+            there are fewer examples than `batch_size`.
     """
     if not is_integer(batch_size) or batch_size < 1:
         raise InputError(
             f"`batch_size` must be an integer of at least 1. Received: batch_size={batch_size!r}."
         )
-    if gives_batches(x):
-        raise InputError(
-            "Arrays only are put into batches here: give `fit` the dataset itself. "
-            f"Received: x of type {type(x).__name__}."
-        )
     size = int(batch_size)
     data = TrainingData(x, y, sample_weight, shuffle=shuffle)
     # As in the first `fit` of an execution, from its first epoch.
     first = seed_of(check_seed(seed), 0, 0)
-    return data.batches(size, seed=first, largest_batch_size=size).dataset
+    return data.batches(size, model, seed=first, largest_batch_size=size).dataset
 
 
 @dataclasses.dataclass(eq=False)
