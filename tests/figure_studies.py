@@ -7,6 +7,7 @@ from records_factory import make_environment, make_execution, make_gpu, make_stu
 from records_factory import make_usage as usage_of
 
 from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
+from kbatch.records.notes import Note
 from kbatch.records.training_run import EpochRecord, Target
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
@@ -128,10 +129,10 @@ def max_batch_result(**changed):
     sizes = ((1, "fits"), (40, "fits"), (800, "fits"), (2600, "above_window"), (2250, "fits"))
     probes = [ProbeRecord(s, _memory(s), outcome, 2.0) for s, outcome in sizes]
     probes.insert(3, ProbeRecord(4000, None, "out_of_memory", 3.0))
-    probes.append(ProbeRecord(2250, _memory(2250) + 10**7, "fits", 9.0, "fresh process"))
+    probes.append(ProbeRecord(2250, _memory(2250) + 10**7, "fits", 9.0, "fresh_process"))
     fields = {
         "max_batch_size": 2250,
-        "reason": "its memory lies in the window",
+        "reason": Note.of("in_window"),
         "limit_bytes": limit,
         "memory_window": (0.8, 0.9),
         "training": True,

@@ -150,27 +150,26 @@ def memory_pass(
     limit_bytes, most_bytes = facts.limit_bytes, MEMORY_WINDOW[1] * facts.limit_bytes
     records: list[MemoryRecord] = []
     measured: dict[int, float] = {}
-    ended: str | None = None  # Why no larger size is run.
+    ended: Note | None = None  # Why no larger size is run.
     for size in batch_sizes:
         expected = expected_bytes(measured, size, facts.held_bytes)
         # One size does not show the fixed part of the memory: a worker may run out of it.
         known = len(measured) > 1 or not probes.isolated
         reason, guarded = ended, True
         if reason is None and known and expected is not None and expected > most_bytes:
-            reason = (
-                f"expected to need {memory_text(expected)}, more than {MEMORY_WINDOW[1]:.0%} "
-                f"of {memory_text(limit_bytes)}"
-            )
+            needs, limit = memory_text(expected), memory_text(limit_bytes)
+            share = MEMORY_WINDOW[1]
+            reason = Note.of("memory_expected", expected=needs, share=share, limit=limit)
         # A line takes two sizes, however busy the machine is.
         if reason is None and len(measured) > 1 and clock() - began_s >= time_budget_s:
-            reason, guarded = "the time for the memory was spent", False
+            reason, guarded = Note.of("memory_time_spent"), False
         peak, outcome = None, "not_run"
         if reason is None:
             reading = probes.read(size)
             if reading.rows < size:
-                reason = ended = f"the data function gave {reading.rows} examples"
+                reason = ended = Note.of("data_gave_fewer", rows=reading.rows)
             elif (peak := reading.bytes_below(limit_bytes)) is None:
-                outcome, ended = "out_of_memory", f"memory ran out at batch size {size}"
+                outcome, ended = "out_of_memory", Note.of("memory_ran_out_at", size=size)
             else:
                 outcome, measured[size] = "fits", peak
         guarded = guarded and reason is not None

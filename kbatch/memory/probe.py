@@ -28,7 +28,7 @@ from kbatch.device.memory import (
 from kbatch.device.worker import Worker
 from kbatch.errors import DeviceLostError, InputError, OutOfMemoryError, UnsendableError, WorkerDied
 from kbatch.library_internals import fail_at_once_without_memory
-from kbatch.memory.search import REACHED_DATA, REACHED_MOST, MaxBatchAnswer, MaxBatchSearch
+from kbatch.memory.search import MaxBatchAnswer, MaxBatchSearch, Outcome, Purpose
 from kbatch.memory.workload import Reading, Run, Workload, WorkloadFacts
 from kbatch.page.numbers import memory_text
 from kbatch.records.notes import Note
@@ -236,7 +236,7 @@ class MaxBatchExperiment:
         )
         self._memory = self._search.memory_bytes
         # Of each run: size, peak bytes, outcome, seconds and purpose.
-        self.runs: list[tuple[int, int | None, str, float, str]] = []
+        self.runs: list[tuple[int, int | None, Outcome, float, Purpose]] = []
         self.free: FreeMemory | None = None
         self._died: WorkerDied | None = None
 
@@ -250,7 +250,7 @@ class MaxBatchExperiment:
     def largest(self) -> MaxBatchAnswer | None:
         """Measure the largest size; None where that does not fit, or nothing bounds the sizes."""
         size, reason = self._search.cap, self._search.cap_reason
-        if reason not in (REACHED_DATA, REACHED_MOST) or not self._probes.isolated:
+        if reason.code not in ("reached_data", "reached_most") or not self._probes.isolated:
             return None
         try:
             reading = self._measure(size, "search")
@@ -266,12 +266,12 @@ class MaxBatchExperiment:
     def confirmed(self, size: int) -> bool:
         """Run the answer in a fresh process, and again after another size."""
         if self._probes.renew():
-            self._measure(size, "fresh process")
+            self._measure(size, "fresh_process")
         if self._outcome(self._memory[size]) == "fits":
             if size > 1:
                 larger = [b for b, m in self._memory.items() if m is not None and b > size]
-                self._measure(larger[0] if larger else size // 2, "mixed sizes")
-            self._measure(size, "mixed sizes")
+                self._measure(larger[0] if larger else size // 2, "mixed_sizes")
+            self._measure(size, "mixed_sizes")
         return self._outcome(self._memory[size]) == "fits"
 
     def size_of(self, answer: MaxBatchAnswer) -> int:
@@ -285,18 +285,18 @@ class MaxBatchExperiment:
         reached = (self._memory[size] or 0) >= self._window[0] * self.facts.limit_bytes
         return reached or any(outcome != "fits" for _, _, outcome, _, _ in self.runs)
 
-    def _measure(self, size: int, purpose: str) -> Reading:
+    def _measure(self, size: int, purpose: Purpose) -> Reading:
         reading = self._probes.read(size)
         peak, rows = reading.bytes_below(self.facts.limit_bytes), reading.rows
         self._search.tell(rows, peak)
         if rows < size:
-            self._search.end_at(rows, REACHED_DATA)
+            self._search.end_at(rows, "reached_data")
         self.free = reading.free or self.free
         self._died = reading.died or self._died
         self.runs.append((rows, peak, self._outcome(peak), reading.duration_s, purpose))
         return reading
 
-    def _outcome(self, peak: float | None) -> str:
+    def _outcome(self, peak: float | None) -> Outcome:
         if peak is None:
             return "out_of_memory"
         return "fits" if peak <= self._most else "above_window"

@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kbatch.analysis.batch_sizes import powers_of_two
-from kbatch.memory.search import REACHED_DATA, MemoryFit, fit_memory, predict_memory
+from kbatch.memory.search import MemoryFit, Outcome, Purpose, fit_memory, predict_memory
 from kbatch.page.numbers import memory_text, percent, pluralize
 from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
@@ -25,9 +25,10 @@ class ProbeRecord:
     #: Most bytes held at once over its steps after the first, or in the first where that takes
     #: more than the limit; None where memory ran out.
     peak_memory_bytes: int | None
-    outcome: str  #: "fits", "above_window" or "out_of_memory".
+    outcome: Outcome
     duration_s: float  #: Seconds that it took, tracing included.
-    purpose: str = "search"  #: Or "fresh process", "mixed sizes" where the answer is confirmed.
+    #: To search, or to confirm the answer in a fresh process and after other sizes.
+    purpose: Purpose = "search"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -35,7 +36,7 @@ class MaxBatchSizeResult(Result):
     """The largest batch size whose memory lies in the window, and how it was found."""
 
     max_batch_size: int  #: The size, in examples. It was run.
-    reason: str  #: Why it is this one.
+    reason: Note  #: Why it is this one.
     limit_bytes: int  #: Memory of the device that TensorFlow could take.
     memory_window: tuple[float, ...]  #: Lower and upper share of the limit that was aimed at.
     training: bool  #: Whether train steps were run, or predictions.
@@ -76,7 +77,7 @@ class MaxBatchSizeResult(Result):
                 "of the limit (%)": [peak and 100 * peak / self.limit_bytes for peak in peaks],
                 "time (s)": [probe.duration_s for probe in self.probes],
                 "outcome": [_OUTCOMES[probe.outcome] for probe in self.probes],
-                "run": [probe.purpose for probe in self.probes],
+                "run": [probe.purpose.replace("_", " ") for probe in self.probes],
             }
         )
         table.attrs["answer"] = [
@@ -89,7 +90,7 @@ class MaxBatchSizeResult(Result):
     @property
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
-        end = (Note.of("data_end"),) if self.reason == REACHED_DATA else ()
+        end = (Note.of("data_end"),) if self.reason.code == "reached_data" else ()
         return most_important((*self.noted, *end))
 
     @property
@@ -154,8 +155,8 @@ class MemoryRecord:
 
     dtype_policy: str  #: Under which policy, or `"int8"`.
     batch_size: int  #: Examples in the batch.
-    outcome: str  #: "fits", "out_of_memory" or "not_run".
-    reason: str | None = None  #: Why it was not run, None where it was.
+    outcome: Literal["fits", "out_of_memory", "not_run"]
+    reason: Note | None = None  #: Why it was not run, None where it was.
     peak_bytes: int | None = None  #: Most held at once, weights included; None if not known.
     #: Whether it is not to be run at all: it would need too much, or the data end before.
     guarded: bool = False

@@ -16,13 +16,12 @@ it is taken for a jump. How well this does is measured in `benchmarks/max_batch_
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-# Reasons of answers. A result recognises the first by its text, also in a file.
-REACHED_DATA, REACHED_MOST = "reached the data set", "reached `max_batch_size`"
-IN_WINDOW = "its memory lies in the window"
+from kbatch.records.notes import Note
+
 # Lower and upper share of the limit that a batch may fill.
 MEMORY_WINDOW = (0.80, 0.90)
 # A size is never further than this many times the size that is safe.
@@ -38,10 +37,15 @@ _SPREAD = 0.02
 _STEEP, _MOST_READINGS = 2.0, 3
 
 
+# How a run of a batch size ended, and what it was made for.
+Outcome = Literal["fits", "above_window", "out_of_memory"]
+Purpose = Literal["search", "fresh_process", "mixed_sizes"]
+
+
 class MaxBatchAnswer(NamedTuple):
     # Largest measured size that is not above the window; None if not even one example fits.
     batch_size: int | None
-    reason: str  # Why it is this one, in words.
+    reason: Note  # Why it is this one.
 
 
 class MaxBatchSearch:
@@ -61,10 +65,10 @@ class MaxBatchSearch:
         self._limit, self._low, self._high = limit_bytes, low * limit_bytes, high * limit_bytes
         self._middle = (self._low + self._high) / 2
         self.cap = int(limit_bytes)
-        self.cap_reason = "one example a byte: memory hardly grows with the batch"
-        for size, reason in ((max_batch_size, REACHED_MOST), (examples, REACHED_DATA)):
+        self.cap_reason = Note.of("memory_hardly_grows")
+        for size, code in ((max_batch_size, "reached_most"), (examples, "reached_data")):
             if size is not None and size <= self.cap:
-                self.end_at(size, reason)
+                self.end_at(size, code)
 
     def ask(self) -> int | None:
         """Return the size to measure next, None once there is an answer."""
@@ -86,16 +90,16 @@ class MaxBatchSearch:
         )
         self._readings[batch_size] += 1
 
-    def end_at(self, batch_size: int, reason: str) -> None:
-        """End the sizes at one beyond which none can be run; the reason says why."""
-        self.cap, self.cap_reason = batch_size, reason
+    def end_at(self, batch_size: int, code: str) -> None:
+        """End the sizes at one beyond which none can be run; the code of a note says why."""
+        self.cap, self.cap_reason = batch_size, Note.of(code)
 
     @property
     def answer(self) -> MaxBatchAnswer | None:
         """What was found, None while there are sizes to measure."""
         inside = [b for b, m in self._fitting.items() if self._low <= m <= self._high]
         if inside:
-            return MaxBatchAnswer(max(inside), IN_WINDOW)
+            return MaxBatchAnswer(max(inside), Note.of("in_window"))
         below, above = self._bracket()
         known = 1 in self.memory_bytes and not self._is_unsure(below, above)
         reason = self._reason_to_end(below, above) if known else None
@@ -110,7 +114,7 @@ class MaxBatchSearch:
         below = max((b for b, m in self._fitting.items() if m < self._low), default=0)
         return below, min((b for b in self.memory_bytes if b > below), default=None)
 
-    def _reason_to_end(self, below: int, above: int | None) -> str | None:
+    def _reason_to_end(self, below: int, above: int | None) -> Note | None:
         """Say why the search ends below the window, None if it goes on."""
 
         def share(memory: float) -> str:
@@ -119,15 +123,16 @@ class MaxBatchSearch:
         if below == 0:
             one = self.memory_bytes[1]
             needs = "more than there is" if one is None else f"{share(one)} of memory"
-            return f"one example needs {needs}, which is above the window"
+            return Note.of("one_example_above", needs=needs)
         if below == self.cap:
             return self.cap_reason
         if above is None or not _is_tight(below, above):
             return None
         beyond = self.memory_bytes[above]
         reached = "run out of it" if beyond is None else f"reach {share(beyond)}"
-        found = f"{below} need {share(self._fitting[below])} of memory, and {above} {reached}"
-        return found if above == below + 1 else f"memory jumps: {found}"
+        code = "next_above" if above == below + 1 else "memory_jumps"
+        needs = share(self._fitting[below])
+        return Note.of(code, below=below, needs=needs, above=above, reached=reached)
 
     def _is_unsure(self, below: int, above: int | None) -> bool:
         """Return whether memory jumps in a tight bracket, unless the smaller size was read low."""

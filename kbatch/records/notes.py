@@ -252,6 +252,19 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "optimizer's settings did not follow the batch size."
     ),
     "own_path": "`{callback}` writes a file for each trial: {own} in place of {given}.",
+    # Reasons, each the end of a sentence: why a search for memory ended at its size.
+    "in_window": "its memory lies in the window",
+    "reached_data": "reached the data set",
+    "reached_most": "reached `max_batch_size`",
+    "memory_hardly_grows": "one example a byte: memory hardly grows with the batch",
+    "one_example_above": "one example needs {needs}, which is above the window",
+    "next_above": "{below} need {needs} of memory, and {above} {reached}",
+    "memory_jumps": "memory jumps: {below} need {needs} of memory, and {above} {reached}",
+    # Why a batch size was not run.
+    "memory_expected": "expected to need {expected}, more than {share:.0%} of {limit}",
+    "memory_time_spent": "the time for the memory was spent",
+    "memory_ran_out_at": "memory ran out at batch size {size}",
+    "data_gave_fewer": "the data function gave {rows} examples",
 }
 _MOST_SHOWN = 3
 

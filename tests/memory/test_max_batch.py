@@ -60,7 +60,7 @@ def test_the_answer_lies_in_the_window_and_was_confirmed_in_a_fresh_process():
         found = probe_max_batch(probes, memory_window=WINDOW, max_batch_size=None)
         out, again = probes.read(4000), probes.read(2)
     runs = [p for p in found.probes if p.batch_size == found.max_batch_size]
-    assert {"search", "fresh process", "mixed sizes"} == {p.purpose for p in runs}
+    assert {"search", "fresh_process", "mixed_sizes"} == {p.purpose for p in runs}
     assert all(p.outcome == "fits" for p in runs)
     share = found.peak_memory_bytes / found.limit_bytes
     assert found.limit_bytes == 64 * MB
@@ -114,7 +114,7 @@ def test_every_form_of_data_is_run_to_its_end(data):
     found = kbatch.find_max_batch_size(
         models.Locked(mlp), data(), memory_limit_bytes=100 * MB, memory_window=np.array([0.8, 0.9])
     )
-    assert (found.max_batch_size, found.reason) == (size, "reached the data set")
+    assert (found.max_batch_size, found.reason.code) == (size, "reached_data")
     assert repr(found.memory_window) == "(0.8, 0.9)"  # As a record holds them.
     assert found.notes[0].values == {"why": "not sendable"}
 
@@ -273,4 +273,4 @@ def test_under_xla_the_answer_is_run_and_confirmed():
 
     found = kbatch.find_max_batch_size(build, *images(200), memory_limit_bytes=40 * MB)
     assert found.peak_memory_bytes <= 0.9 * 40 * MB
-    assert {"search", "fresh process", "mixed sizes"} == {p.purpose for p in found.probes}
+    assert {"search", "fresh_process", "mixed_sizes"} == {p.purpose for p in found.probes}

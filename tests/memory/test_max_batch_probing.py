@@ -89,7 +89,7 @@ def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
     assert found.in_window
     assert 0.8 * LIMIT <= found.peak_memory_bytes <= 0.9 * LIMIT
     again = [p.purpose for p in found.probes if p.batch_size == found.max_batch_size]
-    assert again == ["search", "fresh process", "mixed sizes"]
+    assert again == ["search", "fresh_process", "mixed_sizes"]
     assert [p.batch_size for p in found.probes] == probes.runs
     assert (found.weights_bytes, found.limit_bytes, found.device) == (90, LIMIT, "CPU:0")
     assert found.noted == (Note.of("data_end"),)
@@ -143,11 +143,11 @@ def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
 def test_an_answer_that_a_fresh_process_refutes_is_looked_for_again():
     probes = ComputedProbes(fresh=lambda size, run: 1.08)
     found = probe(probes)
-    first = next(p.batch_size for p in found.probes if p.purpose == "fresh process")
+    first = next(p.batch_size for p in found.probes if p.purpose == "fresh_process")
     assert found.max_batch_size < first
     assert found.peak_memory_bytes <= 0.9 * LIMIT
     last = [p for p in found.probes if p.batch_size == found.max_batch_size]
-    assert {"fresh process", "mixed sizes"} <= {p.purpose for p in last}
+    assert {"fresh_process", "mixed_sizes"} <= {p.purpose for p in last}
 
 
 def test_an_answer_that_runs_out_after_other_sizes_is_too_large():
@@ -157,7 +157,7 @@ def test_an_answer_that_runs_out_after_other_sizes_is_too_large():
     assert found.max_batch_size < first
     out = [p for p in found.probes if p.outcome == "out_of_memory"]
     assert [(p.batch_size, p.purpose, p.peak_memory_bytes) for p in out] == [
-        (first, "mixed sizes", None)
+        (first, "mixed_sizes", None)
     ]
     assert (found.requested_block_bytes, found.free_bytes) == (400, 500)
     assert found.largest_free_block_bytes == 300
@@ -186,7 +186,7 @@ def test_outcomes_tell_the_window_from_the_limit():
 def test_data_that_end_early_end_the_search(rows):
     probes = ComputedProbes(rows=rows)
     found = probe(probes)
-    assert (found.max_batch_size, found.reason) == (rows, "reached the data set")
+    assert (found.max_batch_size, found.reason.code) == (rows, "reached_data")
     assert set(probes.runs) >= {rows}
     assert max(p.batch_size for p in found.probes) == rows
 

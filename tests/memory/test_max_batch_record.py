@@ -7,8 +7,8 @@ from matplotlib.colors import to_hex
 
 from kbatch.memory.figure import plot_memory
 from kbatch.memory.result import ProbeRecord
-from kbatch.memory.search import IN_WINDOW, REACHED_DATA, REACHED_MOST
 from kbatch.plotting.canvas import ALARM
+from kbatch.records.notes import Note
 from kbatch.training.data.training_data import TrainingData
 
 PROBES = (
@@ -16,8 +16,8 @@ PROBES = (
     ProbeRecord(100, 400, "fits", 1.0),
     ProbeRecord(900, None, "out_of_memory", 0.5),
     ProbeRecord(300, 880, "fits", 1.0),
-    ProbeRecord(300, 890, "fits", 3.0, "fresh process"),
-    ProbeRecord(300, 884, "fits", 1.0, "mixed sizes"),
+    ProbeRecord(300, 890, "fits", 3.0, "fresh_process"),
+    ProbeRecord(300, 884, "fits", 1.0, "mixed_sizes"),
 )
 
 
@@ -41,8 +41,8 @@ def test_powers_of_two_end_at_the_answer():
 
 
 def test_an_answer_at_the_end_of_the_data_says_how_to_search_beyond_it():
-    assert not any(result(reason=reason).notes for reason in (REACHED_MOST, IN_WINDOW))
-    (note,) = result(reason=REACHED_DATA).notes
+    assert not any(result(reason=Note.of(code)).notes for code in ("reached_most", "in_window"))
+    (note,) = result(reason=Note.of("reached_data")).notes
     rows = np.ones((5, 3))
     examples = [part.partition("`")[0] for part in note.split("`longest_example=")[1:]]
     for x, example in zip((rows, {"a": rows, "b": rows}), examples, strict=True):

@@ -3,7 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.memory.search import IN_WINDOW, MEMORY_WINDOW, MaxBatchSearch, fit_memory
+from kbatch.memory.search import MEMORY_WINDOW, MaxBatchSearch, fit_memory
+from kbatch.records.notes import Note
 
 GB = 1e9
 
@@ -56,8 +57,8 @@ def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it():
             continue
         memory = memory_bytes[answer.batch_size]
         assert memory <= 0.9 * device.limit
-        assert (answer.reason == IN_WINDOW) == (memory >= 0.8 * device.limit)
-        if answer.reason != IN_WINDOW:
+        assert (answer.reason.code == "in_window") == (memory >= 0.8 * device.limit)
+        if answer.reason.code != "in_window":
             below = [b for b, m in memory_bytes.items() if m and m < 0.8 * device.limit]
             assert answer.batch_size == max(below)
 
@@ -67,7 +68,7 @@ def test_a_line_through_the_origin_never_runs_out():
     for seed in range(40):
         each = 10 ** np.random.default_rng(seed).uniform(-4, -1.2) * GB
         device = Device(limit=8 * GB, fixed=0.0, each=each)
-        assert searched(device, limit_bytes=device.limit).answer.reason == IN_WINDOW
+        assert searched(device, limit_bytes=device.limit).answer.reason.code == "in_window"
         assert len(device.probed) == 2
 
 
@@ -101,7 +102,7 @@ def test_an_answer_that_a_second_measurement_refutes_is_not_given_again():
         device = random_device(seed, jitter=0.02)
         search = searched(device, limit_bytes=device.limit)
         first, asked = search.answer, list(device.probed)
-        if first.reason != IN_WINDOW:
+        if first.reason.code != "in_window":
             continue
         search.tell(first.batch_size, 0.95 * device.limit)
         while (size := search.ask()) is not None:
@@ -142,7 +143,7 @@ def test_a_size_that_was_read_low_is_read_again_before_memory_is_said_to_jump():
     search.tell(152, 0.93e9)
     while (size := search.ask()) is not None:
         search.tell(size, probe(size))
-    assert search.answer == (150, IN_WINDOW)
+    assert search.answer == (150, Note.of("in_window"))
     assert asked[:3] == [150, 150, 150]
 
 

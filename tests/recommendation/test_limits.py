@@ -20,6 +20,7 @@ from kbatch.recommendation.result import (
     starting_size,
     times_to_goal,
 )
+from kbatch.records.notes import Note
 
 SIZES = [2**k for k in range(13)]
 SCALES = [0.0, 0.1, 1, 5, 20, 60, 200, 700, 3000, 1e5, 1e9, math.inf]
@@ -158,8 +159,8 @@ def memory(*peaks, ended=None):
 
 
 OUT = MemoryRecord("float32", 64, "out_of_memory")
-GUARDED = MemoryRecord("float32", 64, "not_run", "too much", guarded=True)
-UNTIMED = MemoryRecord("float32", 64, "not_run", "the time was spent")
+GUARDED = MemoryRecord("float32", 64, "not_run", Note.of("memory_time_spent"), guarded=True)
+UNTIMED = MemoryRecord("float32", 64, "not_run", Note.of("memory_time_spent"))
 
 
 @pytest.mark.parametrize(
