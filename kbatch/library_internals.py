@@ -18,7 +18,6 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import random as keras_random
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-from keras.src.metrics import ALL_OBJECTS_DICT
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -55,7 +54,6 @@ watched_variables: Any = record.VariableWatcher  # The trainable ones that are r
 calls_in_graph: Any = attrgetter("_inbound_nodes")  # Of a layer on symbolic inputs.
 inputs_of_dataset: Any = methodcaller("_inputs")  # The datasets that a dataset is made from.
 profiles_batches: Any = attrgetter("_should_trace")  # Of a `TensorBoard`.
-keras_metric_kind: Any = ALL_OBJECTS_DICT.get  # By name, without making it; None if there is none.
 
 
 @contextlib.contextmanager

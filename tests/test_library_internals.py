@@ -74,8 +74,6 @@ READS = {
         [one.path for one in internals.trained_by(m.optimizer)]
         == [one.path for one in m.trainable_variables]
     ),
-    "keras_metric_kind": lambda m: internals.keras_metric_kind("auc") is keras.metrics.AUC,
-    "keras_metric_kind of none": lambda m: internals.keras_metric_kind("unheard_of") is None,
     "added_by": lambda m: [x.shape for x in added(layers.ActivityRegularization(1.0))] == [()],
     "inputs_of_dataset": lambda m: internals.inputs_of_dataset(ROWS.cache("file")) == [ROWS],
     "cache_file": lambda m: internals.cache_file(ROWS.cache("file")) == "file",

@@ -5,7 +5,6 @@ ended, and the space of its hyperparameters, of which training may have declared
 did.
 """
 
-import difflib
 import json
 import math
 import sys
@@ -15,33 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import keras_tuner
-from keras_tuner.engine.metrics_tracking import infer_metric_direction
 from keras_tuner.engine.trial import Trial, TrialStatus
 
-from kbatch.errors import InputError
-from kbatch.library_internals import keras_metric_kind, project_directory
+from kbatch.library_internals import project_directory
 from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
 from kbatch.search.files import ENDED, STATE_NAME, trial_record
 from kbatch.search.race import RaceStrategy
 from kbatch.search.space import Values, untried_in_grid
 from kbatch.study.trial import Objective, TrialRecord
-
-# Metrics that keras-tuner takes for errors, to be minimised.
-_LARGER_IS_BETTER = {
-    "BinaryIoU",
-    "ConcordanceCorrelation",
-    "CosineSimilarity",
-    "F1Score",
-    "FBetaScore",
-    "IoU",
-    "MeanIoU",
-    "OneHotIoU",
-    "OneHotMeanIoU",
-    "PearsonCorrelation",
-    "PrecisionAtRecall",
-    "R2Score",
-    "RecallAtPrecision",
-}
+from kbatch.training.metrics import required_direction
 
 
 class BatchSizeOracle(keras_tuner.Oracle):
@@ -215,42 +196,13 @@ def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | s
     return record.metrics | known, step
 
 
-# Names that are often meant.
-_COMMON = ("accuracy", "loss", "auc", "precision", "recall", "mae", "mse", "mean_absolute_error")
-# In the names of metrics, what does not say which value of them is better.
-_OF_ANY_DIRECTION = ("mean", "mean_metric_wrapper", "metric", "sum")
-# Before the name of a metric, what turns its direction.
-_NEGATED = ("neg", "negative", "minus", "inverse")
-
-
 def _with_direction(objective: Any) -> Any:
     """Add the direction to the name of a metric."""
     if isinstance(objective, list):
         return [_with_direction(part) for part in objective]
     if not isinstance(objective, str):
         return objective
-    name = objective.removeprefix("val_").removeprefix("weighted_")
-    direction, (first, _, rest) = _direction(name), name.partition("_")
-    # Of a model with several outputs, the metric's name stands behind the output's.
-    while direction is None and rest and first not in _NEGATED:
-        if rest in ("acc", "loss") or (keras_metric_kind(rest) and rest not in _OF_ANY_DIRECTION):
-            direction = _direction(rest)
-        first, _, rest = rest.partition("_")
-    if direction is None:
-        near = difflib.get_close_matches(name, _COMMON, n=1)
-        meant = f"Did you mean {objective.replace(name, near[0])!r}? " if near else ""
-        raise InputError(
-            f"{meant}"
-            "The name of `objective` does not show its direction, as those of Keras's metrics do "
-            f'("val_accuracy", "val_loss"): give `keras_tuner.Objective({objective!r}, "max")`, or '
-            f'"min" where less is better. Received: objective={objective!r}.'
-        )
+    remedy = f'give `keras_tuner.Objective({objective!r}, "max")`, or "min" if less is better'
+    received = f"objective={objective!r}"
+    direction = required_direction(objective, remedy=remedy, received=received)
     return keras_tuner.Objective(objective, direction)
-
-
-def _direction(name: str) -> str | None:
-    # By a name keras-tuner would build the metric, whose variables take the GPU.
-    kind = keras_metric_kind(name)
-    if not isinstance(kind, type):
-        return infer_metric_direction(name)
-    return "max" if kind.__name__ in _LARGER_IS_BETTER else infer_metric_direction(kind)

@@ -17,7 +17,8 @@ from kbatch.page.numbers import count_range, pluralize, setting, where_measured
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 from kbatch.records.training_run import TIMES, Budget, ExecutionRecord, NoOutcomes
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
+from kbatch.training.metrics import is_fraction
 
 # Of a metric between 0 and 1 where larger is better, and the share of any other.
 _DEFAULT_TOLERANCE = 0.01
@@ -275,16 +276,6 @@ def at_most(names: Sequence[str]) -> list[str]:
     """Return the first five names, and how many there are more."""
     more = len(names) - _MOST_NAMED
     return [*names[:_MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])]
-
-
-def metric_words(name: str) -> str:
-    """Spell out a metric's name, such as "validation accuracy" for `val_accuracy`."""
-    words = name.removeprefix("val_").replace("_", " ")
-    if name == "samples_per_second":
-        return "throughput"
-    if name == "seconds_to_target":
-        return words
-    return f"{'validation' if name.startswith('val_') else 'training'} {words}"
 
 
 def trained_runs(trials: Iterable[TrialRecord]) -> list[ExecutionRecord]:

@@ -11,12 +11,12 @@ from kbatch.study.compare import (
     compared_settings,
     end_text,
     is_time,
-    metric_words,
     rates_of_settings,
     trained_runs,
 )
 from kbatch.study.decision import Decision
 from kbatch.study.trial import TrialRecord, device_kinds
+from kbatch.training.metrics import is_accuracy, metric_words
 
 # Above this share of the training time, waiting for data is what the samples/s show.
 MUCH_DATA_WAIT = 0.2
@@ -195,7 +195,7 @@ def _lag(execution: ExecutionRecord) -> tuple[float, dict[str, str]] | None:
     gaps = [
         (training - validation, training, validation)
         for name in last.metrics
-        if "acc" in name
+        if is_accuracy(name)
         and (training := last.finite(name)) is not None
         and (validation := last.finite(f"val_{name}")) is not None
     ]

@@ -20,7 +20,6 @@ from kbatch.study.compare import (
     differing,
     is_share,
     is_time,
-    metric_words,
     missing_text,
     rate_factor,
     rates_of_settings,
@@ -29,7 +28,8 @@ from kbatch.study.compare import (
 )
 from kbatch.study.decision import Decision, Page, Row
 from kbatch.study.limits import MUCH_DATA_WAIT, failures, lagging, limit_notes, still_rising
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
+from kbatch.training.metrics import is_fraction, metric_words
 
 # Lines of the table, so that a page has 15 at most.
 _MOST_ROWS = 7

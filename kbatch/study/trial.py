@@ -10,17 +10,14 @@ from statistics import fmean
 from kbatch.analysis.intervals import Estimate, mean_interval
 from kbatch.records.notes import Note
 from kbatch.records.training_run import TIMES, ExecutionRecord, noise_scale
+from kbatch.training.metrics import is_accuracy, is_fraction
 
 # Hyperparameters that stand in columns of their own.
 OWN_COLUMNS = ("batch_size", "dtype_policy")
 
 
-def is_fraction(metric: str) -> bool:
-    return "acc" in metric
-
-
 def within_range(metric: str, found: Estimate[float] | None) -> Estimate[float] | None:
-    """Keep the interval of an accuracy within 0 and 1."""
+    """Keep the interval of a fraction within 0 and 1."""
     if found is None or found.ends is None or not (is_fraction(metric) and 0 <= found.value <= 1):
         return found
     low, high = found.ends
@@ -53,7 +50,7 @@ class Objective:
         if self.name in names and self.name != "samples_per_second":
             return self
         validated = sorted(names, key=lambda name: not name.startswith("val_"))
-        if accuracies := [name for name in validated if "acc" in name]:
+        if accuracies := [name for name in validated if is_accuracy(name)]:
             return Objective(accuracies[0], "max")
         loss = next((name for name in ("val_loss", "loss") if name in names), None)
         return Objective(loss, "min") if loss else None

@@ -15,6 +15,7 @@ from kbatch.errors import InputError
 from kbatch.records.training_run import Budget, EpochRecord, Target, throughput_of_windows
 from kbatch.training.data.batches import InputMeter, InputReading
 from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
+from kbatch.training.metrics import required_direction
 from kbatch.training.state import inner_optimizers, updates_made
 from kbatch.training.steps_per_execution import FEWEST_STEADY, set_steps
 
@@ -296,10 +297,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-_HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")
-_LOWER = ("loss", "error", "perplexity")
-
-
 class StopAtTarget(keras.callbacks.Callback):
     """Ends training at the end of the first epoch whose metric meets a value.
 
@@ -328,15 +325,14 @@ class StopAtTarget(keras.callbacks.Callback):
         if not _is_number(value) or not abs(float(value)) < 1e300:
             raise ValueError(f"`value` must be a finite number. Received: value={value!r}.")
         if mode not in ("min", "max"):
-            higher = any(word in monitor.lower() for word in _HIGHER)
-            lower = any(word in monitor.lower() for word in _LOWER)
-            if mode != "auto" or higher == lower:
-                raise ValueError(
-                    "`mode` must say whether more or less of the metric is better: give "
-                    '`mode="max"` or `mode="min"`. '
-                    f"Received: monitor={monitor!r}, mode={mode!r}."
+            if mode != "auto":
+                raise InputError(
+                    '`mode` must be "auto", or "max" or "min" as more or less of the metric is '
+                    f"better. Received: mode={mode!r}."
                 )
-            mode = "max" if higher else "min"
+            remedy = 'give `mode="max"`, or `mode="min"` if less is better'
+            received = f"monitor={monitor!r}, mode={mode!r}"
+            mode = required_direction(monitor, remedy=remedy, received=received)
         self.target = Target(monitor, float(value), mode)
         self._seen: set[str] = set()
 

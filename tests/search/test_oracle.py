@@ -4,7 +4,6 @@ import keras_tuner
 import pytest
 from keras_tuner.src.engine.trial import TrialStatus
 
-from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.space import grid, untried_in_grid
 
 
@@ -61,18 +60,3 @@ def test_a_range_without_a_step_gives_ascending_samples_after_its_default():
     found = [values["rate"] for values in grid(space)]
     assert found == sorted(found)
     assert (len(found), type(found[1])) == (11, float)
-
-
-@pytest.mark.parametrize(
-    ("objective", "direction"),
-    [
-        ("val_loss", "min"),
-        ("val_topic_accuracy", "max"),  # Of an output named "topic".
-        ("long_topic_loss", "min"),
-        ("val_mean_absolute_error", "min"),
-        ("val_one_hot_mean_io_u", "max"),
-        ("cosine_similarity", "max"),
-    ],
-)
-def test_the_name_of_a_metric_tells_its_direction(objective, direction):
-    assert BatchSizeOracle(objective, None).objective.direction == direction

@@ -139,14 +139,6 @@ def test_training_stops_at_the_first_epoch_that_meets_the_target():
     assert len(fit.clock.epochs) == 3
 
 
-@pytest.mark.parametrize(
-    ("monitor", "direction"),
-    [("val_accuracy", "max"), ("acc", "max"), ("val_loss", "min"), ("mean_absolute_error", "min")],
-)
-def test_the_name_tells_the_direction(monitor, direction):
-    assert kbatch.StopAtTarget(monitor, 0.5).target.direction == direction
-
-
 def test_a_metric_that_is_not_there_is_named():
     with pytest.raises(InputError, match="val_auc"):
         timed(kbatch.StopAtTarget("val_auc", 0.5))

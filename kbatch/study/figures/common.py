@@ -10,10 +10,11 @@ from kbatch.analysis.intervals import FEWEST_VALUES
 from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
-from kbatch.study.compare import at_most, caption, differing, metric_words, missing_text, trial_name
+from kbatch.study.compare import at_most, caption, differing, missing_text, trial_name
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
-from kbatch.study.trial import Objective, TrialRecord, is_fraction
+from kbatch.study.trial import Objective, TrialRecord
+from kbatch.training.metrics import is_fraction, metric_words
 
 BATCH_LABEL = "Batch size (examples per update)"
 

@@ -13,10 +13,11 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.plotting.draw import batch_axis, plain_log_labels
 from kbatch.records.training_run import EpochRecord, Target, epochs_to_target
-from kbatch.study.compare import at_most, metric_words
+from kbatch.study.compare import at_most
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord, mean_of
+from kbatch.training.metrics import metric_words
 
 HEIGHT_IN = 5.6
 

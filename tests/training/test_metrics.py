@@ -1,0 +1,111 @@
+"""Directions and ranges of metrics by their names, compared with Keras's own metric objects."""
+
+import inspect
+
+import keras
+import keras_tuner
+import pytest
+import small_models as models
+
+import kbatch
+from kbatch.errors import InputError
+from kbatch.search.oracle import BatchSizeOracle
+from kbatch.study.compare import check_tolerance
+from kbatch.training.metrics import is_accuracy, is_fraction, metric_direction
+
+NO_DIRECTION = {"Mean", "MeanMetricWrapper", "Metric", "Sum"}
+# Keras gives its counts no direction, and keras-tuner gives them these.
+COUNTS = {
+    "TruePositives": "max",
+    "TrueNegatives": "max",
+    "FalsePositives": "min",
+    "FalseNegatives": "min",
+}
+REQUIRED = {
+    "num_classes": 2,
+    "target_class_ids": [0],
+    "recall": 0.5,
+    "precision": 0.5,
+    "sensitivity": 0.5,
+    "specificity": 0.5,
+}
+
+
+def made(kind):
+    parameters = inspect.signature(kind).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.name in REQUIRED]
+    return kind(**{name: REQUIRED[name] for name in needed})
+
+
+KINDS = {
+    name: kind
+    for name, kind in vars(keras.metrics).items()
+    if isinstance(kind, type) and name not in NO_DIRECTION
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metric_direction_is_that_of_keras_own_metric(kind):
+    metric = made(KINDS[kind])
+    expected = COUNTS.get(kind) or {"up": "max", "down": "min"}[metric._direction]
+    for name in (metric.name, kind, f"val_{metric.name}", f"val_topic_{metric.name}_1"):
+        assert metric_direction(name) == expected
+
+
+def test_metric_direction_of_losses_is_min():
+    names = [name for name, loss in vars(keras.losses).items() if inspect.isfunction(loss)]
+    losses = {*names} - {"get", "serialize", "deserialize", "cosine_similarity", "dice"}
+    assert len(losses) > 15
+    assert {name for name in losses if metric_direction(name) != "min"} == set()
+
+
+NAMES = {
+    "val_mae": "min",
+    "val_acc": "max",
+    "val_long_topic_loss": "min",
+    "weighted_accuracy": "max",
+    "val_top_5_accuracy": "max",
+    "val_mean_iou": "max",
+    "f1": "max",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_objective_and_target_have_the_same_direction(name):
+    assert BatchSizeOracle(name, None).objective.direction == NAMES[name]
+    assert kbatch.StopAtTarget(name, 0.3).target.direction == NAMES[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["val_accumulated_cost", "val_dice", "val_neg_mae", "val_inverse_accuracy", "sum", "vaccine"],
+)
+def test_unknown_direction_is_an_error_that_says_how_to_give_it(name):
+    assert metric_direction(name) is None
+    assert not is_fraction(name)
+    with pytest.raises(InputError, match=rf"keras_tuner\.Objective\('{name}', \"max\"\)"):
+        BatchSizeOracle(name, None)
+    with pytest.raises(InputError, match='mode="max"'):
+        kbatch.StopAtTarget(name, 0.3)
+    assert kbatch.StopAtTarget(name, 0.3, mode="min").target.direction == "min"
+
+
+def test_tolerance_of_a_cost_may_exceed_one(tmp_path):
+    tuner = kbatch.BatchSizeTuner(
+        kbatch.BatchSizeHyperModel(models.stock, (8, 16)),
+        keras_tuner.Objective("val_accumulated_cost", "min"),
+        tolerance=5,
+        directory=tmp_path,
+    )
+    assert tuner.decides_by["tolerance"] == 5
+    for fraction in ("val_accuracy", "val_auc", "val_f1_score"):
+        with pytest.raises(ValueError, match="below 1"):
+            check_tolerance(5, 0.95, fraction)
+
+
+def test_fractions_are_metrics_that_lie_between_zero_and_one():
+    assert is_fraction("val_auc_1")
+    assert not is_accuracy("val_auc_1")
+    assert is_accuracy("val_topic_sparse_categorical_accuracy")
+    outside = ("val_loss", "r2_score", "cosine_similarity", "true_positives", "samples_per_second")
+    assert not any(map(is_fraction, outside))
