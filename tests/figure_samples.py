@@ -16,7 +16,7 @@ from kbatch.plotting.canvas import draw_so_wide
 
 def input_profile():
     make = input_profile_factory.make_change
-    return input_profile_factory.make_profile(changes=(make(), make("cache in memory", 2.4)))
+    return input_profile_factory.make_profile(changes=(make(), make("cache_in_memory", 2.4)))
 
 
 SAMPLES = {

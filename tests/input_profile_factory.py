@@ -23,10 +23,12 @@ def make_rate(rate, *, examples=640, wait_share=None, rounds=5):
     )
 
 
-def make_change(name="parallel map", gain=1.9, *, condition=None):
+def make_change(name="parallel_map", gain=1.9, *, condition=None):
     """A change that makes training so many times as fast, None where it was not tried."""
     if gain is None:
-        return ChangeRecord(name, f"code of {name}", reason="no time")
+        return ChangeRecord(
+            name, f"code of {name}", reason=Note.of("no_time_for_changes", needed="9")
+        )
     return ChangeRecord(
         name=name,
         code=f"code of {name}",
@@ -38,9 +40,9 @@ def make_change(name="parallel map", gain=1.9, *, condition=None):
 
 def make_long_run(low, high=None, *, waiting=None):
     """A reading of three seconds with these bounds, in examples/s."""
-    counted = ("whole chunks", round(3 * low), 3.0, 0, 0.0)
+    counted = ("whole_chunks", round(3 * low), 3.0, 0, 0.0)
     if high is not None:
-        counted = ("part of the data", round(3 * low), 3.0, round(2 * high), 2.0)
+        counted = ("part_of_the_data", round(3 * low), 3.0, round(2 * high), 2.0)
     return LongRun(*counted, 1.0, waiting)
 
 
@@ -54,8 +56,8 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
         "changes": (
             make_change(),
             make_change("prefetch", 1.0),
-            make_change("cache", 2.5),
-            make_change("more workers", None),
+            make_change("cache_in_memory", 2.5),
+            make_change("more_workers", None),
         ),
         "noted": (Note.of("input_cache_unfilled", reason="2 s were too short"),),
         "dtype_policy": "float32",

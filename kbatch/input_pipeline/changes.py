@@ -34,6 +34,7 @@ from kbatch.input_pipeline.result import ChangeRecord
 from kbatch.library_internals import dataset_argument, dataset_graph, inputs_of_dataset
 from kbatch.library_internals import dataset_function as function_of
 from kbatch.page.numbers import format_number, memory_text, one_line
+from kbatch.records.notes import Note
 from kbatch.timing import FEWEST_ROUNDS, interleaved
 from kbatch.training.data.forms import rows_of
 from kbatch.training.step_call import StepCall
@@ -73,7 +74,7 @@ def try_changes(
     sources = {record.name: changed for record, changed in changes if changed is not None}
     names = list(sources)[: max(0, int(_LONGER * left_s / (FEWEST_ROUNDS * block_s)) - 1)]
     needed_s = FEWEST_ROUNDS * block_s * (len(sources) + 1)
-    short = f"no time: all changes take about {format_number(needed_s, 2)} s, half of `budget_s`"
+    short = Note.of("no_time_for_changes", needed=format_number(needed_s, 2))
     reasons = {name: short for name in sources if name not in names}
     length = BlockLength(0.0, reading.duration_s, reading.duration_s, "start")
     if even:
@@ -104,28 +105,25 @@ def try_changes(
     return tuple(ended(record) for record, _ in changes)
 
 
-def _failed(error: Exception) -> str:
-    return f"failed: {one_line(str(error)) or type(error).__name__}"
+def _failed(error: Exception) -> Note:
+    return Note.of("change_failed", error=one_line(str(error)) or type(error).__name__)
 
 
-def _untried(record: ChangeRecord, reason: str) -> Change:
+def _untried(record: ChangeRecord, reason: Note) -> Change:
     return dataclasses.replace(record, reason=reason), None
-
-
-_THREADS = "called from several threads at once; random numbers come in another order"
 
 
 def dataset_changes(dataset: tf.data.Dataset, *, cache_bytes: int, budget_s: float) -> list[Change]:
     """Find the changes to a `tf.data` pipeline: a prefetch, a parallel map and a cache."""
     prefetch = ChangeRecord("prefetch", ".prefetch(tf.data.AUTOTUNE)")
-    cache = ChangeRecord("cache in memory", ".cache()")
+    cache = ChangeRecord("cache_in_memory", ".cache()")
     ended_by = next(kind for kind in map(kind_of, chain_of(dataset)) if kind != "Options")
     try:
         cached = _cached(cache, dataset, cache_bytes=cache_bytes, budget_s=budget_s * FILL_SHARE)
     except (tf.errors.OpError, InputError) as error:
-        cached = _untried(cache, f"the data raised an error: {one_line(str(error))}")
+        cached = _untried(cache, Note.of("data_error", error=one_line(str(error))))
     return [
-        _untried(prefetch, "the pipeline ends with one")
+        _untried(prefetch, Note.of("has_prefetch"))
         if ended_by == "Prefetch"
         else (prefetch, dataset.prefetch(tf.data.AUTOTUNE)),
         _parallel_map(dataset),
@@ -134,18 +132,17 @@ def dataset_changes(dataset: tf.data.Dataset, *, cache_bytes: int, budget_s: flo
 
 
 def _parallel_map(dataset: tf.data.Dataset) -> Change:
-    record = ChangeRecord("parallel map", ".map(function, num_parallel_calls=tf.data.AUTOTUNE)")
+    record = ChangeRecord("parallel_map", ".map(function, num_parallel_calls=tf.data.AUTOTUNE)")
     try:
         changed, maps = with_parallel_maps(dataset)
     except Exception as error:  # The user's function is traced again, and may raise anything.
         return _untried(record, _failed(error))
     if not maps:
-        reason = "no serial map with only batch, prefetch, shuffle or repeat after it"
-        return _untried(record, reason)
+        return _untried(record, Note.of("no_serial_map"))
     names = [getattr(function_of(one), "__name__", "function") for one in maps]
     names = ["function" if name == "<lambda>" else name for name in names]
     code = "; ".join(f".map({name}, num_parallel_calls=tf.data.AUTOTUNE)" for name in names)
-    condition = None if all(map(is_stateless, maps)) else _THREADS
+    condition = None if all(map(is_stateless, maps)) else Note.of("called_by_threads")
     found = dataclasses.replace(record, code=code, condition=condition)
     return found, changed
 
@@ -156,7 +153,6 @@ FILL_SHARE = 0.3
 _COMPARED = 8
 # A cache above any of these would give the first epoch again and again.
 _RANDOM_STAGES, _RANDOM_OPERATIONS = {"Shuffle", "Random"}, ("Random", "Rng", "Shuffle")
-FROZEN = "it would freeze what is random; place it before the random part (not measured)"
 
 
 def _cached(
@@ -165,15 +161,14 @@ def _cached(
     """Fill a cache at the end of a pipeline."""
     stages = all_stages(dataset)
     if any(kind_of(stage) == "Cache" or has_operation(stage, "CacheDataset") for stage in stages):
-        return _untried(record, "the pipeline has one")
+        return _untried(record, Note.of("has_cache"))
     if any(
         kind_of(stage) in _RANDOM_STAGES or has_operation(stage, *_RANDOM_OPERATIONS)
         for stage in stages
     ):
-        return _untried(record, FROZEN)
+        return _untried(record, Note.of("cache_freezes"))
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        reason = "the data have no end; place it before `.repeat()` (not measured)"
-        return _untried(record, reason)
+        return _untried(record, Note.of("endless_data"))
     first: list[list[np.ndarray]] = []
     end_s = time.perf_counter() + budget_s / 4
     for element in dataset.take(_COMPARED):
@@ -184,16 +179,14 @@ def _cached(
     leaves = zip(itertools.chain(*first), itertools.chain(*again), strict=False)
     same = all(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc") for a, b in leaves)
     if not len(first) == len(again) > 0 or not same:
-        return _untried(record, FROZEN)
+        return _untried(record, Note.of("cache_freezes"))
     cached, end_s = dataset.cache(), time.perf_counter() + budget_s
     full, size_bytes = _filled(cached, end_s=end_s, most_bytes=cache_bytes)
     if size_bytes > cache_bytes:
-        reason = f"it takes more than the {memory_text(cache_bytes)} of `cache_bytes`"
-        return _untried(record, reason)
+        return _untried(record, Note.of("cache_too_large", most=memory_text(cache_bytes)))
     if not full:
-        reason = f"it was not full after {budget_s:.2g} s: give a larger `budget_s` to try it"
-        return _untried(record, reason)
-    condition = f"{memory_text(size_bytes)} of memory; the first epoch is as slow as before"
+        return _untried(record, Note.of("cache_not_full", seconds=budget_s))
+    condition = Note.of("cache_takes", size=memory_text(size_bytes))
     return dataclasses.replace(record, condition=condition), cached
 
 
@@ -239,10 +232,9 @@ def _bytes(element: Iterable[np.ndarray]) -> int:
 def worker_changes(dataset: keras.utils.PyDataset) -> list[Change]:
     """Find the settings of a `PyDataset` to try: more threads."""
     workers = max(2, usable_cores())
-    condition = "`__getitem__` may be called from several threads at once"
-    record = ChangeRecord("more workers", f"workers={workers}", condition)
+    record = ChangeRecord("more_workers", f"workers={workers}", Note.of("rows_by_threads"))
     if dataset.workers >= workers:
-        return [_untried(record, "there is one a core already")]
+        return [_untried(record, Note.of("worker_per_core"))]
     return [(record, read_by_workers(dataset, workers))]
 
 

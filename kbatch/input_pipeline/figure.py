@@ -72,7 +72,7 @@ def _draw_bars(panel: Axes, profile: InputPipelineProfile, characters: int) -> N
         ("pipeline alone", profile.pipeline, _PIPELINE),
         ("train step alone", profile.step, _COMPUTING),
         ("both together", profile.together, MUTED),
-        *((f"with {one.name}", one.changed, _CHANGED) for one in gained),
+        *((f"with {one.title}", one.changed, _CHANGED) for one in gained),
     ]
     bars = [
         (textwrap.fill(label, characters, break_long_words=False), rate, color)

@@ -17,7 +17,7 @@ again. Over whole chunks, or whole epochs, there is one value.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def _side(ends: Ends, *, closest: float) -> str:
 class LongRun:
     """One long reading of the pipeline alone, before the rounds."""
 
-    basis: str  # "whole epochs", "whole chunks" or "part of the data".
+    basis: Literal["whole_epochs", "whole_chunks", "part_of_the_data"]
     examples: int  # Of the first batch too.
     duration_s: float  # With the start of the pipeline.
     later_examples: int  # Without the first batch; 0 where whole epochs or chunks were counted.
@@ -123,23 +123,23 @@ def long_run(
     rows, times_s = np.asarray(examples), np.asarray(arrivals_s, float)
     first_s, last_s = float(times_s[0]), float(times_s[-1])
 
-    def between(basis: str, first: int, last: int) -> LongRun:
+    def between(basis: Any, first: int, last: int) -> LongRun:
         """Count from the first batch of the first part to that of the last part."""
         counted, counted_s = int(rows[first:last].sum()), float(times_s[last] - times_s[first])
         return LongRun(basis, counted, counted_s, 0, 0.0, first_s)
 
     starts = np.flatnonzero(np.diff([-1, *epochs]))
     if len(starts) > 1:
-        return between("whole epochs", starts[0], starts[-1])
+        return between("whole_epochs", starts[0], starts[-1])
     gaps_s = np.diff([0.0, *times_s])
     pauses = np.flatnonzero(gaps_s >= _PAUSE_SHARE * gaps_s.max())
     first, last = pauses[0], pauses[-1]
     # Where every batch is a pause of its own there are no chunks, and this is the plain rate.
     whole = times_s[last] - times_s[first] >= _CHUNKS_SHARE * last_s
     if len(pauses) >= _FEWEST_PAUSES and whole:
-        return between("whole chunks", first, last)
+        return between("whole_chunks", first, last)
     later = int(rows[1:].sum())
-    return LongRun("part of the data", int(rows.sum()), last_s, later, last_s - first_s, first_s)
+    return LongRun("part_of_the_data", int(rows.sum()), last_s, later, last_s - first_s, first_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,12 +179,17 @@ class StepSpan:
 class ChangeRecord:
     """A change to the pipeline, tried or not."""
 
-    name: str  # In a few words.
+    name: Literal["prefetch", "parallel_map", "cache_in_memory", "more_workers"]
     code: str  # What to put into the pipeline, or the settings of a `PyDataset`.
-    condition: str | None = None  # What must hold for it, None if nothing must.
-    reason: str | None = None  # Why it was not tried, None where it was.
+    condition: Note | None = None  # What must hold for it. If None, nothing must.
+    reason: Note | None = None  # Why it was not tried. If None, it was.
     original: RateRecord | None = None  # Training on the pipeline as it is, where it was tried.
     changed: RateRecord | None = None  # In the same rounds.
+
+    @property
+    def title(self) -> str:
+        """Its name as people read it."""
+        return self.name.replace("_", " ")
 
     @property
     def gain(self) -> Estimate[float] | None:
@@ -319,7 +324,7 @@ class InputPipelineProfile(Result):
             return f"{found}{apart}"
         if (best := self._best_change) is None or best.gain is None:
             return f"{found}, and {waits}"
-        return f"{found}; {best.name} trains {format_number(best.gain.value)} times as fast"
+        return f"{found}; {best.title} trains {format_number(best.gain.value)} times as fast"
 
     @property
     def _best_change(self) -> ChangeRecord | None:
@@ -350,12 +355,12 @@ class InputPipelineProfile(Result):
         for change in (*self.best_first, *(c for c in self.changes if c.changed is None)):
             gained = ranged_columns("times as fast", change.gain)
             more = {**gained, "code": change.code, "condition": change.condition}
-            rows[change.name] = row(change.changed, change.outcome, **more)
+            rows[change.title] = row(change.changed, change.outcome, **more)
         columns = list(dict.fromkeys(name for one in rows.values() for name in one))
         table = pd.DataFrame(list(rows.values()), columns=columns, index=list(rows))
         table.insert(0, "measured", table.index)
         best = self._best_change
-        table.attrs["answer"] = [] if best is None else [best.name]
+        table.attrs["answer"] = [] if best is None else [best.title]
         return table
 
     @property
@@ -372,7 +377,9 @@ class InputPipelineProfile(Result):
             "time to measure": f"{setting(self.budget_s)} s",
         }
         if (run := self.long_run) is not None:
-            found["long reading"] = f"{format_number(run.duration_s)} s, {run.basis}"
+            found["long reading"] = (
+                f"{format_number(run.duration_s)} s, {run.basis.replace('_', ' ')}"
+            )
         return found
 
     def _together_over(self) -> dict[str, Estimate[float]]:

@@ -265,6 +265,25 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "memory_time_spent": "the time for the memory was spent",
     "memory_ran_out_at": "memory ran out at batch size {size}",
     "data_gave_fewer": "the data function gave {rows} examples",
+    # Why a change to an input pipeline was not tried, or what must hold for it.
+    "no_time_for_changes": "no time: all changes take about {needed} s, half of `budget_s`",
+    "change_failed": "failed: {error}",
+    "data_error": "the data raised an error: {error}",
+    "has_prefetch": "the pipeline ends with one",
+    "has_cache": "the pipeline has one",
+    "no_serial_map": "no serial map with only batch, prefetch, shuffle or repeat after it",
+    "cache_freezes": (
+        "it would freeze what is random; place it before the random part (not measured)"
+    ),
+    "endless_data": "the data have no end; place it before `.repeat()` (not measured)",
+    "cache_too_large": "it takes more than the {most} of `cache_bytes`",
+    "cache_not_full": "it was not full after {seconds:.2g} s: give a larger `budget_s` to try it",
+    "worker_per_core": "there is one a core already",
+    "called_by_threads": (
+        "called from several threads at once; random numbers come in another order"
+    ),
+    "rows_by_threads": "`__getitem__` may be called from several threads at once",
+    "cache_takes": "{size} of memory; the first epoch is as slow as before",
 }
 _MOST_SHOWN = 3
 

@@ -129,7 +129,7 @@ def chunks(clock):
 
 def test_chunks_are_read_until_one_pause_more_matters_little(chunks):
     reading = read_pass(made_by(chunks), least_s=0.01, most_s=5.0)
-    assert reading.record.basis == "whole chunks"
+    assert reading.record.basis == "whole_chunks"
     assert reading.record.examples % 80 == 0
     # Six pauses, of which one is less than a fifth, and the seventh, which ends the last chunk.
     assert reading.duration_s == pytest.approx(0.3)
@@ -145,7 +145,7 @@ def test_an_epoch_and_its_start_are_known(clock):
 
     reading = read_pass(made_by(shuffled), least_s=0.0, most_s=5.0)
     assert reading.epoch == (3, pytest.approx(0.02))
-    assert reading.record.basis == "whole epochs"
+    assert reading.record.basis == "whole_epochs"
     assert [len(batch) for batch in reading.batches] == [8, 8, 4]
 
 
@@ -165,7 +165,7 @@ EPOCHS_FIT = BlockLength(0.1, 0.2, 0.8)
     ],
 )
 def test_whole_epochs_count_where_one_fits_and_its_start_matters(epoch, first_s, step_s, counting):
-    record = LongRun("whole epochs", 8, 1.0, 0, 0.0, first_s)
+    record = LongRun("whole_epochs", 8, 1.0, 0, 0.0, first_s)
     reading = InputPass(None, record, (), epoch, 1.0, 64.0, step_s)
     assert reading.counted(EPOCHS_FIT, trains=True).counting == counting
 

@@ -117,7 +117,7 @@ def test_a_slow_pipeline_is_input_bound(starved):
 
 def test_changes_were_tried_and_what_was_not_has_a_reason(starved):
     found = starved[-1]
-    assert {one.name for one in found.changes} == {"prefetch", "parallel map", "cache in memory"}
+    assert {one.name for one in found.changes} == {"prefetch", "parallel_map", "cache_in_memory"}
     tried = {one.name for one in found.best_first}
     assert "prefetch" in tried
     assert all((one.reason is None) == (one.name in tried) for one in found.changes)
@@ -245,8 +245,8 @@ def test_a_change_that_fails_is_a_row_and_the_others_go_on(clock):
     clock.tick_s = 1e-3
     found = profile(models.linear(), dataset, budget_s=20.0)
     reasons = {one.name: one.reason for one in found.changes}
-    assert "failed: " in reasons["parallel map"]
-    assert "traced twice" in reasons["parallel map"]
+    assert "failed: " in reasons["parallel_map"]
+    assert "traced twice" in reasons["parallel_map"]
     assert "prefetch" in {one.name for one in found.best_first}
 
 

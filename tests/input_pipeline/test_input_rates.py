@@ -95,7 +95,7 @@ def test_the_bounds_hold_the_rate_of_periodic_chunks():
         low, high = found.bounds
         assert low <= truth * 1.001
         assert high >= truth * 0.999
-        if found.basis == "whole chunks":
+        if found.basis == "whole_chunks":
             assert low == high == pytest.approx(truth)
         else:
             assert periods < 4
@@ -103,7 +103,7 @@ def test_the_bounds_hold_the_rate_of_periodic_chunks():
 
 def test_a_single_pause_is_counted_once_or_not_at_all():
     found = read([1.0, 1.1, 1.2, 1.3])
-    assert found.basis == "part of the data"
+    assert found.basis == "part_of_the_data"
     assert found.bounds == pytest.approx((32 / 1.3, 24 / 0.3))
 
 
@@ -120,7 +120,7 @@ def test_whole_epochs_count_with_their_start():
     arrivals_s = [epoch + 1 + 0.001 * i for epoch in range(3) for i in range(5)]
     epochs = [epoch for epoch in range(3) for _ in range(5)]
     found = read(arrivals_s[:12], epochs=epochs[:12])
-    assert found.basis == "whole epochs"
+    assert found.basis == "whole_epochs"
     assert found.examples == 80
     assert found.bounds == pytest.approx((40, 40))
 

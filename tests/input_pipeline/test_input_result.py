@@ -8,6 +8,7 @@ from matplotlib.colors import to_hex
 from kbatch.input_pipeline.figure import plot_input_pipeline
 from kbatch.input_pipeline.result import RateRecord
 from kbatch.plotting.canvas import ALARM, series_style
+from kbatch.records.notes import Note
 
 
 def test_what_was_not_measured_is_none():
@@ -22,10 +23,10 @@ def test_what_was_not_measured_is_none():
 CHANGES = (
     make_change("prefetch", 1.0),
     make_change("any order", 0.7),
-    make_change("parallel map", 1.9, condition="the function is called from several threads"),
+    make_change("parallel_map", 1.9, condition=Note.of("called_by_threads")),
     make_change("cache", 2.5),
     make_change("thread pool", 1.04),
-    make_change("workers", None),
+    make_change("more_workers", None),
 )
 
 
@@ -38,12 +39,12 @@ def test_changes_stand_best_first_and_only_clear_gains_are_claimed():
         ("thread pool", "no clear gain"),
         ("prefetch", "no clear gain"),
         ("any order", "slower"),
-        ("workers", "not tried: no time"),
+        ("more workers", "not tried: no time: all changes take about 9 s, half of `budget_s`"),
     ]
     gain = table.loc["parallel map"]
     ends = ["times as fast", "times as fast, low", "times as fast, high"]
     assert list(gain[ends]) == pytest.approx([1.9] * 3)
-    assert gain["condition"].startswith("the function")
+    assert gain["condition"].startswith("called from")
     assert table.attrs["answer"] == ["cache"]
     assert "cache trains 2.50 times as fast" in profile.answer
     unclear = make_profile(changes=CHANGES[:2])
