@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
 from kbatch.analysis.scaling_curve import MEASURED, OUT_OF_MEMORY, is_saturated
-from kbatch.device.failures import ran_out_of_memory
+from kbatch.device.failures import MEMORY_ERRORS, ran_out_of_memory
 from kbatch.errors import DataEnded, InputError
 from kbatch.page.numbers import format_number, pluralize
 
@@ -305,7 +305,7 @@ class Sweep(abc.ABC):
         """Return what a call returns; None where memory ran out, which ends the setting."""
         try:
             return call()
-        except Exception as error:
+        except MEMORY_ERRORS as error:
             if not ran_out_of_memory(error, smaller_worked=bool(self.warm_ups)):
                 raise
         self.not_run[setting] = OUT_OF_MEMORY

@@ -67,6 +67,9 @@ _DEVICE_LOST = (
     "device-side assert triggered",
 )
 
+# The kinds of exception that may say so; all others say something else.
+MEMORY_ERRORS = (tf.errors.OpError, MemoryError, UnsendableError, WorkerDied)
+
 
 def ran_out_of_memory(error: BaseException, *, smaller_worked: bool = False) -> bool:
     if isinstance(error, WorkerDied):

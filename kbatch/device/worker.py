@@ -237,7 +237,7 @@ def _answer(message: bytes, subject: list[Any]) -> bytes:
             subject[:] = [function()]
             return _pickled("result", None)
         return _pickled("result", function(*subject, *arguments))
-    except Exception as error:
+    except Exception as error:  # Whatever the function raises is raised where it was called.
         return _error(error, "error")
     finally:
         sys.stdout.flush()

@@ -39,7 +39,7 @@ def epochs_of(pipeline: Iterable[Any]) -> Generator[tuple[int, Any], None, None]
             for batch in pipeline:
                 yield epoch, batch
                 batches += 1
-        except Exception as error:
+        except Exception as error:  # Code of the user makes the batches, and may raise anything.
             raise _broken(error, batches) from error
         if batches == 0:
             raise InputError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from kbatch.device.failures import device_is_lost, ran_out_of_memory
+from kbatch.device.failures import MEMORY_ERRORS, device_is_lost, ran_out_of_memory
 from kbatch.device.memory import (
     FreeMemory,
     free_memory,
@@ -62,7 +62,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
     def facts(self) -> WorkloadFacts:
         try:
             self._facts = self._facts or self._worker.call(Run.facts, self.limit_bytes)
-        except Exception as error:
+        except MEMORY_ERRORS as error:
             if not ran_out_of_memory(error):
                 raise
             limit = self.limit_bytes
@@ -82,7 +82,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         worked = self._smallest_that_ran < batch_size
         try:
             reading = self._worker.call(Run.read, batch_size, worked)
-        except Exception as error:
+        except MEMORY_ERRORS as error:
             if device_is_lost(error) and self._ran_out:  # A size that ran before left it so.
                 self.renew()
                 return self.read(batch_size)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.device.failures import device_is_lost, ran_out_of_memory
+from kbatch.device.failures import MEMORY_ERRORS, device_is_lost, ran_out_of_memory
 from kbatch.device.memory import DeviceMemory, FreeMemory, host_limit_bytes
 from kbatch.errors import InputError, WorkerDied
 from kbatch.page.numbers import memory_text
@@ -172,7 +172,7 @@ class Run:
             rows = self.run(batch_size, keep_peak)
             keep_peak()
             peak = peaks[-1]
-        except Exception as error:
+        except MEMORY_ERRORS as error:
             if not ran_out_of_memory(error, smaller_worked=smaller_worked):
                 raise
             # XLA on a CPU frees the weights that it was to update where it runs out. They stay in

@@ -10,11 +10,12 @@ from typing import Any
 import keras
 import keras_tuner
 import numpy as np
+import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.device.environment import read_environment
-from kbatch.device.failures import ran_out_of_memory, refusal
+from kbatch.device.failures import MEMORY_ERRORS, ran_out_of_memory, refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import DataEnded, InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
@@ -223,7 +224,7 @@ def _refusals_explained() -> Iterator[None]:
     """Say what to mend where an operation refuses the data at any batch size, as a search does."""
     try:
         yield
-    except Exception as error:
+    except tf.errors.OpError as error:
         if (said := refusal(error)) is not None:
             raise InputError(said) from error
         raise
@@ -239,7 +240,7 @@ def reason_kept(name: str, unknown: dict[str, str]) -> Iterator[None]:
         unknown[name] = text[:1].lower() + text[1:]
     except DataEnded as error:
         unknown[name] = f"the data ended after {pluralize(error.rows, 'example')} of a batch"
-    except Exception as error:
+    except MEMORY_ERRORS as error:
         if not ran_out_of_memory(error):
             raise
         unknown[name] = "it ran out of memory"

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kbatch.device.failures import device_is_lost, ran_out_of_memory
+from kbatch.device.failures import MEMORY_ERRORS, device_is_lost, ran_out_of_memory
 from kbatch.errors import DataEnded, DeviceLostError, PolicyUnsupported
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number
@@ -91,7 +91,7 @@ class Updates:
                 self.step_s(rows)
         except DataEnded:  # A data function has fewer.
             return None
-        except Exception as error:
+        except MEMORY_ERRORS as error:
             if not ran_out_of_memory(error, smaller_worked=bool(self._peak_bytes)):
                 raise
             # XLA on a CPU frees the weights that it was to update where it runs out.

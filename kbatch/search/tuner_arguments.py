@@ -205,7 +205,7 @@ def with_short_traceback(method: Method) -> Method:
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # Whatever it is, it is raised again with a shorter traceback.
             if keras.config.is_traceback_filtering_enabled():
                 _drop_library_frames(error)
             raise

@@ -36,7 +36,7 @@ def dtype_policy_scope(policy: str) -> Iterator[None]:
     keras.config.set_dtype_policy(policy)
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # Layers raise errors of any kind; the text says what it is.
         if (text := _refusal(error, policy)) is not None:
             raise PolicyUnsupported(text) from error
         raise
