@@ -338,3 +338,10 @@ def test_what_a_reader_must_hold_does_not_grow(what):
         found = line_count(MODULES[name] for name in needed_by(what, frozenset(OTHER_DOORS)))
     count = found if isinstance(found, int) else len(found)
     assert count <= LIMITS[what], f"{what}: {found}. Please {TO_DO.get(what, IMPORT_LESS)}."
+
+
+def test_contributing_names_only_what_there_is():
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = [one for one in re.findall(r"`([\w./-]+)`", text) if "/" in one]
+    missing = [path for path in paths if not (PACKAGE.parent / path).exists()]
+    assert len(paths) > 20 and not missing, "correct CONTRIBUTING.md: what it names has moved"
