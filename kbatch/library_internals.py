@@ -441,10 +441,18 @@ def tuner_callback(tuner: Any, trial: Any) -> Any:
     return TunerCallback(tuner, trial)
 
 
-def build_again(tuner: Any, hp: Any) -> Any:
-    """Build the model of a trial once more, as its tuner does before each execution."""
-    return tuner._build_hypermodel(hp)
+def built_by(tuner: Any, build: Callable[[], Any]) -> Any:
+    """Build a model as a tuner does: under its strategy, and compiled with what it was given."""
+    from keras_tuner.src.engine.tuner import maybe_distribute
+
+    with maybe_distribute(tuner.distribution_strategy):
+        model = build()
+        tuner._override_compile_args(model)
+    return model
 
 
-def build_and_fit(tuner: Any, trial: Any, *arguments: Any, **keywords: Any) -> Any:
-    return tuner._build_and_fit_model(trial, *arguments, **keywords)
+def keep_build_config(tuner: Any, trial_id: str, model: Any) -> None:
+    """Write what `load_model` builds the layers of a trial's model by."""
+    from keras_tuner.src import utils
+
+    utils.save_json(tuner._get_build_config_fname(trial_id), model.get_build_config())

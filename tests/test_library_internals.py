@@ -172,7 +172,10 @@ class Tuner(keras_tuner.RandomSearch):
         board = keras.callbacks.TensorBoard(self.project_dir)
         self.copies = internals.trial_callbacks(self, trial, [board], 1)
         callbacks = [internals.tuner_callback(self, trial)]
-        self.history = internals.build_and_fit(self, trial, *args, callbacks=callbacks, **kwargs)
+        hp = trial.hyperparameters
+        self.model = internals.built_by(self, lambda: self.hypermodel.build(hp))
+        self.history = self.model.fit(*args, callbacks=callbacks, **kwargs)
+        internals.keep_build_config(self, trial.trial_id, self.model)
         self.found = internals.trial_metrics(self.history, self.oracle.objective)
         return self.history
 
@@ -186,6 +189,7 @@ def tuner(tmp_path_factory):
         lambda hp: models.mlp(run_eagerly=True),
         objective=objective,
         max_trials=1,
+        optimizer="adam",
         directory=folder,
         project_name="p",
     )
@@ -220,7 +224,10 @@ def test_a_search_of_keras_tuner(tuner, tmp_path):
     assert tuner.found["loss"] == tuner.history.history["loss"][0]
     assert trial.trial_id in Path(tuner.copies[0].log_dir).parts
     assert trial.metrics.exists("loss")  # Its callback reported the epoch.
-    assert isinstance(internals.build_again(tuner, trial.hyperparameters), keras.Model)
+    assert isinstance(
+        tuner.model.optimizer, keras.optimizers.Adam
+    )  # The tuner's own, and not the model's.
+    assert "build_config" in "".join(path.name for path in Path(tuner.project_dir).glob("*/*"))
     assert internals.trial_metrics({"loss": 2.0}, tuner.oracle.objective) == {"loss": 2.0}
     with pytest.raises(keras_tuner.errors.FatalTypeError):
         internals.trial_metrics("text", tuner.oracle.objective)

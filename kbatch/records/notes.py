@@ -247,10 +247,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Trained in float32, not under {policy}: {reason}. To train under it all the same, give "
         '`BatchSizeHyperModel(build, batch_sizes, dtype_policy="{policy}")`.'
     ),
-    "compiled_late": (
-        "The model was not compiled when it was built, so batches were not cut and the "
-        "optimizer's settings did not follow the batch size."
-    ),
     "own_path": "`{callback}` writes a file for each trial: {own} in place of {given}.",
     # Reasons, each the end of a sentence: why a search for memory ended at its size.
     "in_window": "its memory lies in the window",

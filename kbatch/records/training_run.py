@@ -198,9 +198,8 @@ class ExecutionRecord:
     failure: str | None = None  #: Why it did not complete, None if it did.
     #: What a reader of the numbers must know: texts, each with a code and values.
     notes: tuple[Note, ...] = ()
-    plan: int | None = None  #: Number of the plan that it trained by, None before one was made.
-    #: Seconds that making the plan took in this run; None where it was there already.
-    plan_s: float | None = None
+    #: Number of the plan that it trained by, None if it trained as it was written.
+    plan: int | None = None
     #: What the run took of GPUs and host, None if that was not measured.
     usage: UsageRecord | None = None
     #: Workers of `executor="local"` that shared the device, this one included; None outside it.
@@ -404,8 +403,8 @@ class Plan:
     dtype_policy: str | None  #: Policy of all trials; None where it is a hyperparameter.
     #: Most examples that go through a device at once; None for whole batches of any size.
     micro_batch_size: int | None
-    #: Why it is that size: cut as "given", or "cut" to fit; whole, since the largest "fits" or the
-    #: model cannot be cut, which has its "own step" or was "compiled late".
+    #: Why it is that size: cut as "given" or "cut" to fit; whole because the largest "fits", or
+    #: because the model has a train step of its own ("own_step") and cannot be cut.
     reason: str
     largest_batch_size: int  #: For which the micro-batch was found.
     model: str  #: Fingerprint of the model that it was made with.

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.environment import read_environment
@@ -17,6 +18,7 @@ from kbatch.errors import InputError, RecordError
 from kbatch.library_internals import trial_metrics
 from kbatch.records.json_codec import check_local, load_if_readable, read_record, write_record
 from kbatch.records.machine import USAGE_METRICS
+from kbatch.records.notes import Note
 from kbatch.records.training_run import (
     RECORD_NAME,
     SETTINGS_REMEDY,
@@ -119,7 +121,7 @@ class TrialFiles:
                 seed=None if seed is None else seed + number,
                 batch_size=hp.get("batch_size"),
                 micro_batch_size=None,
-                dtype_policy=hp.values.get("dtype_policy", hypermodel._search.dtype_policy),
+                dtype_policy=hypermodel.policy_of(hp) or "float32",
             )
             executions.append(begun)
         if executions[-1].status == "running":
@@ -214,6 +216,32 @@ def trial_files(callbacks: Sequence[Any]) -> TrialFiles:
         "`TunerCallback`: let a `run_trial` of your own call `super().run_trial`. Received: "
         "callbacks without one."
     )
+
+
+# Callbacks of Keras that write to one path, and the attribute that holds it.
+_PATHS = ((keras.callbacks.ModelCheckpoint, "filepath"), (keras.callbacks.CSVLogger, "filename"))
+
+
+def give_own_paths(callbacks: Sequence[Any], *, trial_id: str, execution: int) -> tuple[Note, ...]:
+    """Let callbacks write to a folder of their execution, and not over the file of another's."""
+    notes = []
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise InputError(
+                "A search goes on by itself after an interruption, and a backup would begin a "
+                "trial in the state of another one: leave out `BackupAndRestore`. Received: "
+                f"a {type(callback).__name__} among `callbacks`."
+            )
+        for writer, name in _PATHS:
+            if isinstance(callback, writer):
+                given = Path(getattr(callback, name))
+                own = given.parent / trial_id / f"execution{execution}" / given.name
+                own.parent.mkdir(parents=True, exist_ok=True)
+                setattr(callback, name, str(own))
+                places = given.parent / "<trial id>" / "execution<number>" / given.name
+                kind = type(callback).__name__
+                notes.append(Note.of("own_path", callback=kind, own=str(places), given=str(given)))
+    return tuple(dict.fromkeys(notes))
 
 
 def write_checkpoint(model: Any, folder: Path) -> None:

@@ -1,9 +1,10 @@
-"""Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
+"""Batch size as a hyperparameter: a HyperModel around your own."""
 
 import contextlib
 import copy
 import functools
 import secrets
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,16 +25,32 @@ from kbatch.analysis.learning_rate import (
 from kbatch.device.failures import refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError, PolicyUnsupported, RecordError
-from kbatch.library_internals import build_again, metrics_in_float32
+from kbatch.library_internals import built_by, metrics_in_float32
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.training_run import RECORD_NAME, SearchRecord
+from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan, SearchRecord
 from kbatch.search import BASE_BATCH_SIZE
-from kbatch.search.execution import Execution, give_own_paths
-from kbatch.search.files import TrialFiles, completed_trials, recorded_search, trial_files
+from kbatch.search.files import (
+    TrialFiles,
+    completed_trials,
+    give_own_paths,
+    recorded_search,
+    trial_files,
+    write_needed,
+)
 from kbatch.search.identity import model_facts
-from kbatch.search.plan import MOMENTS_EVERY, PolicyChosen, SearchPlan, check_new
-from kbatch.search.timed_fit import ExecutionSettings
+from kbatch.search.plan import (
+    MOMENTS_EVERY,
+    PlanSettings,
+    compare_parts,
+    halved,
+    is_cut,
+    make_plan,
+    notes_on_size,
+    outgrown,
+    size_of,
+)
+from kbatch.search.train import RunSettings, SharedInput, Trained, train
 from kbatch.training import accumulation
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.data.training_data import FitCall
@@ -43,9 +60,11 @@ from kbatch.training.dtype_policy import (
     check_own_dtypes,
     dtype_policy_scope,
 )
+from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.learning_rate import scale_model
-from kbatch.training.model import ModelFacts, check_trainable
-from kbatch.training.state import check_seed, seeded, updates_made
+from kbatch.training.model import ModelFacts, check_trainable, replica_count
+from kbatch.training.shared_graph import SharedGraph
+from kbatch.training.state import check_seed, seeded
 from kbatch.training.steps_per_execution import Steps
 
 _LARGEST_VALIDATION_BATCH = 256
@@ -131,10 +150,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         memory_limit_bytes: int | None = None,
         seed: int | None = None,
     ):
-        self._inner = as_hypermodel(build)
+        self.wrapped = as_hypermodel(build)
         # An inner HyperModel that is not tunable keeps to its defaults; the batch size is tuned.
-        super().__init__(name=self._inner.name)
-        self.stock_fit = has_stock_fit(self._inner)
+        super().__init__(name=self.wrapped.name)
+        self.stock_fit = has_stock_fit(self.wrapped)
         self._given_sizes = check_batch_sizes(batch_sizes)
         if base_batch_size is not None:
             base_batch_size = check_size(base_batch_size, "base_batch_size")
@@ -159,39 +178,35 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             steps_per_execution, "steps_per_execution", unit=""
         )
         self.seed = check_seed(seed)
-        self._begin()
+        self._check_trained_as_written()
+        self._reset()
 
-    def _begin(self) -> None:
-        """Begin as if nothing had been searched."""
-        self._search = SearchPlan(
-            self.batch_sizes,
-            self.micro_batch_size,
-            self.dtype_policies,
-            self.steps_per_execution,
-            self.memory_limit_bytes,
-            stock_fit=self.stock_fit,
-        )
+    def _reset(self) -> None:
+        """Forget what has been searched."""
+        self.plan: Plan | None = None
+        self.graph = SharedGraph()  # Of all trials whose models train alike.
+        self._shared = SharedInput()
+        self._parts_notes: dict[str, Note | None] = {}  # By fingerprint of the model.
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
-        # The model that trained last, where it still lives.
-        self._trained: weakref.ref[Any] | None = None
-        # The model that was built last, and what it was scaled by.
+        # All models that were built and still live.
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        # The model that `build` returned last, and what it was scaled by.
         self._scaled: tuple[weakref.ref[Any], LearningRateScaling | None] | None = None
-        # keras-tuner executes a trial several times with one object of hyperparameters, without the
-        # number: it follows from that object, as long as all executions before it ended well.
-        self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
-        self.graph = self._search.graph  # Of all trials whose models train alike.
+        # keras-tuner does not say which of its executions of a trial it asks for: by trial, how
+        # many have completed in a row.
+        self._completed: dict[str, int] = {}
 
-    def of_search(self) -> "BatchSizeHyperModel":
+    def for_search(self) -> "BatchSizeHyperModel":
         """Return one with the same settings for a search of its own, which shares nothing."""
         found = copy.copy(self)
-        del vars(found)["build"]  # keras-tuner's way to this one's.
+        del vars(found)["build"]  # keras-tuner's wrapper around the method of this one.
         keras_tuner.HyperModel.__init__(found, self.name)
-        found._begin()
+        found._reset()
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_trained": None, "_scaled": None}
+        return self.__dict__ | {"_models": weakref.WeakSet(), "_scaled": None}
 
     @property
     def settings(self) -> dict[str, object]:
@@ -215,33 +230,199 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """Build the model of a trial; keras-tuner calls it."""
-        batch_size, named = self._declare(hp)
-        policy = named or self._search.dtype_policy
-        try:
-            with _reads_batch_size(hp) as read:
-                model, policy = self._built(hp, policy)
-        except Exception:
-            self._executed = None, 0
-            raise
-        trained = self._trained and self._trained()
-        if model is trained and updates_made(model):
-            check_new(model, trained)
-        if self._is_late(model):
-            # Nobody knows whether its loss will be scaled.
-            return model if named else self._built(hp, "float32")[0]
-        try:
-            check_trainable(model)
-            check_active_policy(model, policy)
-        except (TypeError, ValueError) as error:
-            raise keras_tuner.errors.FatalValueError(str(error)) from error
+        model, scaling = self._scaled_model(hp, self.seed, explores=True)
         if self._first is None:
-            described = model_facts(model, with_policy=bool(self.dtype_policies))
-            self._first = dict(hp.values), described
+            self._describe(hp, model)
+        self._scaled = weakref.ref(model), scaling
+        return model
+
+    def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
+        """Declare the batch size and what the wrapped HyperModel declares; for keras-tuner."""
+        self._declare(hp)
+        self.wrapped.declare_hyperparameters(hp)
+
+    def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
+        """Train the model of a trial and record it; keras-tuner calls it.
+
+        It takes what `BatchSizeTuner.search` takes, and returns what the wrapped `fit` returns,
+        with `samples_per_second` among the metrics.
+        """
+        call = FitCall.of_search(args, kwargs, stock_fit=self.stock_fit)
+        files = trial_files(call.callbacks)
+        # A training that fails ends the trial, and the next one is the first of another.
+        number = self._completed.pop(files.trial_id, 0)
+        trained = self.run(hp, call, files, number, model)
+        if trained.runs_again:
+            raise keras_tuner.errors.FailedTrialError(
+                "Memory ran out in training: later trials have smaller micro-batches. "
+                f"Received: {trained.record.failure}"
+            )
+        self._completed[files.trial_id] = (number + 1) % files.executions
+        return trained.results
+
+    def run(
+        self,
+        hp: keras_tuner.HyperParameters,
+        call: FitCall,
+        files: TrialFiles,
+        number: int,
+        model: Any = None,
+    ) -> Trained:
+        """Train once for a trial, as the plan of the search says, and record it.
+
+        Args:
+            hp: The hyperparameters of the trial.
+            call: The arguments of `fit`.
+            files: The files of the trial.
+            number: How many training runs of the trial have completed before.
+            model: What `build` returned, if keras-tuner has called it; else it is built here.
+        """
+        try:
+            files.check_search(self.settings)
+            self.ensure_plan(hp, call, files.tuner)
+            found = None if model is None else self._as_planned(model, hp, number)
+            model, scaling = found or self._built_for(files.tuner, hp, number)
+            return self._train(hp, model, call, files, number, scaling)
+        except BaseException as error:
+            self.graph.release()  # Nothing of a training that failed is kept.
+            with contextlib.suppress(RecordError):  # The error says what went wrong before.
+                files.record_failure(self, hp, error)
+            ended = self._end_of(error, files.project)
+            if ended is None:
+                raise
+            # The messages of kbatch say enough without a cause.
+            own = isinstance(error, (InputError, RecordError))
+            raise ended from (None if own else error)
+
+    def ensure_plan(self, hp: keras_tuner.HyperParameters, call: FitCall, tuner: Any) -> None:
+        """Read the plan of a search, or make it if there is none for its batch sizes.
+
+        A model that a `fit` of the user's own trains has no plan: it trains as it was written.
+        """
+        project = Path(tuner.project_dir)
+        self.plan = load_if_readable(Plan, project / PLAN_NAME)
+        settings = PlanSettings(
+            self.batch_sizes,
+            self.micro_batch_size,
+            self.dtype_policies,
+            self.steps_per_execution,
+            self.memory_limit_bytes,
+        )
+        if not self.stock_fit or not (self.plan is None or outgrown(self.plan, settings)):
+            return
+        elsewhere = functools.partial(_built_to_train, self.wrapped, hp, self.seed)
+
+        def build(policy: str) -> Any:
+            model = built_by(tuner, lambda: self._built(hp, policy, self.seed))
+            check_model(model, policy)
+            # Training runs use the graph that is traced here.
+            return self.graph.model_for(accumulation.sum_sparse_gradients(model))
+
+        data = self._shared.data(call.data)
+        plan = make_plan(build, data, settings, build_elsewhere=elsewhere, known=self.plan)
+        self.graph.release(but=plan.dtype_policy)
+        self._keep(plan, project)
+
+    def restore(self, project: Path | None) -> None:
+        """Restore what an earlier run of the search derived or drew; draw a seed if it has none."""
+        # Adding sizes must not change the learning rates of the trials there, by another base
+        # size, or the batches that all of them are validated with.
+        found = project and load_if_readable(SearchRecord, project / RECORD_NAME)
+        # If it is damaged, the reload says what is wrong with it.
+        settings: Mapping[str, Any] = found.settings if found else {}
+        if self.seed is None:
+            self.seed = settings.get("seed")
+        if self.seed is None:
+            # Training runs are compared by pairs with a seed in common.
+            self.seed = secrets.randbelow(_SEEDS)
+        if project is None or found is None:
+            return
+        self.plan = load_if_readable(Plan, project / PLAN_NAME)
+        self.validation_batch_size = settings.get(
+            "validation_batch_size", self.validation_batch_size
+        )
+        # Another search, which is refused, is named by its own base size.
+        extends = set(settings.get("batch_sizes", ())) <= set(self.batch_sizes)
+        if extends and self._chosen_base is None:
+            self._set_base(settings.get("base_batch_size", self.base_batch_size))
+
+    def described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
+        """Describe the model built with the values of the identity, or with the first ones."""
+        known = recorded_search(project)
+        values = (known and known.hyperparameters) or None
+        if self._first is None or (values is not None and values != self._first[0]):
+            hp = keras_tuner.HyperParameters()
+            hp.values = dict(values or {})
+            model, _ = self._scaled_model(hp, self.seed, explores=True)
+            self._describe(hp, model)
+        assert self._first is not None
+        return self._first
+
+    def policy_of(self, hp: keras_tuner.HyperParameters) -> str | None:
+        """Return the dtype policy of a trial, None if the model sets its own."""
+        named = self._declare(hp)[1]
+        if named is not None or not self.stock_fit:
+            return named
+        return (self.plan and self.plan.dtype_policy) or "float32"
+
+    def _built(self, hp: keras_tuner.HyperParameters, policy: str | None, seed: int | None) -> Any:
+        """Build a model; refuse one that the build function has returned before."""
+        model = _built(self.wrapped, hp, policy, seed)
+        if isinstance(model, keras.Model):
+            if model in self._models:
+                raise keras_tuner.errors.FatalValueError(
+                    "`build` must make a new model at each call, also for another trial or dtype "
+                    "policy: make the model and its optimizer inside of the function. "
+                    f"Received: the same {type(model).__name__} {model.name!r} again."
+                )
+            self._models.add(model)
+        return model
+
+    def _built_for(
+        self, tuner: Any, hp: keras_tuner.HyperParameters, number: int
+    ) -> tuple[Any, LearningRateScaling | None]:
+        """Build the model of a training run as its tuner does."""
+        seed, found = self._seed_of(number), []
+
+        def build() -> Any:
+            model, scaling = self._scaled_model(hp, seed)
+            found.append(scaling)
+            return model
+
+        return built_by(tuner, build), found[0]
+
+    def _scaled_model(
+        self, hp: keras_tuner.HyperParameters, seed: int | None, *, explores: bool = False
+    ) -> tuple[Any, LearningRateScaling | None]:
+        """Build a model and scale it to its batch size; return what it was scaled by.
+
+        A model that only explores the search space may be built in float32 instead.
+        """
+        batch_size, policy = self._declare(hp)[0], self.policy_of(hp)
+        with _reads_batch_size(hp) as read:
+            try:
+                model = self._built(hp, policy, seed)
+            except PolicyUnsupported:
+                if not explores:
+                    raise
+                policy = "float32"
+                model = self._built(hp, policy, seed)
+        if isinstance(model, keras.Model) and batch_size % replica_count(model):
+            # Keras averages the first batch over replicas, and ends an execution by one iterator.
+            raise keras_tuner.errors.FatalValueError(
+                "Keras shares a batch evenly among replicas: give `batch_sizes` that are multiples "
+                f"of {replica_count(model)}. Received: batch_size={batch_size}."
+            )
+        if not self.stock_fit:
+            return model, None
+        check_model(model, policy or "float32")
+        self._check_steps(model)
+        accumulation.sum_sparse_gradients(model)
         base_model = None
         if read and batch_size != self.base_batch_size:
             base = hp.copy()
             base.values["batch_size"] = self.base_batch_size
-            base_model, _ = self._built(base, policy)
+            base_model = self._built(base, policy, seed)
         scaling = scale_model(
             model,
             batch_size=batch_size,
@@ -251,114 +432,115 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             factor=hp.get(FACTOR_NAME) if self.searches_rate else 1.0,
             base_model=base_model,
         )
-        self._scaled = weakref.ref(model), scaling
-        facts = ModelFacts(model)
-        # Keras averages the first batch over replicas, and ends an execution by one iterator.
-        if batch_size % facts.replicas:
-            raise keras_tuner.errors.FatalValueError(
-                "Keras shares a batch evenly among replicas: give `batch_sizes` that are multiples "
-                f"of {facts.replicas}. Received: batch_size={batch_size}."
-            )
-        asked = self.steps_per_execution
-        steps = max(int(model.steps_per_execution), asked if isinstance(asked, int) else 1)
-        if facts.replicas > 1 and steps > 1:
-            raise keras_tuner.errors.FatalValueError(
-                "Keras runs one step an execution on several replicas: leave out "
-                f"`steps_per_execution`. Received: {steps} on {facts.replicas} replicas."
-            )
-        if facts.cut_by_user is None:
-            accumulation.sum_sparse_gradients(model)
-            rows = facts.rows(batch_size)
-            size = self._search.size_of(rows)
-            if size is not None and size < rows and not facts.own_step:
-                accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
-        return model
+        return model, scaling
 
-    def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
-        """Declare the batch size and what the wrapped HyperModel declares; for keras-tuner."""
-        self._declare(hp)
-        self._inner.declare_hyperparameters(hp)
+    def _as_planned(
+        self, model: Any, hp: keras_tuner.HyperParameters, number: int
+    ) -> tuple[Any, LearningRateScaling | None] | None:
+        """Return a model that keras-tuner has built, None if it is to be built again.
 
-    def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
-        """Train the model of a trial and record it; keras-tuner calls it.
-
-        It takes what `BatchSizeTuner.search` takes, and returns what the wrapped `fit` returns,
-        with `samples_per_second` among the metrics.
+        keras-tuner builds it before there is a plan, and with the seed of the first training run.
         """
-        try:
-            call = FitCall.of_search(args, kwargs, stock_fit=self.stock_fit)
-            return self._train(hp, model, call)
-        except BaseException as error:
-            self.graph.release()  # Nothing of a training that failed is kept.
-            self._executed = None, 0
-            ended = self._end_of(error)
-            if ended is None:
-                raise
-            # What kbatch says itself needs no place in it.
-            own = isinstance(error, (InputError, RecordError))
-            raise ended from (None if own else error)
+        built, scaling = self._scaled or (None, None)
+        policy = self.policy_of(hp)
+        if (number and self.seed is not None) or built is None or built() is not model:
+            return None
+        return (model, scaling) if policy in (None, model.dtype_policy.name) else None
 
-    def _train(self, hp: keras_tuner.HyperParameters, model: keras.Model, call: FitCall) -> Any:
-        """Train a model as the plan of the search says, and record it."""
-        files, number, policy = trial_files(call.callbacks), self._number(hp), self._declare(hp)[1]
-        files.check_search(self.settings)
+    def _train(
+        self,
+        hp: keras_tuner.HyperParameters,
+        model: Any,
+        call: FitCall,
+        files: TrialFiles,
+        number: int,
+        scaling: LearningRateScaling | None,
+    ) -> Trained:
+        """Train a model that was built for a training run."""
+        batch_size, plan, facts = self._declare(hp)[0], self.plan, ModelFacts(model)
         notes = give_own_paths(call.callbacks, trial_id=files.trial_id, execution=number)
-        search = self._search
-        search.batch_sizes = self.batch_sizes  # Those of a search that goes on may be more.
-        search.read(files.project)
-        if self._is_late(model):
-            search.settle_late()
-            notes = (Note.of("compiled_late"), *notes)
-        self._check_built(hp, model, policy)
-        settings = ExecutionSettings(
+        validation = self.validation_batch_size
+        if self.stock_fit:
+            assert plan is not None
+            size = size_of(plan, facts, batch_size)
+            notes += notes_on_size(plan, self.micro_batch_size, model, batch_size)
+            if is_cut(facts, size, batch_size):
+                notes += self._notes_on_cutting(model, hp, call, size)
+            if facts.cut_by_user is None and size < facts.rows(batch_size):
+                accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
+            if self.micro_batch_size == "auto" and plan.micro_batch_size is not None:
+                validation = min(validation, plan.micro_batch_size)
+            model = self.graph.model_for(model)
+        else:
+            plan, cut = None, facts.cut_by_user
+            size = min(facts.rows(batch_size), batch_size if cut is None else cut.micro_batch_size)
+        settings = RunSettings(
             number=number,
-            seed=self._seed(hp),
-            batch_size=self._declare(hp)[0],
-            validation_batch_size=self.validation_batch_size,
+            seed=self._seed_of(number),
+            batch_size=batch_size,
+            micro_batch_size=size,
+            validation_batch_size=validation,
+            largest_batch_size=self.batch_sizes[-1],
             metrics=files.objective_names if self.stock_fit else (),
             to_target="seconds_to_target" in files.measured_names,
             objective=files.objective,
             objective_parts=files.objective_parts,
+            steps_per_execution=self.steps_per_execution,
+            plan=plan,
             notes=notes,
-            search=search,
         )
-        results, chosen = None, None
-        try:
-            results = self._execute(hp, model, files, settings, call)
-        except PolicyChosen as error:
-            chosen = str(error)
-        if chosen is not None:  # It has not trained, and is built again under that policy.
-            model = build_again(files.tuner, hp)
-            self._check_built(hp, model, chosen)
-            results = self._execute(hp, model, files, settings, call)
-        self._executed = hp, (number + 1) % files.executions
-        return results
+        trained = train(
+            model,
+            hp,
+            call,
+            settings,
+            files,
+            fit=self.wrapped.fit,
+            shared=self._shared,
+            scaling=scaling,
+        )
+        if trained.error is None:
+            return trained
+        if trained.step_ran_out and self._halve(facts, batch_size, size, files.project):
+            self.graph.release()
+            return trained._replace(error=None, runs_again=True)
+        raise trained.error
 
-    def _execute(
-        self,
-        hp: keras_tuner.HyperParameters,
-        model: keras.Model,
-        files: TrialFiles,
-        settings: ExecutionSettings,
-        call: FitCall,
-    ) -> Any:
-        self._trained = weakref.ref(model)
-        built, scaling = self._scaled or (self._trained, None)
-        scaling = scaling if built() is model else None
-        model = self.graph.model_for(model) if self.stock_fit else model
-        # What builds the model under a policy, also in another process.
-        build = functools.partial(_built_to_probe, self._inner, hp, self._seed(hp))
-        execution = Execution(model, settings, files, build, scaling)
-        for callback in call.callbacks:
-            if hasattr(callback, "follow_trial"):  # A `LivePlot`, without what it draws by.
-                callback.follow_trial(files, number=settings.number, so_far=execution.so_far)
-        return execution.run(self._inner, hp, call)
+    def _halve(self, facts: ModelFacts, batch_size: int, size: int, project: Path) -> bool:
+        """Change the plan after memory ran out; return whether the run may be made again."""
+        plan = load_if_readable(Plan, project / PLAN_NAME)  # Another process may have changed it.
+        smaller = plan and halved(plan, facts, facts.rows(batch_size), size)
+        if smaller is None:
+            return False
+        self._keep(smaller, project)
+        return not (smaller.reason == "own_step" or facts.own_step)
 
-    def _end_of(self, error: BaseException) -> Exception | None:
-        """Return the error that ends the search or the trial; None where `error` itself does."""
+    def _keep(self, plan: Plan, project: Path) -> None:
+        self.plan = plan
+        write_needed(plan, project / PLAN_NAME)
+
+    def _notes_on_cutting(self, model: Any, hp: Any, call: FitCall, size: int) -> tuple[Note, ...]:
+        """Say how the batches of a model train differently because they are cut."""
+        plan, kind, policy = self.plan, model_fingerprint(model), self.policy_of(hp)
+        if plan is not None and plan.parts_equal is not None and plan.model == kind:
+            note = plan.parts_note
+        else:
+            if kind not in self._parts_notes:
+                # On another model: what it keeps outside of its variables would be changed.
+                fresh = _built_to_train(self.wrapped, hp, self.seed, policy)
+                data = self._shared.data(call.data)
+                self._parts_notes[kind] = compare_parts(fresh, data, size)
+            note = self._parts_notes[kind]
+        if note is None:
+            return ()
+        warnings.warn(note, stacklevel=2)
+        return (note,)
+
+    def _end_of(self, error: BaseException, project: Path) -> Exception | None:
+        """Return the error that ends the search or the trial, None if `error` itself does."""
         said = str(error) if isinstance(error, (InputError, RecordError)) else None
         # A size that has trained shows that others may.
-        if said is None and not any(completed_trials(self._search.directory)):
+        if said is None and not any(completed_trials(project)):
             said = refusal(error)
         if said is not None:
             return keras_tuner.errors.FatalValueError(said)
@@ -369,67 +551,35 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             )
         return None
 
-    def _described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Describe the model built with the values of the identity, or with the first ones."""
-        known = recorded_search(project)
-        values = (known and known.hyperparameters) or None
-        if self._first is None or (values is not None and values != self._first[0]):
-            hp = keras_tuner.HyperParameters()
-            hp.values = dict(values or {})
-            named = self._declare(hp)[1]
-            model, _ = self._built(hp, named or self._search.dtype_policy)
-            described = model_facts(model, with_policy=bool(self.dtype_policies))
-            self._first = dict(hp.values), described
-        return self._first
+    def _describe(self, hp: keras_tuner.HyperParameters, model: Any) -> None:
+        described = model_facts(model, with_policy=bool(self.dtype_policies))
+        self._first = dict(hp.values), described
 
-    def _restore(self, project: Path | None) -> None:
-        """Restore what an earlier run of the search derived or drew, and its plan; draw a seed."""
-        # Adding sizes must not change the learning rates of the trials there, by another base
-        # size, or the batches that all of them are validated with.
-        found = project and load_if_readable(SearchRecord, project / RECORD_NAME)
-        # Where it is damaged, the reload says what is wrong with it.
-        settings: Mapping[str, Any] = found.settings if found else {}
-        if self.seed is None:
-            self.seed = settings.get("seed")
-        if self.seed is None:
-            # Executions are compared by pairs with a seed in common.
-            self.seed = secrets.randbelow(_SEEDS)
-        if project is None or found is None:
+    def _check_steps(self, model: Any) -> None:
+        """Check that several replicas run one step at a time."""
+        asked = self.steps_per_execution
+        steps = max(int(model.steps_per_execution), asked if isinstance(asked, int) else 1)
+        if replica_count(model) > 1 and steps > 1:
+            raise keras_tuner.errors.FatalValueError(
+                "Keras runs one step an execution on several replicas: leave out "
+                f"`steps_per_execution`. Received: {steps} on {replica_count(model)} replicas."
+            )
+
+    def _check_trained_as_written(self) -> None:
+        """Refuse settings that a `fit` of the user's own could not follow."""
+        given = {
+            "micro_batch_size": isinstance(self.micro_batch_size, int),
+            "learning_rate_scaling": self.learning_rate_scaling not in (None, "auto"),
+            "steps_per_execution": self.steps_per_execution not in (None, "auto", 1),
+        }
+        if self.stock_fit or not any(given.values()):
             return
-        self._search.read(project)
-        self.validation_batch_size = settings.get(
-            "validation_batch_size", self.validation_batch_size
+        name = next(name for name, is_given in given.items() if is_given)
+        raise InputError(
+            f"A HyperModel with its own `fit` trains as it is written: leave out `{name}`, and set "
+            "it there. kbatch sets the batch size and measures the training. "
+            f"Received: {name}={getattr(self, name)!r}."
         )
-        # Another search, which is refused, is named by its own base size.
-        extends = set(settings.get("batch_sizes", ())) <= set(self.batch_sizes)
-        if extends and self._chosen_base is None:
-            self._set_base(settings.get("base_batch_size", self.base_batch_size))
-
-    def _number(self, hp: keras_tuner.HyperParameters) -> int:
-        """Return the number of the execution that `hp` comes to next, from 0."""
-        known, number = self._executed
-        return number if hp is known else 0
-
-    def _built(self, hp: keras_tuner.HyperParameters, policy: str) -> tuple[Any, str]:
-        """Build a model; in float32 where it cannot be had under its policy."""
-        try:
-            return _built(self._inner, hp, policy, self._seed(hp)), policy
-        except PolicyUnsupported:
-            return _built(self._inner, hp, "float32", self._seed(hp)), "float32"
-
-    def _check_built(self, hp: Any, model: keras.Model, policy: str | None) -> None:
-        """Raise why a model could not be built under the policy that it is to train under."""
-        if policy is not None and model.dtype_policy.name != policy:
-            _built(self._inner, hp, policy, self._seed(hp))
-
-    def _is_late(self, model: keras.Model) -> bool:
-        """Return whether a `fit` of the user's own compiles a model, or trains it by itself."""
-        # A size to cut to and a rule for the rate, where given by name, need an optimizer and a
-        # loss at once: a model without them is refused then, and not taken for a late one.
-        sized = isinstance(self.micro_batch_size, int)
-        ruled = self.learning_rate_scaling not in (None, "auto")
-        compiled = getattr(model, "compiled", None) is not False  # None where it is no model.
-        return not (self.stock_fit or sized or ruled or compiled)
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:
         """Declare what a search adds; return the batch size, and the policy where it is given."""
@@ -448,23 +598,34 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
-    def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
-        return None if self.seed is None else self.seed + self._number(hp)
+    def _seed_of(self, number: int) -> int | None:
+        return None if self.seed is None else self.seed + number
 
 
-def _built(inner: Any, hp: Any, policy: str, seed: int | None) -> Any:
-    """Build a model under a policy."""
-    with dtype_policy_scope(policy), seeded(seed):
-        model = inner.build(hp)
-    check_own_dtypes(model, policy)
+def check_model(model: Any, policy: str) -> None:
+    """Check that kbatch can train a model under a dtype policy."""
+    try:
+        check_trainable(model)
+        check_active_policy(model, policy)
+    except (TypeError, ValueError) as error:
+        raise keras_tuner.errors.FatalValueError(str(error)) from error
+
+
+def _built(wrapped: Any, hp: Any, policy: str | None, seed: int | None) -> Any:
+    """Build a model under a policy, None for the one that is set."""
+    scope = contextlib.nullcontext() if policy is None else dtype_policy_scope(policy)
+    with scope, seeded(seed):
+        model = wrapped.build(hp)
     if isinstance(model, keras.Model) and not hasattr(model, "optimizer"):
         model.optimizer = None  # It is not compiled yet.
-    metrics_in_float32(model)
+    if policy is not None:
+        check_own_dtypes(model, policy)
+        metrics_in_float32(model)
     return model
 
 
-def _built_to_probe(inner: Any, hp: Any, seed: int | None, policy: str) -> keras.Model:
-    return accumulation.sum_sparse_gradients(_built(inner, hp, policy, seed))
+def _built_to_train(wrapped: Any, hp: Any, seed: int | None, policy: str | None) -> keras.Model:
+    return accumulation.sum_sparse_gradients(_built(wrapped, hp, policy, seed))
 
 
 @contextlib.contextmanager

@@ -294,13 +294,13 @@ def execute(
     oracle, hypermodel = tuner.oracle, tuner.hypermodel
     move_project(tuner, project)
     oracle.reload()
-    hypermodel._restore(project)
+    hypermodel.restore(project)
     tuner.executions_per_trial = task.executions
     trial = oracle.trials.get(task.trial_id)
     if trial is None:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
-        tuner._run_executions(trial, arguments, keywords)
+        tuner.run_executions(trial, FitCall.of_search(arguments, keywords))
     except Exception as error:
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))

@@ -195,9 +195,7 @@ class SearchProgress:
 
     def trial_ends(self, record: TrialRecord | None) -> None:
         duration_s = self._now() - self._begun_s
-        # Later trials have the plan already.
-        executions = record.executions if record else ()
-        self._durations_s.append(duration_s - sum(one.plan_s or 0.0 for one in executions))
+        self._durations_s.append(duration_s)
         self.trainings += 1
         if self._line is None:
             return

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +16,8 @@ from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.device.failures import device_is_lost, failure_traceback
-from kbatch.errors import DeviceLostError
-from kbatch.library_internals import build_and_fit, kept_kernels, trial_callbacks, tuner_callback
+from kbatch.errors import DeviceLostError, InputError, RecordError
+from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
 from kbatch.page.numbers import pluralize
 from kbatch.records.training_run import RECORD_NAME
 from kbatch.search import identity, tuner_arguments
@@ -35,7 +35,6 @@ from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.oracle import BatchSizeOracle, trial_result
 from kbatch.search.parallel import ParallelTrials, explored_space
-from kbatch.search.plan import PlanHalved
 from kbatch.search.progress import FitReporter, SearchProgress
 from kbatch.search.race import RaceStrategy
 from kbatch.study.compare import at_most, check_tolerance
@@ -127,7 +126,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         overwrite: bool = False,
     ):
         hypermodel = tuner_arguments.given_hypermodel(build, batch_sizes)
-        self._build = as_hypermodel(build) if hypermodel is None else hypermodel._inner
+        self._build = as_hypermodel(build) if hypermodel is None else hypermodel.wrapped
         tuner_arguments.check_objective(objective, self._build)
         tuner_arguments.check_strategy(
             strategy,
@@ -168,7 +167,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             with search_lock(project):  # No search runs in what is deleted.
                 pass
         if hypermodel is not None:
-            hypermodel._restore(None if overwrite else project)
+            hypermodel.restore(None if overwrite else project)
         super().__init__(
             oracle,
             hypermodel,
@@ -213,7 +212,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             parallel = self._executor is not None
             sizes = tuner_arguments.default_batch_sizes(self._build, call.data, parallel=parallel)
             hypermodel = BatchSizeHyperModel(self._build, sizes)
-            hypermodel._restore(Path(self.project_dir))
+            hypermodel.restore(Path(self.project_dir))
             self.hypermodel = hypermodel
             try:
                 self._populate_initial_space()
@@ -241,6 +240,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     kept = kept_kernels(self.hypermodel.graph.is_kept)
                     with _short_collections(), kept:
+                        self._make_plan(call)
                         super().search(*args, verbose=0, **kwargs)
                 else:
                     parallel.run()
@@ -289,7 +289,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         self._plan_executions(trial)
-        self._run_executions(trial, args, kwargs)
+        self.run_executions(trial, FitCall.of_search(args, kwargs))
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)
@@ -347,28 +347,37 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _explore(self) -> Any:
         """Build the model to find the space; return that, and what `_explored` holds."""
         super()._populate_initial_space()
-        values, facts = self.hypermodel._described(Path(self.project_dir))
+        values, facts = self.hypermodel.described(Path(self.project_dir))
         space = self.oracle.get_space()
         return space, (identity.space_facts(space) | facts, values)
 
-    def _run_executions(
-        self, trial: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
-    ) -> None:
+    def _make_plan(self, call: FitCall) -> None:
+        """Make the plan of the search before its first trial."""
+        if self.oracle.remaining_trials() == 0:
+            return
+        hp = self.oracle.get_space()
+        hp.values["batch_size"] = self.hypermodel.base_batch_size
+        try:
+            self.hypermodel.ensure_plan(hp, call, self)
+        except (InputError, RecordError) as error:
+            raise keras_tuner.errors.FatalValueError(str(error)) from None
+        except keras_tuner.errors.FatalError:
+            raise
+        except Exception as error:  # Whatever a model raises: its trial raises and records it.
+            if device_is_lost(error):
+                raise DeviceLostError() from error
+
+    def run_executions(self, trial: Any, call: FitCall) -> None:
         """Train the model of a trial in the executions that have not completed, until one fails."""
-        files, keywords = TrialFiles(self, trial), dict(keywords)
-        given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
+        files, hp = TrialFiles(self, trial), trial.hyperparameters
         while (number := len(files.begin_attempt())) < files.executions:
-            callbacks = trial_callbacks(self, trial, given, number)
+            callbacks = trial_callbacks(self, trial, call.callbacks, number)
             reporter = FitReporter(self._progress, execution=number, executions=files.executions)
             callbacks += [tuner_callback(self, trial), reporter]
-            self.hypermodel._executed = trial.hyperparameters, number
-            halved = True
-            with contextlib.suppress(PlanHalved):
-                build_and_fit(self, trial, *arguments, callbacks=callbacks, **keywords)
-                halved = False
-            if halved:
-                gc.collect()  # Its frames are gone, which held what its last step held.
-            elif (record := files.record()) is None or record.status != "completed":
+            keras.backend.clear_session()
+            gc.collect()  # Also what the last step held of a run that is made again.
+            trained = self.hypermodel.run(hp, call.with_callbacks(callbacks), files, number)
+            if not (trained.runs_again or trained.record.status == "completed"):
                 return
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

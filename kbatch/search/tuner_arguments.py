@@ -40,7 +40,7 @@ def given_hypermodel(build: Any, batch_sizes: Iterable[int] | None) -> BatchSize
             f"`BatchSizeTuner`. Received: batch_sizes={batch_sizes!r}, and there "
             f"{build.batch_sizes}."
         )
-    return build.of_search()
+    return build.for_search()
 
 
 def check_objective(objective: Any, build: keras_tuner.HyperModel) -> None:

@@ -259,7 +259,12 @@ def _plan_text(plan: Plan) -> str:
     """Say what a search settled before its first training."""
     most, cut = plan.micro_batch_size, plan.reason in ("given", "cut")
     size = f"micro-batches of up to {most:,}" if cut and most else "batches go through whole"
-    why = {"given": "as given", "fits": "the largest fits", "cut": "the most that fit"}
+    why = {
+        "given": "as given",
+        "fits": "the largest fits",
+        "cut": "the most that fit",
+        "own_step": "the model has its own train step",
+    }
     parts = {None: "", True: ", seen to train as the whole batch does", False: ", not exact"}
     size = f"{size} ({why.get(plan.reason, plan.reason)}){parts[plan.parts_equal]}"
     policy = plan.dtype_policy or "the policy of each trial"

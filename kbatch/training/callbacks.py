@@ -1,21 +1,27 @@
-"""Callbacks of a training: its clock, and those that end it at a budget or at a target."""
+"""Callbacks of a training: its clock, what ends it, and scalars for TensorBoard."""
 
 import math
 import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import keras
 import numpy as np
+import psutil
+import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.noise_scale import MOMENT_METRICS
+from kbatch.device.memory import DeviceMemory
 from kbatch.errors import InputError
 from kbatch.records.training_run import Budget, EpochRecord, Target, throughput_of_windows
 from kbatch.training.data.batches import InputMeter, InputReading
 from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
 from kbatch.training.metrics import required_direction
+from kbatch.training.model import installed_step
 from kbatch.training.state import inner_optimizers, updates_made
 from kbatch.training.steps_per_execution import FEWEST_STEADY, set_steps
 
@@ -355,3 +361,39 @@ class StopAtTarget(keras.callbacks.Callback):
                 "`validation_data` for one that starts with val_, or compile the model with it. "
                 f"Received: monitor={self.target.metric!r}, the epochs have {sorted(self._seen)}."
             )
+
+
+class TensorBoardScalars(keras.callbacks.Callback):
+    """Writes throughput, memory, noise scale and sizes where a TensorBoard callback writes."""
+
+    # They are a run of their own below its folder: TensorBoard reads one file a run at a time, and
+    # takes every run below the hyperparameters of a trial for its metrics.
+
+    def __init__(self, board: keras.callbacks.TensorBoard, batch_size: int):
+        super().__init__()
+        self._batch_size = batch_size
+        self._writer: Any = tf.summary.create_file_writer(str(Path(board.log_dir) / "kbatch"))
+        self._memory = DeviceMemory()
+        self._memory.reset()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None):
+        how: Any = getattr(installed_step(self.model), "how", None)
+        size = self._batch_size
+        found = {"batch_size": size, "micro_batch_size": how.micro_batch_size if how else size}
+        if self._memory.device == "CPU:0":  # Its allocator counts large blocks only.
+            found["host_memory_bytes"] = psutil.Process().memory_info().rss
+        else:
+            found["peak_memory_bytes"] = self._memory.peak_bytes
+        if "samples_per_second" in logs:
+            found["samples_per_second"] = logs["samples_per_second"]
+        variance, norm = (logs.get(name, 0) for name in MOMENT_METRICS)
+        # Means over the epoch, divided last; noise may outweigh what there is to see.
+        if variance > 0 and norm > 0:
+            found["noise_scale"] = variance / norm
+        with self._writer.as_default(step=epoch):
+            for name, value in found.items():
+                tf.summary.scalar(name, float(value))
+        self._writer.flush()
+
+    def on_train_end(self, logs: Any = None):
+        self._writer.close()

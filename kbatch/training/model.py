@@ -20,8 +20,7 @@ def check_compiled(model: Any) -> None:
         )
     if not model.compiled:
         raise ValueError(
-            "The model must be compiled: call `model.compile(optimizer, loss)` first, in the build "
-            "function even where a `fit` of your own trains it. "
+            "The model must be compiled: call `model.compile(optimizer, loss)` first. "
             f"Received: model={model.name!r}."
         )
 

@@ -19,7 +19,7 @@ from kbatch.study.trial import TrialRecord
 
 RECORDS = [
     make_execution(status="out_of_memory"),
-    make_execution(notes=(Note.of("own_step_whole", size=3), Note.of("compiled_late")), seed=None),
+    make_execution(notes=(Note.of("own_step_whole", size=3), Note.of("nothing_timed")), seed=None),
     make_execution(outcomes=Outcomes(metric="val_accuracy", values=(0.25, 1.0), key="k")),
     make_execution(outcomes=Outcomes(reason="no_sums")),
     make_execution(usage=make_usage()),

@@ -4,9 +4,10 @@ import keras_tuner
 import small_models as models
 
 import kbatch
-from kbatch.search.plan import SearchPlan
-from kbatch.search.timed_fit import ExecutionSettings
+from kbatch.records.training_run import Plan
+from kbatch.search.train import RunSettings
 from kbatch.study.trial import Objective
+from kbatch.training.build_function import has_stock_fit
 
 
 def noted(study):
@@ -25,6 +26,10 @@ def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):
         "steps_per_execution": 1,
         "seed": 0,
     }
+    if isinstance(build, keras_tuner.HyperModel) and not has_stock_fit(
+        build
+    ):  # It trains as it is written.
+        defaults |= {"micro_batch_size": None, "learning_rate_scaling": None}
     return kbatch.BatchSizeHyperModel(build, batch_sizes, **(defaults | arguments))
 
 
@@ -54,17 +59,21 @@ def quick(directory, hypermodel, kind=keras_tuner.GridSearch, *, fit=None, **arg
     return search(directory, hypermodel, kind, fit=fit, **({"objective": "accuracy"} | arguments))
 
 
+PLAN = Plan(1, "float32", None, "given", 64, "")
+
+
 def plan(batch_size=32, **changed):
-    """What an execution of one size is asked to do."""
+    """What a training run of one size is asked to do."""
     plain = {
         "number": 0,
         "seed": 0,
+        "micro_batch_size": None,
         "validation_batch_size": 32,
+        "largest_batch_size": batch_size,
         "metrics": (),
         "to_target": False,
         "objective": Objective("val_loss", "min"),
         "objective_parts": (),
-        "notes": (),
-        "search": SearchPlan((batch_size,)),
+        "plan": PLAN,
     }
-    return ExecutionSettings(batch_size=batch_size, **(plain | changed))
+    return RunSettings(batch_size=batch_size, **(plain | changed))

@@ -108,15 +108,6 @@ def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_p
         assert one.objective_value == other.objective_value
 
 
-def test_an_error_after_the_choice_has_no_trace_of_it(monkeypatch, tmp_path):
-    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 1.0)
-    objective = keras_tuner.Objective("samples_per_second", "max")
-    tuner = search(tmp_path, small_models.stock, sizes=(64,), objective=objective)
-    (run,) = kbatch.load_study(tuner).trials[0].executions
-    assert "too few steps" in run.failure
-    assert "PolicyChosen" not in run.traceback
-
-
 @pytest.mark.parametrize(
     ("half_s", "times", "sizes"),
     [

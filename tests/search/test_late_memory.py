@@ -62,8 +62,6 @@ def test_the_batch_size_is_kept_and_the_micro_batch_halved_as_if_it_had_been_giv
     (note,) = [note for note in middle.notes if note.code == "memory_ran_out"]
     assert note.values["after"] >= middle.micro_batch_size
     # The plan was made once, and halved.
-    assert small.plan_s > 0
-    assert [run.plan_s for run in (middle, large)] == [None, None]
     assert small.plan == 1 < middle.plan <= large.plan
     halved, given = runs["auto"], runs["given"]
     assert halved[1024].micro_batch_size == given[1024].micro_batch_size

@@ -13,10 +13,9 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.errors import OutOfMemoryError
-from kbatch.records.json_codec import read_record, write_record
+from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import PLAN_NAME, Plan
-from kbatch.search.plan import SearchPlan, most_in_memory
-from kbatch.training.data.training_data import TrainingData
+from kbatch.search.plan import halved, most_in_memory, notes_on_size, size_of
 from kbatch.training.model import ModelFacts
 
 layers = keras.layers
@@ -58,8 +57,6 @@ def test_the_plan_is_made_once_whatever_the_learning_rate(study):
     first, later = runs(study)
     assert first.learning_rate != later.learning_rate
     assert (first.plan, later.plan) == (1, 1)
-    assert first.plan_s == pytest.approx(study.plan.duration_s)
-    assert later.plan_s is None
     assert (study.plan.dtype_policy, study.plan.largest_batch_size) == ("float32", 32)
 
 
@@ -84,7 +81,7 @@ def given(tmp_path_factory):
 def test_a_search_that_goes_on_later_reads_it(tmp_path, given):
     plant(tmp_path, micro_batch_size=4, reason="cut")
     later = search(tmp_path, sizes=(32,))
-    assert [(run.micro_batch_size, run.plan_s) for run in runs(later)] == [(4, None)]
+    assert [run.micro_batch_size for run in runs(later)] == [4]
     assert later.plan == dataclasses.replace(PLAN, micro_batch_size=4, reason="cut")
     same_results(later, given)
 
@@ -102,11 +99,12 @@ def test_micro_batches_are_equal_parts(tmp_path):
 
 def test_a_search_that_starts_over_makes_its_own(tmp_path):
     settings = {"micro_batch_size": "auto", "dtype_policy": "float32"}
-    hypermodel = searches.hypermodel(models.stock, (16,), **settings)
+    hypermodel, plans = searches.hypermodel(models.stock, (16,), **settings), []
     for _ in range(2):
         tuner = searches.quick(tmp_path, hypermodel, overwrite=True)
-        (run,) = runs(found := kbatch.load_study(tuner))
-        assert (found.plan.number, run.plan_s) == (1, pytest.approx(found.plan.duration_s))
+        plans.append(kbatch.load_study(tuner).plan)
+    assert [plan.number for plan in plans] == [1, 1]
+    assert plans[0].duration_s != plans[1].duration_s
 
 
 def test_larger_sizes_than_it_knows_make_another(tmp_path):
@@ -178,13 +176,13 @@ class Counts(keras.callbacks.Callback):
 
 @pytest.mark.filterwarnings("ignore:Not equal to the whole batch")
 def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp_path):
-    begin, alive = kbatch.search.files.TrialFiles.begin_attempt, []
+    trained, alive = kbatch.BatchSizeHyperModel.run, []
 
-    def watched(files):
+    def watched(*arguments):
         alive.append(bool(HELD) and HELD[-1]() is not None)
-        return begin(files)
+        return trained(*arguments)
 
-    monkeypatch.setattr("kbatch.search.files.TrialFiles.begin_attempt", watched)
+    monkeypatch.setattr("kbatch.BatchSizeHyperModel.run", watched)
     fit = {"callbacks": [Counts(tmp_path / "counts"), RunsOut(tmp_path / "lives")]}
     # The scale of the loss begins again too.
     settings = {"dtype_policy": "mixed_float16", "base_batch_size": 16}
@@ -203,7 +201,7 @@ def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp
     # Its callbacks are fresh ones: 12 batches, and not those before too.
     assert (tmp_path / "counts").read_text() == "12 [0, 1]\n"
     # Nothing of the step that ran out is left when it begins again.
-    assert alive == [False] * 3
+    assert alive == [False] * 2
     settings["micro_batch_size"] = 8
     same_results(study, search(tmp_path / "given", with_dropout, (16,), settings=settings))
 
@@ -226,46 +224,36 @@ def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
     assert (tmp_path / "lives").read_text() == "xx"
 
 
-def planned(directory=None, **changed):
-    """The plan of a search as another process has it."""
-    found = SearchPlan((8, 64), "auto", directory=directory)
-    found.plan = dataclasses.replace(PLAN, micro_batch_size=64, largest_batch_size=64, **changed)
-    if directory is not None:
-        write_record(found.plan, directory / PLAN_NAME)
-    return found
+FITS = Plan(1, "float32", 64, "fits", 64, "")
 
 
-def test_of_the_sizes_that_ran_out_in_several_processes_the_least_counts(tmp_path):
-    first, second = planned(tmp_path), planned(tmp_path)
+def test_halved_keeps_the_least_size_that_ran_out():
     facts = ModelFacts(models.mlp())
-    assert second.halve(facts, 64, 64)
-    assert first.halve(facts, 64, 32)
-    assert second.halve(facts, 64, 64)  # Never back to 32.
-    assert second.plan == first.plan == read_record(Plan, tmp_path / PLAN_NAME)
-    assert (second.plan.number, second.plan.micro_batch_size, second.plan.reason) == (3, 16, "cut")
-    assert [note.values["before"] for note in second.plan.notes] == [32]
-    assert not second.halve(facts, 64, 1)
+    once = halved(FITS, facts, rows=64, size=64)
+    twice = halved(once, facts, rows=64, size=32)
+    assert halved(twice, facts, rows=64, size=64) == twice  # Another process found less before.
+    assert (twice.number, twice.micro_batch_size, twice.reason) == (3, 16, "cut")
+    assert [note.values["before"] for note in twice.notes] == [32]
+    assert halved(twice, facts, rows=64, size=1) is None
 
 
-@pytest.mark.parametrize("reason", ["own step", "compiled late"])
-def test_what_trains_whole_is_not_run_again_and_larger_sizes_are_left_out(reason):
-    model = own_steps.gan() if reason == "own step" else models.mlp()
-    facts, search, data = ModelFacts(model), planned(reason=reason), TrainingData(*models.rows(94))
-    assert search.cut(model, facts, 32, data) == (32, ())
-    assert not search.halve(facts, 32, 32)
-    assert (search.plan.number, search.plan.micro_batch_size) == (2, 31)
-    assert most_in_memory(search.plan) == 31
-    assert search.cut(model, facts, 8, data) == (8, ())
+def test_halved_own_step_leaves_larger_sizes_out():
+    model = own_steps.gan()
+    facts, before = ModelFacts(model), dataclasses.replace(FITS, reason="own_step")
+    assert size_of(before, facts, 32) == 32
+    assert notes_on_size(before, "auto", model, 32) == ()
+    after = halved(before, facts, rows=32, size=32)
+    assert (after.number, after.micro_batch_size, most_in_memory(after)) == (2, 31, 31)
+    assert notes_on_size(after, "auto", model, 8) == ()
     with pytest.raises(OutOfMemoryError, match="more than 31 do not") as caught:
-        search.cut(model, facts, 32, data)
+        notes_on_size(after, "auto", model, 32)
     # Whether 31 fit was not tried.
     assert (caught.value.examples, caught.value.fitting_examples) == (32, None)
 
 
-def test_a_size_that_was_given_is_never_halved():
-    search = SearchPlan((64,), 32, plan=dataclasses.replace(PLAN, reason="given"))
-    assert not search.halve(ModelFacts(models.mlp()), 64, 32)
-    assert search.plan.number == 1
+def test_halved_a_given_size_is_kept():
+    plan = dataclasses.replace(FITS, reason="given", micro_batch_size=32)
+    assert halved(plan, ModelFacts(models.mlp()), rows=64, size=32) is None
 
 
 def wide():

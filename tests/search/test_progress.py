@@ -84,14 +84,14 @@ def test_a_small_loss_is_not_shown_as_none(shown, line):
     assert line.live[-1] == "50 %, val_loss 1.23e-05, val_mae 0.0000"
 
 
-def test_what_the_plan_took_is_not_taken_again(clock):
+def test_a_trial_without_a_learning_rate_shows_its_factor(clock):
     line = Keeps()
     line.changes = False
     tried = {"hyperparameters": {FACTOR_NAME: 4.0}, "learning_rate": None}
-    planned = records_factory.make_trial(32, plan_s=40.0, **tried)
+    planned = records_factory.make_trial(32, **tried)
     with SearchProgress(1, open_line=lambda: line, now=clock) as shown:
         shown.trial_begins({"batch_size": 32}, ended=0, left=3)
-        clock.now_s += 60.0
+        clock.now_s += 20.0
         shown.trial_ends(planned)
     assert "about 0:40 left" in line.lines[0]
     assert ", learning rate 4 times the rule, " in line.lines[0]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from small_models import rows
 
 import kbatch
-from kbatch.search.timed_fit import TimedFit
+from kbatch.search.train import TimedFit
 from kbatch.study.trial import Objective
 from kbatch.training.shared_graph import SharedGraph
 

@@ -11,7 +11,7 @@ from keras_tuner.engine.trial import TrialStatus
 
 import kbatch
 from kbatch.records.training_run import Budget, Target
-from kbatch.search.timed_fit import _is_sum
+from kbatch.search.train import _is_sum
 
 layers = keras.layers
 HALF = {"dtype_policy": "mixed_float16", "micro_batch_size": None}

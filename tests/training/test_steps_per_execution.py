@@ -14,8 +14,8 @@ import tensorflow as tf
 import kbatch
 from kbatch.errors import InputError
 from kbatch.records.training_run import PLAN_NAME, Budget, Plan
-from kbatch.search.plan import SearchPlan
-from kbatch.search.timed_fit import TimedFit
+from kbatch.search.plan import planned_steps
+from kbatch.search.train import TimedFit
 from kbatch.study.trial import Objective
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.shared_graph import SharedGraph
@@ -74,8 +74,7 @@ def trained(build, steps, *callbacks, epochs=2, data=None, steps_per_epoch=None,
     keras.utils.set_random_seed(0)
     model = build()
     x, y = data or (X, Y)
-    chooses = SearchPlan((8,), steps_per_execution=steps)
-    with TimedFit(model, searches.plan(8, search=chooses, **plan)) as fit:
+    with TimedFit(model, searches.plan(8, steps_per_execution=steps, **plan)) as fit:
         history = fit(
             x,
             y,
@@ -188,11 +187,10 @@ def test_an_execution_takes_a_tenth_of_a_second_and_leaves_some_to_time(budget):
 
 
 def test_a_step_takes_the_time_of_its_parts():
-    found = SearchPlan((8, 64), "auto", steps_per_execution="auto", plan=PLAN)
     # 1 ms a part and 0.1 ms an example: 4 parts of 16, which take 10.4 ms.
     for batch_size, steps in ((64, 10), (8, 56)):
         asked = training(batch_size=batch_size, epoch_steps=1000)
-        assert found.steps(normalised(), asked)[0] == steps
+        assert planned_steps("auto", PLAN, normalised(), asked)[0] == steps
 
 
 class OnBatches(keras.callbacks.Callback):
@@ -251,8 +249,7 @@ class OwnStep(keras.Sequential):
     "build", [lambda: normalised(run_eagerly=True), OwnStep], ids=["eager", "own step"]
 )
 def test_one_step_where_several_may_differ(build):
-    chooses = SearchPlan((8,), steps_per_execution="auto")
-    found, notes = chooses.steps(build(), training())
+    found, notes = planned_steps("auto", PLAN, build(), training())
     assert found == 1
     assert len(notes) == 1
 

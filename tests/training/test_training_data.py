@@ -10,7 +10,7 @@ import small_models as models
 import tensorflow as tf
 
 from kbatch.errors import DataEnded, InputError
-from kbatch.search.plan import SearchPlan
+from kbatch.search.train import SharedInput
 from kbatch.training.data.batches import in_blocks
 from kbatch.training.data.training_data import TrainingData
 
@@ -95,7 +95,7 @@ def test_every_form_gives_batches_of_few_rows_also_in_another_process(form):
 
 
 def test_what_was_read_of_a_dataset_serves_all_executions_of_a_search():
-    read, search = [], SearchPlan((8,))
+    read, search = [], SharedInput()
 
     def rows():
         read.append(None)

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.search.plan import SearchPlan
-from kbatch.search.timed_fit import TimedFit
+from kbatch.search.train import TimedFit
 from kbatch.training.data.batches import ArrayRows, held_batches
 
 X, Y = np.arange(188.0).reshape(94, 2).astype("float32"), np.arange(94) % 3
@@ -144,11 +143,11 @@ def test_an_execution_traces_nothing_and_reads_its_epochs_by_one_iterator(monkey
     monkeypatch.setattr(
         tf.data.Dataset, "__iter__", lambda self: opened.append(self) or begin(self)
     )
-    data, asked = models.rows(94), SearchPlan((8,), steps_per_execution=steps)
+    data, asked = models.rows(94), searches.plan(8, steps_per_execution=steps)
     for _ in range(2):
         opened.clear()
         model = models.mlp()
-        with TimedFit(model, searches.plan(8, search=asked)) as fit:
+        with TimedFit(model, asked) as fit:
             model.fit(*data, epochs=4, verbose=0)
         assert [epoch.batches for epoch in fit.clock.epochs] == [12] * 4
         assert len(opened) <= 2  # Another one may have built the model.

@@ -1,5 +1,6 @@
 """The data of a training, in whatever form `fit` takes them: a sample of rows, and batches."""
 
+import copy
 import dataclasses
 import inspect
 import numbers
@@ -481,6 +482,17 @@ class FitCall:
     @property
     def callbacks(self) -> list[Any]:
         return keras.tree.flatten(self.named.get("callbacks") or [])
+
+    def with_callbacks(self, callbacks: Sequence[Any]) -> "FitCall":
+        """Return the same call with other callbacks."""
+        found, place = copy.copy(self), list(_SIGNATURE.parameters).index("callbacks") - 1
+        given = self.arguments[place : place + 1]
+        if given and given[0] is self.named.get("callbacks"):
+            found.arguments = (*self.arguments[:place], callbacks, *self.arguments[place + 1 :])
+        else:
+            found.keywords = {**self.keywords, "callbacks": callbacks}
+        found.named = {**self.named, "callbacks": callbacks}
+        return found
 
     def without(self, *names: str) -> dict[str, Any]:
         """Return what was given beside the data and these."""

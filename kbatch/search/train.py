@@ -1,48 +1,59 @@
-"""`model.fit` for one execution of a trial: one batch size, one clock, checked by epoch."""
+"""One training run of a trial: `fit` with a batch size set and a clock, and the record of it."""
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import math
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
-import psutil
+import keras_tuner
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import is_integer
 from kbatch.analysis.learning_rate import LearningRateScaling
-from kbatch.analysis.noise_scale import MOMENT_METRICS
+from kbatch.device import failures
+from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import GpuMonitor
-from kbatch.device.memory import DeviceMemory
+from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
-from kbatch.library_internals import cache_file, inputs_of_dataset
+from kbatch.library_internals import cache_file, inputs_of_dataset, keep_build_config
 from kbatch.records.notes import Note
-from kbatch.records.training_run import Budget, Target
+from kbatch.records.training_run import Budget, ExecutionRecord, Plan, Target, seconds_to_target
 from kbatch.search.best_epoch import BestEpoch
-from kbatch.search.plan import SearchPlan
+from kbatch.search.files import CHECKPOINT_NAME, TrialFiles
+from kbatch.search.plan import most_in_memory, planned_steps
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import (
     BudgetCallback,
     StopAtTarget,
+    TensorBoardScalars,
     TrainingClock,
     joint_budget,
     numbers_of,
 )
-from kbatch.training.data.batches import StepMeter
+from kbatch.training.data.batches import InputMeter, StepMeter
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
-from kbatch.training.dtype_policy import check_loss_is_scaled
-from kbatch.training.learning_rate import scale_late_layers
-from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
-from kbatch.training.state import kept_variables, seed_of
+from kbatch.training.dtype_policy import check_loss_is_scaled, dtype_policy_scope, skips_all_updates
+from kbatch.training.learning_rate import peak_learning_rate, scale_late_layers
+from kbatch.training.model import (
+    ModelFacts,
+    can_validate,
+    installed_step,
+    replica_count,
+    user_step,
+    waiting_for_data,
+)
+from kbatch.training.state import inner_optimizers, kept_variables, seed_of, seeded
 from kbatch.training.steps_per_execution import (
     EndInTime,
     GraphCount,
+    Steps,
     Training,
     check_epoch,
     set_steps,
@@ -50,17 +61,224 @@ from kbatch.training.steps_per_execution import (
 )
 
 
-class ExecutionSettings(NamedTuple):
-    number: int  # Of the execution in its trial, from 0.
+class RunSettings(NamedTuple):
+    """What is set for one training run."""
+
+    number: int  # Of the run in its trial, from 0.
     seed: int | None  # Of weights and shuffling.
     batch_size: int  # Examples of one optimizer update.
-    validation_batch_size: int  # At most, where less fits at once.
+    micro_batch_size: int | None  # Examples that go through a device at once; None if unknown.
+    validation_batch_size: int  # Examples of a validation batch.
+    largest_batch_size: int  # Of the search.
     metrics: tuple[str, ...]  # That each epoch must have.
     to_target: bool  # Whether the cost of a target is the objective, so that there must be one.
     objective: Objective  # What the search optimises.
     objective_parts: tuple[Objective, ...]  # Several that are one sum; empty for a single one.
-    notes: tuple[Note, ...]  # On the settings, such as where callbacks write.
-    search: SearchPlan  # What all executions have in common.
+    steps_per_execution: Steps = 1  # As asked for.
+    plan: Plan | None = None  # None if the model trains as it was written.
+    notes: tuple[Note, ...] = ()  # On the settings, such as where callbacks write.
+
+
+class Trained(NamedTuple):
+    """How a training run ended: with results, or with an error."""
+
+    record: ExecutionRecord
+    results: Any = None  # What `fit` returned, and what was measured.
+    error: BaseException | None = None
+    step_ran_out: bool = False  # Whether memory ran out in a train step.
+    runs_again: bool = False  # Whether the plan has smaller micro-batches since.
+
+
+class SharedInput:
+    """What the training runs of a search share of their data: what was read, and one meter."""
+
+    def __init__(self):
+        self._data: TrainingData | None = None
+        self._meter: InputMeter | None = None
+
+    def data(self, given: TrainingData) -> TrainingData:
+        """Return data with what was read of them before, if the last ones were the same."""
+        if self._data is None or not self._data.is_same(given):
+            self._data = given
+        return self._data
+
+    def meter(self) -> InputMeter:
+        """Return the meter of all runs, traced once, which begins to count again."""
+        self._meter = self._meter or InputMeter()
+        self._meter.reset()
+        return self._meter
+
+    def __reduce__(self):
+        return SharedInput, ()  # No tensor travels to another process.
+
+
+def train(
+    model: Any,
+    hp: Any,
+    call: FitCall,
+    settings: RunSettings,
+    files: TrialFiles,
+    *,
+    fit: Callable[..., Any],
+    shared: SharedInput,
+    scaling: LearningRateScaling | None,
+) -> Trained:
+    """Train a model and write a record of how it ended, also if it fails.
+
+    Args:
+        model: The built model.
+        hp: The hyperparameters of the trial.
+        call: The arguments of `fit`.
+        settings: What is set for this run.
+        files: Where the record is written.
+        fit: The `fit` of a HyperModel, which calls `model.fit`.
+        shared: What the runs of the search share.
+        scaling: What the model was scaled by.
+    """
+    timed = TimedFit(model, settings, shared=shared, scaling=scaling)
+    begun, number = _begun(model, settings), settings.number
+    record = functools.partial(_record, begun, timed)
+    for callback in call.callbacks:
+        if hasattr(callback, "follow_trial"):  # A `LivePlot`, without the modules that draw it.
+            so_far = functools.partial(record, "running")
+            callback.follow_trial(files, number=number, so_far=so_far)
+    files.write(number, record("running"))
+    try:
+        # Layers that are built by their first batch draw their weights here, and not in `build`.
+        seeds = seeded(seed_of(settings.seed, 1))
+        with seeds, dtype_policy_scope(begun.dtype_policy), timed:
+            results = fit(hp, model, *call.arguments, **call.keywords)
+        results = _with_measures(results, timed, files.measured_names)
+        reported = files.reported(results)
+        if files.of_kbatch_tuner:
+            known = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
+            best = known and known.best_objective_value
+            timed.best_epoch.write_weights(model, files.folder, best)
+            keep_build_config(files.tuner, files.trial_id, model)
+        outcomes = timed.best_epoch.outcomes()
+    except BaseException as error:  # Also an interruption: each end has a record.
+        ended = record(failures.failure_status(error), failures.failure_text(error))
+        ended = dataclasses.replace(ended, traceback=failures.failure_traceback(error))
+        files.write(number, ended)
+        ran_out = failures.ran_out_of_memory(error, smaller_worked=True)
+        # Not in validation, and not in a callback.
+        return Trained(ended, None, error, ran_out and timed.clock.in_step)
+    ended = dataclasses.replace(record("completed"), reported=reported, outcomes=outcomes)
+    if ended.diverged:
+        text = "diverged: the loss became NaN or infinite, lower the learning rate"
+        ended = dataclasses.replace(ended, status="failed", failure=text)
+    files.write(number, ended)
+    return Trained(ended, results)
+
+
+def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
+    """Describe a training run that begins."""
+    facts, here = ModelFacts(model), read_environment()
+    # None if a `fit` of the user's own compiles the model.
+    optimizer = next(iter(inner_optimizers(model)), None)
+    plan, size = settings.plan, settings.micro_batch_size
+    return ExecutionRecord(
+        status="running",
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        micro_batch_size=size,
+        dtype_policy=facts.dtype_policy,
+        optimizer=optimizer and type(optimizer).__name__,
+        loss_scaled=facts.loss_scaled,
+        learning_rate=peak_learning_rate(optimizer),
+        jit_compile=bool(model.jit_compile),
+        notes=settings.notes,
+        plan=plan and plan.number,
+        most_in_memory=plan and most_in_memory(plan),
+        workers_on_device=workers_on_device(),
+        device=here.device.replace("CPU", here.cpu),
+        replicas=facts.replicas,
+    )
+
+
+def _with_measures(results: Any, timed: "TimedFit", wanted: tuple[str, ...]) -> Any:
+    """Add what was measured to what `fit` returned, if keras-tuner is to have it."""
+    clock, target, monitor = timed.clock, timed.target, timed.monitor
+    throughput, usage = clock.throughput, monitor and monitor.usage
+    if "samples_per_second" in wanted and throughput is None:
+        raise keras_tuner.errors.FailedTrialError(
+            "There were too few steps to measure samples/s, which is the objective: train "
+            "for more epochs, or leave out the largest batch sizes. "
+            f"Received: {clock.reading.batches} steps with "
+            f"batch_size={timed.settings.batch_size}."
+        )
+    if clock.epochs and not clock.updates and skips_all_updates(timed.model):
+        raise keras_tuner.errors.FailedTrialError(
+            "no update: the gradients of every batch overflowed in float16. Scale the loss and "
+            'the inputs down, or give `dtype_policy="float32"`.'
+        )
+    figures = {} if throughput is None else {"samples_per_second": throughput.value}
+    if target is not None:
+        seconds = seconds_to_target(target, clock.epochs)
+        # The least of no value is infinite: keras-tuner ranks a trial that never met it last.
+        figures["seconds_to_target"] = math.inf if seconds is None else seconds
+    taken = usage.metrics(clock.reading.examples) if usage else {}
+    if isinstance(results, keras.callbacks.History):
+        epochs = len(results.epoch)
+        results.history.update({name: [value] * epochs for name, value in taken.items()})
+        if wanted:
+            # They are the same for all epochs: the other metrics are those of the last one.
+            return {name: values[-1] for name, values in results.history.items()} | figures
+    return figures | taken | results if isinstance(results, dict) else results
+
+
+def _record(
+    begun: ExecutionRecord, timed: "TimedFit", status: str, failure: str | None = None
+) -> ExecutionRecord:
+    """Describe a training run as far as it has come."""
+    clock, notes = timed.clock, [*begun.notes]
+    record = dataclasses.replace(
+        begun,
+        status=status,
+        failure=failure,
+        usage=timed.monitor and timed.monitor.usage,
+        budget=timed.budget,
+        target=timed.target,
+        steps_per_execution=timed.steps_per_execution,
+        epochs_asked=timed.epochs_asked,
+        steps_per_epoch=timed.steps_per_epoch,
+        scaling=timed.scaling,  # Layers may have been built since it began.
+    )
+    if clock.first_step_s is None:
+        notes += [] if status == "running" else [Note.of("nothing_timed")]
+        return dataclasses.replace(record, notes=tuple(notes))
+    notes += timed.notes
+    ruled, seen = begun.learning_rate, clock.first_learning_rate
+    if ruled is not None and seen is not None and not math.isclose(ruled, seen, rel_tol=1e-5):
+        notes.append(Note.of("first_learning_rate", used=seen, built=ruled))
+    reading, (examples, durations_s) = clock.reading, clock.windows
+    if not examples and status != "running":
+        notes.append(Note.of("too_short_to_time"))
+    updates = sum(epoch.updates for epoch in clock.epochs)
+    overflowed = None
+    # A step of the user's own may make none or several updates of a batch.
+    if begun.loss_scaled and user_step(timed.model) is None:
+        overflowed = max(0, sum(epoch.batches or 0 for epoch in clock.epochs) - updates)
+    return dataclasses.replace(
+        record,
+        learning_rate=seen,
+        batch_size_seen=reading.largest_batch or None,
+        window_examples=tuple(examples),
+        window_durations_s=tuple(durations_s),
+        first_step_s=clock.first_step_s,
+        examples_seen=reading.examples,
+        batches=reading.batches,
+        updates=updates,
+        overflowed_updates=overflowed,
+        train_s=clock.train_s,
+        data_wait_s=reading.wait_s,
+        total_s=timed.total_s,
+        epochs=tuple(clock.epochs),
+        notes=tuple(notes),
+        averages_validated=timed.averages_validated,
+        initial_weights=timed.best_epoch.initial_weights,
+        first_order=timed.first_order,
+    )
 
 
 class TimedFit:
@@ -68,26 +286,22 @@ class TimedFit:
 
     def __init__(
         self,
-        model: keras.Model,
-        settings: ExecutionSettings,
+        model: Any,
+        settings: RunSettings,
         *,
+        shared: SharedInput | None = None,
         scaling: LearningRateScaling | None = None,
-        # Called with the data before batching; returns the most that fit at once, where known.
-        prepare: Callable[[TrainingData], int | None] | None = None,
     ):
-        self._model: Any = model
-        self._settings = settings
+        self.model, self.settings = model, settings
         self.scaling = scaling  # What the model was scaled by.
         self._fit = type(model).fit.__get__(model)
-        self._validation_batch_size = settings.validation_batch_size
-        self._prepare = prepare
+        self._shared = shared or SharedInput()
         self._fits = 0
         self._open = contextlib.ExitStack()
         self._several = replica_count(model) > 1
-        self._meter = StepMeter(settings.batch_size) if self._several else settings.search.meter()
+        self._meter = StepMeter(settings.batch_size) if self._several else self._shared.meter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
         self.best_epoch = BestEpoch(settings.objective, settings.objective_parts)
-        # What training takes, the making of the plan left out.
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
         self.notes: list[Note] = []
@@ -99,25 +313,25 @@ class TimedFit:
         self.steps_per_execution: int | None = None
         self.epochs_asked: int | None = None  # Of all calls.
         self.steps_per_epoch: int | None = None
-        self._order: str | None = None  # Of the first epoch, where that is known without data.
+        self._order: str | None = None  # Of the first epoch, if that is known without data.
 
     def __enter__(self) -> "TimedFit":
-        self._model.fit = self
+        self.model.fit = self
         return self
 
     def __exit__(self, *error: object) -> None:
-        del self._model.fit
-        if self._model.steps_per_execution != self._built_steps:
-            set_steps(self._model, self._built_steps)
+        del self.model.fit
+        if self.model.steps_per_execution != self._built_steps:
+            set_steps(self.model, self._built_steps)
         self._open.close()
 
     def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train the model; takes what `keras.Model.fit` takes."""
-        settings = self._settings
+        settings = self.settings
         given = FitCall(args, kwargs)
         sizes = {
             "batch_size": settings.batch_size,
-            "validation_batch_size": self._validation_batch_size,
+            "validation_batch_size": settings.validation_batch_size,
         }
         for name, size in sizes.items():
             asked = given.named[name]
@@ -127,32 +341,33 @@ class TimedFit:
                     "give the sizes to try as `batch_sizes` of `BatchSizeTuner`. "
                     f"Received: {name}={asked} in a trial of {size}."
                 )
-        data = settings.search.data(given.data)
-        check_labels(self._model, data.y)
+        data = self._shared.data(given.data)
+        check_labels(self.model, data.y)
         call = given.without("callbacks", *sizes, "validation_steps")
-        most = None if self._prepare is None else self._prepare(data)
-        if most is not None:
-            self._validation_batch_size = min(self._validation_batch_size, most)
+        if installed_step(self.model) is not None:
+            # Without rows to build it with, `fit` builds the model, or says what is missing.
+            with contextlib.suppress(InputError), self.model.distribute_strategy.scope():
+                data.build(self.model)
         epochs, initial_epoch, given_steps = (
             call[name] for name in ("epochs", "initial_epoch", "steps_per_epoch")
         )
         _check_epochs(epochs, initial_epoch, given_steps)
         batches = data.batches(
             settings.batch_size,
-            self._model,
-            largest_batch_size=settings.search.batch_sizes[-1],
-            validation_batch_size=self._validation_batch_size,
+            self.model,
+            largest_batch_size=settings.largest_batch_size,
+            validation_batch_size=settings.validation_batch_size,
             validation_steps=given.named["validation_steps"],
             # Each fit draws orders of its own, also where it goes on from an epoch.
             seed=seed_of(settings.seed, self._fits, initial_epoch),
             # A batch that replicas share must not have rows of two epochs.
             endless=not (self._several or given_steps),
         )
-        if batches.validation_data is not None and not can_validate(self._model):
+        if batches.validation_data is not None and not can_validate(self.model):
             raise InputError(
                 "A model with its own `train_step` needs a `test_step`, or a `call` and a compiled "
                 "loss, to be validated: add one, or leave out `validation_data`. "
-                f"Received: model of class {type(self._model).__name__}."
+                f"Received: model of class {type(self.model).__name__}."
             )
         never_ends = batches.dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         if never_ends and not (given_steps or batches.epoch_steps):
@@ -160,7 +375,7 @@ class TimedFit:
                 "The dataset never ends: leave out `.repeat()`, or give `steps_per_epoch`. "
                 "Received: a dataset of infinite cardinality."
             )
-        most = given_steps and given_steps * epochs * settings.search.batch_sizes[-1]
+        most = given_steps and given_steps * epochs * settings.largest_batch_size
         _fill_caches(batches.dataset, most)
         if is_dataset(batches.validation_data):
             _fill_caches(batches.validation_data, None)
@@ -179,22 +394,22 @@ class TimedFit:
     def _train(
         self, batches: Batches, call: dict[str, Any], theirs: list[Any]
     ) -> keras.callbacks.History:
-        self.scaling = scale_late_layers(self._model, batches.dataset, self.scaling)
-        check_loss_is_scaled(self._model)
+        self.scaling = scale_late_layers(self.model, batches.dataset, self.scaling)
+        check_loss_is_scaled(self.model)
         self._find_end(theirs)
-        size, meter = self._settings.batch_size, self._meter
+        size, meter = self.settings.batch_size, self._meter
         scalars = [
-            _TensorBoardScalars(callback, size)
+            TensorBoardScalars(callback, size)
             for callback in theirs
             if isinstance(callback, keras.callbacks.TensorBoard)
         ]
-        ranked = (*self._settings.metrics, self.target and self.target.metric)
-        if "loss" in ranked and _is_sum(self._model, batches.dataset):
+        ranked = (*self.settings.metrics, self.target and self.target.metric)
+        if "loss" in ranked and _is_sum(self.model, batches.dataset):
             callback = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda _, logs: logs.update(loss=logs["loss"] / size)
             )
             theirs = [callback, *theirs]
-        expected = () if call["validation_freq"] != 1 else self._settings.metrics
+        expected = () if call["validation_freq"] != 1 else self.settings.metrics
         swaps = any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in theirs)
         self.averages_validated |= swaps
         best, stock = self.best_epoch, keras.callbacks.Callback.on_test_end
@@ -208,18 +423,14 @@ class TimedFit:
         first = keras.callbacks.LambdaCallback(on_test_end=end)
         check = keras.callbacks.LambdaCallback(
             on_epoch_end=lambda _, logs: _check_epoch_end(
-                self._model,
-                logs,
-                batch_size=size,
-                seen=meter.read().largest_batch,
-                metrics=expected,
+                self.model, logs, batch_size=size, seen=meter.read().largest_batch, metrics=expected
             )
         )
         last = [best, check, self.clock.last]  # A step begins after the last one.
         own = [self.clock, first, *theirs, *self._set_steps(batches, call, theirs)]
         started_s = time.perf_counter()
         try:
-            with warnings.catch_warnings(), waiting_for_data(self._model, batches.dataset):
+            with warnings.catch_warnings(), waiting_for_data(self.model, batches.dataset):
                 datasets = [batches.dataset, batches.validation_data]
                 datasets = [d for d in datasets if is_dataset(d)]
                 if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):
@@ -241,7 +452,7 @@ class TimedFit:
         finally:
             self.total_s += time.perf_counter() - started_s
         # Metrics whose function needs all rows become means over micro-batches.
-        if coupled := _metrics_of_parts(self._model, size):
+        if coupled := _metrics_of_parts(self.model, size):
             self.notes.append(Note.of("metrics_of_parts", names=", ".join(coupled)))
         if (throughput := self.clock.throughput) is not None:
             history.history["samples_per_second"] = [throughput.value] * len(history.epoch)
@@ -251,7 +462,10 @@ class TimedFit:
         self, batches: Batches, call: dict[str, Any], callbacks: list[Any]
     ) -> list[keras.callbacks.Callback]:
         """Set how many steps an execution runs; return what ends the last one in time."""
-        settings, budget, model = self._settings, self.budget, self._model
+        settings, budget, model = self.settings, self.budget, self.model
+        if settings.plan is None:  # It trains as it was written.
+            self.steps_per_execution = int(model.steps_per_execution)
+            return []
         found = batches.epoch_steps or int(batches.dataset.cardinality())
         given, examples = call["steps_per_epoch"], batches.examples
         rows = settings.batch_size if found < 0 else None
@@ -259,8 +473,8 @@ class TimedFit:
         # Of the search the fewest, so that it ends before the first trial.
         fewest = epoch_steps
         if examples and not given:
-            fewest = -(-examples // settings.search.batch_sizes[-1])
-        check_epoch(settings.search.steps_per_execution, fewest)
+            fewest = -(-examples // settings.largest_batch_size)
+        check_epoch(settings.steps_per_execution, fewest)
         training = Training(
             batch_size=settings.batch_size,
             epoch_steps=epoch_steps,
@@ -268,7 +482,7 @@ class TimedFit:
             budget=budget,
             callbacks=callbacks,
         )
-        steps, notes = settings.search.steps(model, training)
+        steps, notes = planned_steps(settings.steps_per_execution, settings.plan, model, training)
         self.steps_per_execution = whole_steps(steps, given, int(batches.dataset.cardinality()))
         self.notes.extend(notes)
         validation = batches.validation_batches or 0
@@ -287,7 +501,7 @@ class TimedFit:
         for callback in budgets:
             callback.count_by(self.clock)
         targets = [callback.target for callback in callbacks if isinstance(callback, StopAtTarget)]
-        if len(targets) > 1 or (self._settings.to_target and not targets):
+        if len(targets) > 1 or (self.settings.to_target and not targets):
             raise InputError(
                 "An objective such as `seconds_to_target`, and training itself, have one target: "
                 "give `callbacks=[kbatch.StopAtTarget(monitor, value)]`. "
@@ -372,39 +586,3 @@ def _check_epoch_end(
             f"Training reports no metric {missing[0]!r} that is one number: {advice}. "
             f"Received: metrics {sorted(numbers)}."
         )
-
-
-class _TensorBoardScalars(keras.callbacks.Callback):
-    """Writes throughput, memory, noise scale and sizes where a TensorBoard callback writes."""
-
-    # They are a run of their own below its folder: TensorBoard reads one file a run at a time, and
-    # takes every run below the hyperparameters of a trial for its metrics.
-
-    def __init__(self, board: keras.callbacks.TensorBoard, batch_size: int):
-        super().__init__()
-        self._batch_size = batch_size
-        self._writer: Any = tf.summary.create_file_writer(str(Path(board.log_dir) / "kbatch"))
-        self._memory = DeviceMemory()
-        self._memory.reset()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None):
-        how: Any = getattr(installed_step(self.model), "how", None)
-        size = self._batch_size
-        found = {"batch_size": size, "micro_batch_size": how.micro_batch_size if how else size}
-        if self._memory.device == "CPU:0":  # Its allocator counts large blocks only.
-            found["host_memory_bytes"] = psutil.Process().memory_info().rss
-        else:
-            found["peak_memory_bytes"] = self._memory.peak_bytes
-        if "samples_per_second" in logs:
-            found["samples_per_second"] = logs["samples_per_second"]
-        variance, norm = (logs.get(name, 0) for name in MOMENT_METRICS)
-        # Means over the epoch, divided last; noise may outweigh what there is to see.
-        if variance > 0 and norm > 0:
-            found["noise_scale"] = variance / norm
-        with self._writer.as_default(step=epoch):
-            for name, value in found.items():
-                tf.summary.scalar(name, float(value))
-        self._writer.flush()
-
-    def on_train_end(self, logs: Any = None):
-        self._writer.close()
