@@ -316,7 +316,7 @@ def test_data_without_rows_to_take_are_refused_with_what_to_give(case):
 
 def test_a_dataset_of_sequences_for_an_unbuilt_model_is_refused():
     sequences = sliced(np.zeros((94, 50, 4), "float32"), np.zeros((94, 50, 4), "float32"))
-    with pytest.raises(InputError, match=r"begin it with `keras.Input`"):
+    with pytest.raises(InputError, match=r"begins with `keras.Input`"):
         batches_of(TrainingData(sequences), model=keras.Sequential([keras.layers.Dense(4)]))
 
 

@@ -53,16 +53,8 @@ def finalize(
 class MicroBatches(NamedTuple):
     leaves: Any  # Nested tensors of shape (rows, ...), with None where a part is absent.
     rows: tf.Tensor
+    known_rows: int | None  # If the graph knows them.
     size: int  # The last one may have fewer.
-
-    @property
-    def known_rows(self) -> int | None:
-        """Examples in the batch where the graph knows them, else None."""
-        return parts_of(self.leaves)[0].shape[0]
-
-    @property
-    def count(self) -> tf.Tensor:
-        return -(-self.rows // self.size)
 
     def part(self, start: tf.Tensor | int, size: tf.Tensor | int) -> Any:
         return each_part(lambda leaf: rows_between(leaf, start, size), self.leaves)
@@ -107,7 +99,7 @@ def cut(batch: Any, size: int) -> MicroBatches:
         message = "Every part of a batch must have the same number of rows."
         checks = [tf.debugging.assert_equal(row_count(p), rows, message) for p in present[1:]]
     with tf.control_dependencies([check for check in checks if check is not None]):
-        return MicroBatches(leaves, tf.identity(rows), size)
+        return MicroBatches(leaves, tf.identity(rows), lengths[0], size)
 
 
 def as_tensor(leaf: Any) -> Any:

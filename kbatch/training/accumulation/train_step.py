@@ -65,7 +65,8 @@ class AccumulatingTrainStep(TrainStep):
             micro = tf.where(due, sums.micro_sq_norm, float("nan"))
             whole = tf.cond(due, lambda: squared_norm(sums.gradients), lambda: tf.zeros([]))
             scale = model.optimizer.scale_loss(tf.ones([]))  # The update may move it.
-            found = means.add(micro / scale**2, whole / scale**2, batch.rows, batch.count)
+            count = -(-batch.rows // batch.size)
+            found = means.add(micro / scale**2, whole / scale**2, batch.rows, count)
         update.apply(sums)
         return model.get_metrics_result() | found
 

@@ -136,9 +136,15 @@ class TrainingData:
     validation_data: Any = None
     validation_split: float = 0.0
     shuffle: bool = True
+    # Known rows, until a model tells what they are: the spec of an element of a dataset (None of
+    # arrays, whose rows are examples), a sample of batches (None if a part of the elements has no
+    # axis), and a sample of examples.
+    sampled: dataclasses.InitVar[tuple[Any, Sample | None, Sample] | None] = None
 
-    def __post_init__(self):
-        self._sample: _Sampled | None = None
+    def __post_init__(self, sampled: Any):
+        self._sample = sampled
+        makes_batches = is_dataset(self.x) or isinstance(self.x, keras.utils.PyDataset)
+        self.is_function = callable(self.x) and not makes_batches
         self._rows: ArrayRows | None = None  # All, with the graphs that shuffle and gather them.
 
     def __reduce__(self):
@@ -152,13 +158,7 @@ class TrainingData:
         # As in Keras, a tuple is (x, y).
         parts = example if isinstance(example, tuple) else (example,)
         rows, _ = arrays_of(*each_part(lambda leaf: np.asarray(leaf)[None], parts))
-        data = cls()
-        data._sample = _Sampled(None, None, Sample(_as_numpy(rows), None))
-        return data
-
-    @property
-    def is_function(self) -> bool:
-        return callable(self.x) and not isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
+        return cls(sampled=(None, None, Sample(_as_numpy(rows), None)))
 
     def is_same(self, other: "TrainingData") -> bool:
         return all(vars(self)[f.name] is vars(other)[f.name] for f in dataclasses.fields(self))
@@ -177,9 +177,9 @@ class TrainingData:
         """
         if self.is_function:
             return None
-        known = self._sampled()
-        batched = known.spec is not None and is_batched(known.spec, model)
-        return (known.batches if batched else None) or known.examples
+        spec, batches, examples = self._sampled()
+        batched = spec is not None and is_batched(spec, model)
+        return (batches if batched else None) or examples
 
     def build(self, model: keras.Model) -> None:
         """Build a model, its metrics and its optimizer from the shapes of the data."""
@@ -324,7 +324,7 @@ class TrainingData:
             raise InputError(str(error)[:300]) from error
         return (*split[0], split[1])
 
-    def _sampled(self) -> "_Sampled":
+    def _sampled(self) -> tuple[Any, Sample | None, Sample]:
         # To read a dataset again may fill a buffer of shuffling.
         if self._sample is None:
             self._check_given()
@@ -332,7 +332,7 @@ class TrainingData:
             self._sample = _first_elements(data) if is_dataset(data) else self._first_rows()
         return self._sample
 
-    def _first_rows(self) -> "_Sampled":
+    def _first_rows(self) -> tuple[None, None, Sample]:
         parts = parts_of(self.x)
         first: Any = keras.tree.map_structure(
             lambda leaf: (
@@ -345,15 +345,7 @@ class TrainingData:
         rows, count = arrays_of(**first, class_weight=self.class_weight)
         if not count:
             raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
-        return _Sampled(None, None, Sample(_as_numpy(rows), len(parts[0])))
-
-
-class _Sampled(NamedTuple):
-    """Rows as batches and as examples, until a model tells which they are."""
-
-    spec: Any  # Of an element of a dataset; None of arrays, whose rows are examples.
-    batches: Sample | None  # None where a part of the elements has no axis.
-    examples: Sample
+        return None, None, Sample(_as_numpy(rows), len(parts[0]))
 
 
 def check_labels(model: Any, y: Any) -> None:
@@ -374,7 +366,7 @@ def _as_numpy(nested: Any) -> Any:
     return each_part(np.asarray, nested)
 
 
-def _first_elements(dataset: tf.data.Dataset) -> _Sampled:
+def _first_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sample]:
     """Read elements one after the other, as batches where they may be, and as examples."""
     spec = dataset.element_spec
     for part in tf.nest.flatten(spec):
@@ -397,7 +389,7 @@ def _first_elements(dataset: tf.data.Dataset) -> _Sampled:
             batches.add(arrays)
     if not examples.counts:
         raise InputError("The dataset is empty: give one that has elements. Received: no element.")
-    return _Sampled(spec, batches.sample() if may_be_batches else None, examples.sample())
+    return spec, batches.sample() if may_be_batches else None, examples.sample()
 
 
 class _Reading:
