@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
-from kbatch.analysis.scaling_curve import MEASURED, OUT_OF_MEMORY, is_saturated
+from kbatch.analysis.scaling_curve import is_saturated
 from kbatch.device.failures import MEMORY_ERRORS, ran_out_of_memory
 from kbatch.errors import DataEnded, InputError
 from kbatch.page.numbers import format_number, pluralize
+from kbatch.records.notes import Note
 
 # Two calls in a row that differ by less than this share agree.
 _AGREEMENT = 0.1
@@ -148,7 +149,6 @@ _SHARE_TO_WARM_UP = 0.5
 # So many are timed whatever the time, by all their contenders: without two sizes there is no fit,
 # and no answer.
 _FEWEST_SIZES = 2
-BEYOND_TARGET = "batches beyond the latency target"
 
 
 class Setting(NamedTuple):
@@ -173,18 +173,18 @@ class Sweep(abc.ABC):
         self.warm_ups: dict[Setting, WarmUp] = {}  # Of those that were called.
         # The seconds of each call of a turn; each setting has one a round, until it is done.
         self.blocks: dict[Setting, list[tuple[float, ...]]] = {}
-        self.not_run: dict[Setting, str] = {}  # Why; those that ran out of memory among them.
+        self.not_run: dict[Setting, Note] = {}  # Why; those that ran out of memory among them.
         self.timing, self._chosen, self._say, self.clock = timing, chosen, say, clock
         self._order, self._began_s, self._first_calls_s = random.Random(seed), clock(), 0.0
         self._calls: dict[Setting, Call] = {}
-        self._ended: dict[Any, tuple[int, str]] = {}  # The last size of a series, and why.
+        self._ended: dict[Any, tuple[int, Note]] = {}  # The last size of a series, and why.
 
     @abc.abstractmethod
     def prepare(self, setting: Setting) -> Call:
         """Make a setting ready to be called."""
 
     @abc.abstractmethod
-    def refusal(self, setting: Setting) -> str | None:
+    def refusal(self, setting: Setting) -> Note | None:
         """Return why a setting is not to be called."""
 
     @abc.abstractmethod
@@ -215,8 +215,8 @@ class Sweep(abc.ABC):
             else:
                 reason = self.not_run[setting]
                 self._say(f"{setting.series}, size {setting.size}: {reason}")
-                if reason == OUT_OF_MEMORY:
-                    reason = f"memory ran out at size {setting.size}"
+                if reason.code == "out_of_memory":
+                    reason = Note.of("memory_ran_out_at", size=setting.size)
                 self._ended[setting.series] = setting.size, reason
 
     def go_on(self, series: Any, sizes: Iterable[int]) -> Iterator[tuple[Setting, WarmUp]]:
@@ -240,7 +240,7 @@ class Sweep(abc.ABC):
         try:
             found = self._within_memory(setting, warmed)
         except DataEnded as ended:
-            self.not_run[setting] = f"the data function gave {ended.rows} examples"
+            self.not_run[setting] = Note.of("data_gave_fewer", rows=ended.rows)
             return None
         if found is None:
             return None
@@ -294,9 +294,10 @@ class Sweep(abc.ABC):
 
     def timing_of(self, setting: Setting) -> dict[str, Any]:
         """Return the fields of a `Timed`: what was measured, or why it was not."""
-        found = {"batch_size": setting.size, "outcome": self.not_run.get(setting, MEASURED)}
-        if setting in self.not_run:
-            return found
+        found: dict[str, Any] = {"batch_size": setting.size}
+        if reason := self.not_run.get(setting):
+            outcome = "out_of_memory" if reason.code == "out_of_memory" else "not_run"
+            return {**found, "outcome": outcome, "reason": reason}
         medians_s = map(statistics.median, self.blocks[setting])
         times_s = tuple(round(median_s / self.shares(setting), 9) for median_s in medians_s)
         return {**found, "first_call_s": self.warm_ups[setting].first_call_s, "times_s": times_s}
@@ -308,15 +309,15 @@ class Sweep(abc.ABC):
         except MEMORY_ERRORS as error:
             if not ran_out_of_memory(error, smaller_worked=bool(self.warm_ups)):
                 raise
-        self.not_run[setting] = OUT_OF_MEMORY
+        self.not_run[setting] = Note.of("out_of_memory")
         gc.collect()  # The frames of the error held what the call had of the device.
         return None
 
-    def _reason_not_to_run(self, setting: Setting) -> str | None:
+    def _reason_not_to_run(self, setting: Setting) -> Note | None:
         late = self.spent_s >= _SHARE_TO_WARM_UP * self.timing.time_budget_s
-        spent = "half of the time budget was spent on preparing and warming up others"
         enough = len({setting.size, *(one.size for one in self.warm_ups)}) > _FEWEST_SIZES
-        return self.refusal(setting) or (spent if late and enough else None)
+        spent = Note.of("warm_up_time_spent") if late and enough else None
+        return self.refusal(setting) or spent
 
     def _look_at(self, setting: Setting) -> None:
         """End a series after a size that nobody chose and that is too slow."""
@@ -326,10 +327,11 @@ class Sweep(abc.ABC):
         contenders = sum(one.size == setting.size for one in self.warm_ups)
         rest_s = self.timing.time_budget_s - self.spent_s
         if time_s > self.target_s(setting):
-            self._ended[setting.series] = setting.size, BEYOND_TARGET
+            beyond = Note.of("beyond_target")
+            self._ended[setting.series] = setting.size, beyond
             if len(self.timed(setting.series)) > 2:
                 del self._calls[setting], self.blocks[setting], self.warm_ups[setting]
-                self.not_run[setting] = BEYOND_TARGET
+                self.not_run[setting] = beyond
         # Twice the size takes up to twice as long, and so do all smaller ones together.
         elif 4 * time_s * self.timing.needed_calls * contenders > rest_s:
-            self._ended[setting.series] = setting.size, "too slow for the time budget"
+            self._ended[setting.series] = setting.size, Note.of("too_slow_to_time")

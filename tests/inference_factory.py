@@ -31,9 +31,9 @@ def make_timing(
     return TimingRecord(**known, **(fields | changed))
 
 
-def make_failed(batch_size, outcome="out of memory", *, path="compiled", policy="float32"):
+def make_failed(batch_size, outcome="out_of_memory", *, path="compiled", policy="float32"):
     known = {"call_path": path, "dtype_policy": policy, "batch_size": batch_size}
-    return TimingRecord(**known, outcome=outcome)
+    return TimingRecord(**known, outcome=outcome, reason=Note.of(outcome))
 
 
 def make_check(batch_size, *, outcome="verified", latencies_s=(0.004,) * 60):

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from fake_clock import FakeClock
 
-from kbatch.analysis.scaling_curve import MEASURED, OUT_OF_MEMORY
 from kbatch.errors import DataEnded
+from kbatch.records.notes import Note
 from kbatch.timing import (
     FEWEST_ROUNDS,
     Setting,
@@ -56,7 +56,7 @@ class Calls(Sweep):
         return lambda: self.take(setting)
 
     def refusal(self, setting):
-        return "too large" if setting.size > self.refused else None
+        return Note.of("too_slow_to_time") if setting.size > self.refused else None
 
     def shares(self, setting):
         return (self.examples or setting.size) / setting.size
@@ -75,11 +75,13 @@ def swept(calls, *, sizes=SIZES, larger=()):
     list(calls.warm_up(Setting("only", size) for size in sizes))
     list(calls.go_on("only", larger))
     calls.run()
-    return {setting.size: calls.timing_of(setting)["outcome"] for setting in calls.tried("only")}
+    """Of each size why it has no times, as a code, else "measured"."""
+    reasons = {one.size: calls.not_run.get(one) for one in calls.tried("only")}
+    return {size: reason.code if reason else "measured" for size, reason in reasons.items()}
 
 
 def measured(found):
-    return tuple(size for size, outcome in found.items() if outcome == MEASURED)
+    return tuple(size for size, outcome in found.items() if outcome == "measured")
 
 
 @pytest.mark.parametrize(
@@ -97,23 +99,25 @@ def test_it_goes_on_until_throughput_is_flat_or_time_memory_or_data_end(changed,
     start = SIZES if changed.get("time_budget_s", 1) > 0.1 else (1,)
     assert measured(found) == (*start, *added)
     if "room" in changed:
-        assert found[64] == OUT_OF_MEMORY
+        assert found[64] == "out_of_memory"
     if "rows" in changed:
-        assert found[64] == "the data function gave 32 examples"
+        assert found[64] == "data_gave_fewer"
 
 
 def test_what_ran_out_of_memory_ends_larger_sizes_and_not_smaller_ones():
     assert swept(Calls(room=4), sizes=(8, 1, 2, 16)) == {
-        8: OUT_OF_MEMORY,
-        1: MEASURED,
-        2: MEASURED,
-        16: "memory ran out at size 8",
+        8: "out_of_memory",
+        1: "measured",
+        2: "measured",
+        16: "memory_ran_out_at",
     }
 
 
 def test_what_is_refused_is_not_called():
     calls = Calls(refused=2)
-    assert swept(calls) == {1: MEASURED, 2: MEASURED, 4: "too large", 8: "too large"}
+    found = swept(calls)
+    assert measured(found) == (1, 2)
+    assert found[4] == found[8] == "too_slow_to_time"
     assert {size for _, size in calls.called} == {1, 2}
 
 
@@ -122,21 +126,21 @@ def test_sizes_too_slow_for_the_time_are_left_out_unless_they_were_chosen(chosen
     calls = Calls(lambda size: 0.01 * size, time_budget_s=10.0, chosen=chosen)
     found = swept(calls, sizes=(1, 8, 64, 512))
     assert measured(found) == ((1, 8, 64, 512) if chosen else (1, 8, 64))
-    assert chosen or found[512] == "too slow for the time budget"
+    assert chosen or found[512] == "too_slow_to_time"
 
 
 def test_two_are_timed_however_short_the_time():
     calls = Calls(lambda size: 1.0, time_budget_s=1.0, chosen=True)
     list(calls.warm_up(pairs := [Setting(name, size) for size in SIZES for name in "ab"]))
     assert [*calls.warm_ups] == pairs[:4]
-    assert "half of the time budget was spent" in calls.not_run[pairs[4]]
+    assert calls.not_run[pairs[4]].code == "warm_up_time_spent"
 
 
 def test_sizes_beyond_a_target_are_left_out_and_a_share_of_a_call_counts():
     calls = Calls(lambda size: 0.002 * size, target_s=0.06)
     found = swept(calls, sizes=(1, 8, 64, 512))
     assert measured(found) == (1, 8)
-    assert found[64] == found[512] == "batches beyond the latency target"
+    assert found[64] == found[512] == "beyond_target"
     assert 512 not in {size for _, size in calls.called}
     calls = Calls(lambda size: 0.1, examples=64, target_s=0.02)
     assert measured(swept(calls, sizes=(1, 8, 64))) == (1, 8)
@@ -217,7 +221,7 @@ def test_memory_that_runs_out_later_ends_one_setting_and_other_errors_come_as_th
     calls.room = 1
     calls.run()
     assert (len(calls.blocks[one]), calls.blocks[two]) == (6, [])
-    assert calls.not_run == {two: OUT_OF_MEMORY}
+    assert calls.not_run == {two: Note.of("out_of_memory")}
     assert calls.fresh_calls(two, 7) is None
     calls.call_s = lambda size: 1 / 0
     with pytest.raises(ZeroDivisionError):

@@ -33,6 +33,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -47,18 +48,13 @@ from kbatch.analysis.intervals import (
     t_quantile,
 )
 
-# How the measurement of a size ended, or why it was not made.
-MEASURED = "measured"
-OUT_OF_MEMORY = "out of memory"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timed:
     """Batches of one size, and their time in each round of a sweep."""
 
     batch_size: int  #: Examples that go through the device at once.
-    #: "measured", "out of memory", or why it was not measured.
-    outcome: str = MEASURED
+    outcome: Literal["measured", "out_of_memory", "not_run"] = "measured"
     first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
     #: Median seconds of a batch in each round, its share of the call where that has many batches.
     times_s: tuple[float, ...] = ()
@@ -66,7 +62,7 @@ class Timed:
     @property
     def measured(self) -> bool:
         """Whether there are times."""
-        return self.outcome == MEASURED
+        return self.outcome == "measured"
 
     @property
     def median_s(self) -> float:

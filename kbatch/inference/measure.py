@@ -37,6 +37,7 @@ from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.workload import Workload
+from kbatch.records.notes import Note
 from kbatch.timing import (
     DEFAULT_SIZES,
     LARGER_SIZES,
@@ -268,11 +269,11 @@ class InferenceSweep(Sweep):
         run = self.runs[setting.series]
         return lambda: run(batch, setting.size)
 
-    def refusal(self, setting: Setting) -> str | None:
+    def refusal(self, setting: Setting) -> Note | None:
         """Return why a batch is too large for a bulk call, or for the memory."""
         (path, policy), most = setting.series, self._bulk_examples
         if path == BULK_PATH and setting.size > most:
-            return f"more than the {most} examples of a bulk call: see `bulk_examples`"
+            return Note.of("beyond_bulk_call", examples=most)
         return self._memory.refusal(policy, setting.size)
 
     def shares(self, setting: Setting) -> float:

@@ -63,6 +63,7 @@ class TimingRecord(Timed):
     dtype_policy: str  #: Under which policy, or `"int8"`.
     latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
     size_effect: SizeEffect | None = None  #: None for the smallest size, and without floats.
+    reason: Note | None = None  #: Why they have no times. If None, they have.
 
     @property
     def bulk(self) -> bool:
@@ -176,7 +177,7 @@ class InferenceProfile(Result):
             path, policy, size = timing.call_path, timing.dtype_policy, timing.batch_size
             if named and size == named.batch_size and (path, policy) == self.series[0]:
                 answer.append(place)
-            effect, outcome = timing.size_effect, [timing.outcome]
+            effect, outcome = timing.size_effect, [timing.reason or timing.outcome]
             missing = timing.missing_calls(self.quantile)
             if timing.measured and not timing.bulk and missing:
                 outcome.append(f"{missing:,} calls too few for the quantile")

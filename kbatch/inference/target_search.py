@@ -28,7 +28,7 @@ from kbatch.analysis.scaling_curve import Latency, batch_size_within, fit_line
 from kbatch.errors import TargetTooLow
 from kbatch.inference.result import InferenceProfile, TargetCheck, TimingRecord
 from kbatch.records.notes import Note
-from kbatch.timing import BEYOND_TARGET, Setting, Sweep, warm_up_calls
+from kbatch.timing import Setting, Sweep, warm_up_calls
 
 # A guess keeps this far below the target: half the time a guess at it would fail.
 _AIM = 0.92
@@ -205,7 +205,8 @@ def verify_target(
     """Look for the largest batch within the target, and add the checks to a profile."""
     target_ms = profile.target_ms or math.inf
     if profile.answering:
-        beyond = [one for one in sweep.tried(series) if sweep.not_run.get(one) == BEYOND_TARGET]
+        reasons = {one: reason.code for one, reason in sweep.not_run.items()}
+        beyond = [one for one in sweep.tried(series) if reasons.get(one) == "beyond_target"]
         search = LatencyTargetSearch(
             _guess(profile),
             target_s=target_ms / 1000,

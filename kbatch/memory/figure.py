@@ -11,8 +11,13 @@ from kbatch.plotting.draw import batch_axis
 
 _HEIGHT_IN = 4.2
 _TOP = 1.12
-_OUT_OF_MEMORY = "out of memory"
-_KINDS = ("below the limit", "above the window", "run once more to confirm", _OUT_OF_MEMORY)
+# The kinds of run in the order of the legend, with their words.
+_KINDS = {
+    "search": "below the limit",
+    "above_window": "above the window",
+    "confirm": "run once more to confirm",
+    "out_of_memory": "out of memory",
+}
 
 
 def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
@@ -45,13 +50,13 @@ def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
         panel.plot(*zip(*curve, strict=True), **look)
         fixed, each = memory_text(max(fit.fixed_bytes, 0)), max(fit.bytes_per_example, 0.0)
         line = f"Dotted: fitted line, {fixed} and {memory_text(each)} per example."
-    for index, kind in enumerate(_KINDS):
+    for index, (kind, label) in enumerate(_KINDS.items()):
         if runs := [probe for probe in result.probes if _kind(probe) == kind]:
-            failed = kind == _OUT_OF_MEMORY
+            failed = kind == "out_of_memory"
             color, marker = (ALARM, "X") if failed else series_style(index)
             # What ran out lies on the limit.
             peaks = [(probe.peak_memory_bytes or limit_bytes) / unit for probe in runs]
-            look = {"size": 8 if failed else 6, "label": kind, "zorder": 4 if failed else 3}
+            look = {"size": 8 if failed else 6, "label": label, "zorder": 4 if failed else 3}
             draw.points(panel, [one.batch_size for one in runs], peaks, color, marker, **look)
     peak_bytes = result.peak_memory_bytes
     draw.guide(panel, answer)
@@ -76,9 +81,7 @@ def figures_of(result: MaxBatchSizeResult) -> tuple[Figure, ...]:
     return (Figure.of(plot_memory, result, "Memory by batch size", _HEIGHT_IN),)
 
 
-def _kind(probe: ProbeRecord) -> str:
-    below, above, confirming, out = _KINDS
-    if probe.peak_memory_bytes is None:
-        return out
-    kind = below if probe.purpose == "search" else confirming
-    return above if probe.outcome == "above_window" else kind
+def _kind(probe: "ProbeRecord") -> str:
+    if probe.outcome != "fits":
+        return probe.outcome
+    return "search" if probe.purpose == "search" else "confirm"

@@ -123,7 +123,7 @@ class MemoryPass(NamedTuple):
     limit_bytes: int  # What the probes could take.
     notes: tuple[Note, ...]
 
-    def refusal(self, dtype_policy: str, batch_size: int) -> str | None:
+    def refusal(self, dtype_policy: str, batch_size: int) -> Note | None:
         """Return why a size is not to be run again; None where nothing speaks against it."""
         for record in self.records:
             if (record.dtype_policy, record.batch_size) == (dtype_policy, batch_size):
@@ -174,6 +174,6 @@ def memory_pass(
                 outcome, measured[size] = "fits", peak
         guarded = guarded and reason is not None
         records.append(MemoryRecord(dtype_policy, size, outcome, reason, peak, guarded))
-        found = reason or ("out of memory" if peak is None else memory_text(peak))
+        found = reason or (Note.of("out_of_memory") if peak is None else memory_text(peak))
         say(f"memory of batch {size} under {dtype_policy}: {found}")
     return MemoryPass(tuple(records), limit_bytes, facts.notes)

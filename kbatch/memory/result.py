@@ -14,8 +14,6 @@ from kbatch.records.notes import Note, most_important
 if TYPE_CHECKING:
     import pandas as pd
 
-_OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory": "out of memory"}
-
 
 @dataclasses.dataclass(frozen=True)
 class ProbeRecord:
@@ -76,7 +74,7 @@ class MaxBatchSizeResult(Result):
                 "peak memory (MiB)": [peak and peak / 2**20 for peak in peaks],
                 "of the limit (%)": [peak and 100 * peak / self.limit_bytes for peak in peaks],
                 "time (s)": [probe.duration_s for probe in self.probes],
-                "outcome": [_OUTCOMES[probe.outcome] for probe in self.probes],
+                "outcome": [probe.outcome.replace("_", " ") for probe in self.probes],
                 "run": [probe.purpose.replace("_", " ") for probe in self.probes],
             }
         )
@@ -162,10 +160,10 @@ class MemoryRecord:
     guarded: bool = False
 
     @property
-    def refusal(self) -> str | None:
+    def refusal(self) -> Note | None:
         """Why the size is not to be run again; None where nothing speaks against it."""
         if self.outcome == "out_of_memory":
-            return _OUTCOMES[self.outcome]
+            return Note.of("out_of_memory")
         return self.reason if self.guarded else None
 
 

@@ -286,7 +286,7 @@ class Recommendation(Result):
             "dtype policy": self.dtype_policy,
             "budget": f"{setting(self.budget_s)} s",
             **{
-                f"batch size {one.batch_size:,}": f"not timed: {one.outcome}"
+                f"batch size {one.batch_size:,}": f"not timed: {one.reason}"
                 for one in self.updates
                 if one.batch_size not in self._whole_s
             },

@@ -256,7 +256,13 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "one_example_above": "one example needs {needs}, which is above the window",
     "next_above": "{below} need {needs} of memory, and {above} {reached}",
     "memory_jumps": "memory jumps: {below} need {needs} of memory, and {above} {reached}",
-    # Why a batch size was not run.
+    # Why a batch size was not run, or has no result.
+    "out_of_memory": "out of memory",
+    "beyond_target": "batches beyond the latency target",
+    "beyond_bulk_call": "more than the {examples} examples of a bulk call: see `bulk_examples`",
+    "warm_up_time_spent": ("half of the time budget was spent on preparing and warming up others"),
+    "too_slow_to_time": "too slow for the time budget",
+    "one_step_as_fast": "one step an execution takes as long as several would",
     "memory_expected": "expected to need {expected}, more than {share:.0%} of {limit}",
     "memory_time_spent": "the time for the memory was spent",
     "memory_ran_out_at": "memory ran out at batch size {size}",

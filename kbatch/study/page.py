@@ -360,11 +360,11 @@ def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
     if "completed" not in found:
         kinds = join_words(f"{count:,} {word}" for word, count in found.items())
         why = f"none of {pluralize(len(trials), 'trial')} completed ({kinds})"
-        if found.keys() <= {"running", "interrupted"}:
+        if all(trial.status in ("running", "interrupted") for trial in trials):
             return why, "Where the search no longer runs, start it again: it continues."
-        if found.keys() == {"out of memory"}:
+        if all(trial.status == "out_of_memory" and not trial.diverged for trial in trials):
             return why, "Search again with a smaller `micro_batch_size`, which needs less memory."
-        if found.keys() == {"diverged"}:
+        if all(trial.diverged for trial in trials):
             rates = [rate for trial in trials if (rate := trial.learning_rate)]
             tried = f", below {setting(min(rates))}" if rates else ""
             return why, f"Search again with a smaller learning rate{tried}."

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.analysis.scaling_curve import OUT_OF_MEMORY, Timed, fit_rounds
+from kbatch.analysis.scaling_curve import Timed, fit_rounds
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import fit_memory
 from kbatch.page.document import Figure
 from kbatch.page.numbers import count_range, memory_text, where_measured
 from kbatch.plotting import canvas, draw
+from kbatch.records.notes import Note
 from kbatch.throughput.result import TrainingProfile
 
 # A limit that lies so many times above everything would press the curve to the floor.
@@ -91,7 +92,7 @@ def draw_sweep(
     rows = [row for series in timed.values() for row in series]
     found = {one.dtype_policy: peaks_under(one.dtype_policy, memory) for one in memory}
     peaks = {policy: known for policy, known in found.items() if known}
-    failed = {row.batch_size for row in rows if row.outcome == OUT_OF_MEMORY}
+    failed = {row.batch_size for row in rows if row.outcome == "out_of_memory"}
     failed |= {one.batch_size for one in memory if one.outcome == "out_of_memory"}
     measured = {row.batch_size for row in rows if row.measured}.union(*peaks.values())
     sizes, notes = sorted(failed | measured), [*facts]
@@ -120,8 +121,9 @@ def draw_sweep(
         notes.append(f"{rounds} a point, bars: 95 % interval of the median")
     if peaks:
         notes.append(_draw_peaks(panels[-1], peaks, limit_bytes))
-    if not draw.missing(panels[-1:], [(size, OUT_OF_MEMORY) for size in sorted(failed)]):
-        notes.append(f"\N{MULTIPLICATION X}: {OUT_OF_MEMORY}")
+    words = Note.of("out_of_memory")
+    if not draw.missing(panels[-1:], [(size, words) for size in sorted(failed)]):
+        notes.append(f"\N{MULTIPLICATION X}: {words}")
     canvas.write_title(panels[0], title, columns=4)
     canvas.write_caption(panels, " · ".join(filter(None, notes)), fit)
     return panels[0]

@@ -15,6 +15,7 @@ from kbatch.device.memory import check_memory_limit
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.workload import Workload
+from kbatch.records.notes import Note
 from kbatch.throughput.result import TimedUpdate, TrainingProfile
 from kbatch.timing import DEFAULT_SIZES, LARGER_SIZES, Setting, Sweep, TimingPlan, check_seconds
 from kbatch.training.build_function import BuildFunction, model_builder
@@ -193,7 +194,7 @@ class UpdateSweep(Sweep):
         *,
         examples: int | None = None,  # Of the data, which end an epoch.
         execution_s: float = EXECUTION_S,  # About how long several steps take.
-        refused: Callable[[int], str | None] = lambda size: None,  # Why not to run a size.
+        refused: Callable[[int], Note | None] = lambda size: None,  # Why not to run a size.
         **settings: Any,
     ):
         super().__init__(timing, **settings)
@@ -212,11 +213,11 @@ class UpdateSweep(Sweep):
         batches = iter(tf.data.Dataset.from_tensors(held).repeat())
         return functools.partial(self._step.execute, batches, steps)
 
-    def refusal(self, setting: Setting) -> str | None:
+    def refusal(self, setting: Setting) -> Note | None:
         """Return why a size is not run, or why several steps an execution are not."""
         alike = setting.series == TOGETHER and self.shares(setting) == 1
-        words = "one step an execution takes as long as several would"
-        return self._refused(setting.size) or (words if alike else None)
+        reason = Note.of("one_step_as_fast") if alike else None
+        return self._refused(setting.size) or reason
 
     def shares(self, setting: Setting) -> float:
         """Return how many steps an execution of a setting runs, by the time of one step."""

@@ -31,6 +31,7 @@ class TimedUpdate(Timed):
     """Updates on batches that go through the device at once."""
 
     steps_per_execution: int = 1  #: Updates that Keras started at once.
+    reason: Note | None = None  #: Why they have no times. If None, they have.
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -87,7 +88,7 @@ class TrainingProfile(Result):
                 **timed_columns(update, "micro-batch time"),
                 "first call (s)": update.first_call_s,
                 "peak memory (MiB)": (peak := peaks.get(update.batch_size)) and peak / 2**20,
-                "outcome": update.outcome,
+                "outcome": update.reason or update.outcome,
             }
             for update in self.updates
         )

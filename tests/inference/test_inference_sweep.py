@@ -56,7 +56,7 @@ def test_a_target_leaves_bulk_calls_alone():
     )
     assert sizes_of(found, "compiled") == [1, 8]
     assert sizes_of(found, "predict") == [1, 8, 64]
-    assert "target" not in found["predict", 512].outcome
+    assert found["predict", 512].reason.code != "beyond_target"
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -64,7 +64,7 @@ def test_a_batch_above_a_bulk_call_is_not_run_there(chosen):
     found = swept(compiled=lambda size: 0.001, predict=lambda size: 0.01, chosen=chosen)
     assert sizes_of(found, "compiled") == [1, 8, 64, 512]
     assert sizes_of(found, "predict") == [1, 8, 64]
-    assert "the 64 examples of a bulk call" in found["predict", 512].outcome
+    assert found["predict", 512].reason.code == "beyond_bulk_call"
     bulk = [record for (name, _), record in found.items() if name == "predict" and record.measured]
     for record in bulk:  # A batch has its share of a call.
         assert record.median_s == pytest.approx(0.01 * record.batch_size / BULK)

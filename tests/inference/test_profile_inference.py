@@ -54,7 +54,7 @@ def test_every_path_and_policy_has_a_record_a_size(whole):
             assert timing.first_call_s > 0
             assert len(timing.latencies_s) >= len(timing.times_s) >= 1
         else:
-            assert "time budget" in timing.outcome
+            assert timing.reason.code in ("warm_up_time_spent", "too_slow_to_time")
     first = [t for t in found.timings if (t.call_path, t.dtype_policy) == ("compiled", "float32")]
     assert all(t.measured for t in first)
 
@@ -125,7 +125,7 @@ def test_want_of_memory_in_a_call_is_a_result():
 
     inputs = keras.Input((X.shape[1],))
     found = profile(keras.Model(inputs, RunsOut()(inputs)), time_budget_s=1.0)
-    assert [t.outcome for t in found.timings] == ["measured", "measured", "out of memory"]
+    assert [t.outcome for t in found.timings] == ["measured", "measured", "out_of_memory"]
 
 
 def of_four_rows():

@@ -92,9 +92,9 @@ def test_without_timings_no_size_is_named():
 
 def test_a_size_between_others_that_the_time_left_out_is_searched():
     updates, left_out = list(make_timings()), make_recommendation().batch_size
-    updates[SIZES.index(left_out)] = TimedUpdate(batch_size=left_out, outcome="no time")
+    updates[SIZES.index(left_out)] = TimedUpdate(batch_size=left_out, outcome="not_run")
     # Of size 8 one of two ways.
-    updates.append(TimedUpdate(batch_size=8, steps_per_execution=9, outcome="out of memory"))
+    updates.append(TimedUpdate(batch_size=8, steps_per_execution=9, outcome="out_of_memory"))
     found = make_recommendation(updates=tuple(updates))
     assert left_out in found.batch_sizes
     assert ["not timed" in text for text in found.settings.values()].count(True) == 1

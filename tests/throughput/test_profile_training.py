@@ -44,9 +44,9 @@ def test_a_data_function_that_ends_leaves_larger_sizes_out():
         return tf.data.Dataset.from_tensor_slices(DATA).batch(size)
 
     found = kbatch.profile_training(models.linear, batches, batch_sizes=(16, 128, 256), **QUICK)
-    outcomes = {u.batch_size: u.outcome for u in found.updates}
+    outcomes = {u.batch_size: u.reason.code if u.reason else u.outcome for u in found.updates}
     assert outcomes[16] == "measured"
-    assert outcomes[128] == outcomes[256] == "the data function gave 94 examples"
+    assert outcomes[128] == outcomes[256] == "data_gave_fewer"
 
 
 @pytest.mark.slow
@@ -59,9 +59,9 @@ def test_what_does_not_fit_is_a_result():
         memory_limit_bytes=64 * memory_models.MB,
         time_budget_s=30.0,
     )
-    outcomes = {u.batch_size: u.outcome for u in found.updates}
+    outcomes = {u.batch_size: u.reason.code if u.reason else u.outcome for u in found.updates}
     assert [outcomes[size] for size in (4, 16)] == ["measured", "measured"]
-    assert "expected to need" in outcomes[4000]
+    assert outcomes[4000] == "memory_expected"
     assert found.memory_limit_bytes == 64 * memory_models.MB
     peaks = found.memory_bytes
     assert list(peaks) == [4, 16]

@@ -8,7 +8,6 @@ from figure_samples import words
 from training_profile_factory import HICCUPS, in_executions, left_out, training_profile, update
 
 import kbatch
-from kbatch.analysis.scaling_curve import OUT_OF_MEMORY
 from kbatch.throughput.result import TimedUpdate, choose_micro_batch
 
 
@@ -45,7 +44,7 @@ def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
     upper = profile.plot()
     assert "one step an execution" in words(upper)
     assert "Fit of the faster way of each size: t = " in words(upper)
-    slow = TimedUpdate(batch_size=8, steps_per_execution=9, outcome="no time")
+    slow = TimedUpdate(batch_size=8, steps_per_execution=9, outcome="not_run")
     alone = words(training_profile(update(8, 1e-3), update(32, 2e-3), slow).plot())
     assert "as many as a search runs" not in alone
     labels = [panel.get_ylabel().split("\n")[-1] for panel in upper.figure.axes]
@@ -56,12 +55,12 @@ def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
 
 
 def test_what_was_not_measured_takes_no_part():
-    profile = training_profile(left_out(1), update(2, 1.0), left_out(4, OUT_OF_MEMORY))
+    profile = training_profile(left_out(1), update(2, 1.0), left_out(4, "out_of_memory"))
     assert [u.batch_size for u in profile.measured] == [2]
     assert profile.micro_batch_size == 2
     with pytest.raises(ValueError, match=r"two or more sizes.*7 at 1 sizes"):
         _ = profile.efficient
-    nothing = training_profile(left_out(8, OUT_OF_MEMORY))
+    nothing = training_profile(left_out(8, "out_of_memory"))
     assert nothing.answer == "No step could be timed."
     assert nothing.figures() == ()
     with pytest.raises(ValueError, match=r"nothing to plot.*Received: 1 settings"):
