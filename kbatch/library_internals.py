@@ -25,6 +25,7 @@ from keras.src.trainers.data_adapters.array_slicing import train_validation_spli
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
+from keras.src.utils.tracking import Tracker
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context, record
@@ -79,6 +80,46 @@ def layers_of(part: Any, *, include_self: bool = True) -> list[Any]:
 def declared_structure(model: Any) -> Any:
     """Return a functional model's inputs in the structure it was made with, else None."""
     return getattr(model, "_inputs_struct", None)
+
+
+def calls_in(model: Any) -> list[tuple[Any, int, Any, Any]] | None:
+    """List the calls in the graph of a functional model, None for others.
+
+    Each is an operation, the number of that call among all of it, and its arguments.
+    """
+    if not hasattr(model, "_nodes_by_depth"):
+        return None
+    own = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
+    return [
+        (one, number, node.arguments.args, node.arguments.kwargs)
+        for one in model.operations
+        for number, node in enumerate(one._inbound_nodes)
+        if id(node) in own
+    ]
+
+
+def structures_of(model: Any) -> tuple[Any, Any]:
+    """Return the structures of symbolic inputs and outputs of a functional model."""
+    return model._inputs_struct, model._outputs_struct
+
+
+def history_of(tensor: Any) -> tuple[Any, int, int]:
+    """Return the operation, its call and the number of its output that a symbolic tensor is."""
+    operation, call, output = tensor._keras_history
+    return operation, call, output
+
+
+@functools.cache
+def bookkeeping_names() -> frozenset[str]:
+    """Return the names of the attributes that Keras gives to each layer and functional model."""
+    inputs: Any = keras.Input((1,), name="x")  # A name of its own lets Keras count up none.
+    layer = keras.layers.Identity(name="y")
+    return frozenset({*vars(layer), *vars(keras.Model(inputs, layer(inputs), name="z"))})
+
+
+def is_tracker(value: Any) -> bool:
+    """Return whether a value is what Keras finds variables by, in a layer, metric or optimizer."""
+    return isinstance(value, Tracker)
 
 
 def forward(model: Any, x: Any, *, training: bool) -> Any:
@@ -239,9 +280,15 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 # Optimizers.
 
 
-def excludes_from_decay(optimizer: Any) -> bool:
-    """Return whether `exclude_from_weight_decay` was called, which no configuration shows."""
-    return hasattr(optimizer, "_exclude_from_weight_decay")
+def excluded_from_decay(optimizer: Any, variables: Sequence[Any]) -> list[int]:
+    """List which of the variables `exclude_from_weight_decay` names; no configuration shows it."""
+    keys = getattr(optimizer, "_exclude_from_weight_decay", ())
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    return [
+        number
+        for number, one in enumerate(variables)
+        if optimizer._var_key(one) in keys or (pattern and pattern.search(one.name))
+    ]
 
 
 def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextManager[None]:

@@ -11,15 +11,15 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_100,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_220,  # Without docstrings, comments and blank lines.
     "files in kbatch": 130,
     "record types": 88,
     "properties": 183,
     "underscore attributes of other objects": 26,
     "except Exception without a comment": 14,
-    "lines of tests": 26_500,
+    "lines of tests": 26_700,
     "kbatch.search.tuner": 18_900,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 12_500,  # HyperModel
+    "kbatch.search.hypermodel": 12_700,  # HyperModel
     "kbatch.memory.find": 7_800,  # find_max_batch_size
     "kbatch.study.study": 5_000,  # load_study
     "kbatch.training.accumulation.accumulate": 3_900,  # accumulate_gradients

@@ -389,7 +389,8 @@ class SearchRecord:
             names = dict.fromkeys((*self.facts, *facts))
             differing = [name for name in names if self.facts.get(name) != facts.get(name)]
             for name in differing:
-                if name.rpartition(".")[0] not in differing:  # Another optimizer has other parts.
+                # Another optimizer has other parts.
+                if not any(name.startswith(f"{other}.") for other in differing):
                     then, now = self.facts.get(name, "none"), facts.get(name, "none")
                     differences.append(f"{name}: {then} then, {now} now")
         return "; ".join(differences) or None

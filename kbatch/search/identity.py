@@ -6,9 +6,10 @@ dataset, which may shuffle, by its spec and length; an object by its class and c
 """
 
 import dataclasses
+import functools
 import hashlib
 import inspect
-import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import tensorflow as tf
 
 from kbatch.training.data.forms import is_composite
 from kbatch.training.data.training_data import FitCall
-from kbatch.training.fingerprint import config_of, described, model_description
+from kbatch.training.fingerprint import Description, config_of, digest, name_of
+from kbatch.training.state import optimizers_of
 
 # They change what is shown, or are checked elsewhere.
 _DECIDES_NOTHING = ("verbose", "callbacks", "batch_size", "validation_batch_size")
@@ -34,24 +36,51 @@ _SHOWS = ("filepath", "filename", "log_dir", "path", "directory", "folder", "fil
 # Arrays up to this size are read whole, larger ones at some rows.
 _MOST_BYTES, _MOST_ROWS = 16 * 2**20, 256
 _LONGEST_TEXT = 100
+_DESCRIBED = (
+    *(bool, int, float, str, bytes, complex, range, Path, type),
+    *(types.FunctionType, types.MethodType, functools.partial),
+)
+# What a policy that was not given decides, of a model.
+_OF_POLICY = ("dtype", "dtype_policy")
 
 
 def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, str]:
-    found = model_description(model, without=() if with_policy else ("dtype", "policy"))
+    """Describe a model by its layers, its optimizer and what it was compiled with, all by name."""
+    parts = Description(model, () if with_policy else _OF_POLICY)
+    found = parts.layers()
+    layers, rules = found.pop("layers"), found.pop("rules")
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    del found["optimizer"]  # Here without the loss scaling around it.
-    # A `fit` of the user's own may compile the model.
-    config = {} if optimizer is None else config_of(optimizer) or {}
-    compiled = found.pop("compiled")
     weights = sum(int(np.prod(weight.shape)) for weight in model.weights)
     size = f"{len(model.layers)} layers and {weights:,} weights"
-    facts = {
-        "model": f"{type(model).__name__} of {size} ({_digest(found)})",
-        "optimizer": type(optimizer).__name__,
-    }
-    kept = ((name, value) for name, value in config.items() if name != "name")
-    facts |= {f"optimizer.{name}": _text(value, within=True) for name, value in kept}
-    return facts | {f"compile({name})": _text(value) for name, value in compiled.items()}
+    structure = digest([found, model.dtype_policy.name if with_policy else None])
+    facts = {"model": f"{type(model).__name__} of {size} ({structure})"}
+    for number, layer in enumerate(layers):
+        kind = layer["is"] if isinstance(layer["is"], str) else layer["is"]["is"]
+        facts[f"model.layer {number}"] = f"{kind.rpartition('.')[2]} ({digest(layer)})"
+    facts["model.rules of weights"] = digest(rules)
+    # A `fit` of the user's own may compile the model.
+    facts |= _named("optimizer", parts.optimizer())
+    config = {} if optimizer is None else config_of(optimizer) or {}
+    facts |= {f"optimizer.{name}": _text(one) for name, one in config.items() if name != "name"}
+    others = [one for one in optimizers_of(model) if one not in (optimizer, model.optimizer)]
+    facts |= {f"optimizer {n + 2}": _text(parts.of(one)) for n, one in enumerate(others)}
+    for name, value in parts.compiled().items():
+        facts |= _named(f"compile({name})", value)
+    return facts
+
+
+def _named(name: str, described: Any, *, depth: int = 4) -> dict[str, str]:
+    """Name each part of a description, so that a difference is told by the part that differs."""
+    if not isinstance(described, dict) or depth == 0:
+        return {name: _shortened(described)}
+    if "is" in described and not isinstance(described["is"], str):  # Such as a partial function.
+        found = _named(name, described["is"], depth=depth - 1)
+    else:
+        found = {name: described.get("is", "given").rpartition(".")[2]}
+    for key, value in described.items():
+        if key != "is":
+            found |= _named(f"{name}.{key.lstrip('_')}", value, depth=depth - 1)
+    return found
 
 
 def space_facts(space: Any) -> dict[str, str]:
@@ -98,26 +127,31 @@ def _given_to(callback: Any) -> dict[str, Any]:
     return found
 
 
-def _text(value: Any, *, within: bool = False) -> str:
+def _text(value: Any) -> str:
     """Return a value as text that is equal in any process, cut to a readable length."""
-    plain = described(keras.tree.map_structure(_leaf, value), {}, ("name",), within=within)
-    text = plain if isinstance(plain, str) else repr(plain)
+    return _shortened(Description().of(keras.tree.map_structure(_leaf, value)))
+
+
+def _shortened(described: Any) -> str:
+    text = described if isinstance(described, str) else repr(described)
     if len(text) <= _LONGEST_TEXT:
         return text
-    return f"{text[: _LONGEST_TEXT - 30]}... ({_digest(text)})"
+    return f"{text[: _LONGEST_TEXT - 30]}... ({digest(text)})"
 
 
 def _leaf(value: Any) -> Any:
     """Return what is described of a value: of data a text, of other things what they hold."""
-    if isinstance(value, (bytes, complex, range, Path)):
-        return repr(value)
     if isinstance(value, tf.data.Dataset):
         length = int(value.cardinality())
         elements = "an unknown number of" if length < 0 else f"{length:,}"
         return f"a dataset of {elements} elements {value.element_spec}"
     if hasattr(value, "iloc") or (hasattr(value, "shape") and hasattr(value, "dtype")):
         return _array_text(value)
-    return vars(value) if dataclasses.is_dataclass(value) else value
+    if dataclasses.is_dataclass(value):
+        return vars(value)
+    # Other objects may hold what differs in each process, such as a time or an open file.
+    known = value is None or isinstance(value, _DESCRIBED) or hasattr(value, "get_config")
+    return value if known else name_of(value)
 
 
 def _array_text(leaf: Any) -> Any:
@@ -143,7 +177,3 @@ def _array_text(leaf: Any) -> Any:
         dtype = rows.dtype
         taken.update(repr(rows.tolist()).encode() if dtype.hasobject else rows.tobytes())
     return f"{count:,} rows of {shape[1:]} {dtype}, values {taken.hexdigest()[:8]}"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.shared_graph import SharedGraph
-from kbatch.training.shared_graph.description import can_share
+from kbatch.training.shared_graph.description import description
 from kbatch.training.shared_graph.kept_model import GraphNumber
 from kbatch.training.steps_per_execution import GraphCount
 
@@ -180,17 +180,6 @@ def _functional(*layers, optimizer="adam", loss="mse", **compiled):
     return model
 
 
-def _wrapped(y_true, y_pred):
-    return keras.losses.mean_squared_error(y_true, y_pred)
-
-
-_WEIGHTS = np.ones(6, "float32")
-
-
-def _weighed_by_rows_of_a_global(y_true, y_pred):
-    return _WEIGHTS[0] * keras.losses.mean_squared_error(y_true, y_pred)
-
-
 def _noisy(y_true, y_pred):
     noise = keras.random.normal(keras.ops.shape(y_pred))
     return keras.losses.mean_squared_error(y_true, y_pred + noise)
@@ -249,12 +238,7 @@ _OF_ITS_OWN = {
     "own optimizer": lambda: _functional(optimizer=_OwnOptimizer()),
     "excluded from decay": _with_decay_excluded,
     "own metric": lambda: _functional(metrics=[_OwnMetric()]),
-    "function in a metric": lambda: _functional(
-        metrics=[keras.metrics.MeanMetricWrapper(_wrapped, name="own")]
-    ),
     "method": lambda: _functional(loss=_Losses().weighed),
-    "wrapped": lambda: _functional(loss=functools.wraps(_wrapped)(lambda y, p: 2 * _wrapped(y, p))),
-    "array of a loss": lambda: _functional(loss=_weighed_by_rows_of_a_global),
     "draws in a loss": lambda: _functional(loss=_noisy),
     "draws by an operation": lambda: _functional(loss=_noisy_by_an_operation),
     "eager": lambda: _functional(run_eagerly=True),
@@ -263,7 +247,7 @@ _OF_ITS_OWN = {
 
 @pytest.mark.parametrize("build", _OF_ITS_OWN.values(), ids=_OF_ITS_OWN)
 def test_a_model_that_may_keep_state_elsewhere_is_built_each_time(build):
-    assert not can_share(build())
+    assert description(build()) is None
     graph = SharedGraph()
     first = build()
     assert graph.model_for(first) is first

@@ -1,16 +1,26 @@
 """One traced graph for the models of a search that train alike.
 
 To build a small model and trace its step takes longer than some epochs of it. A graph takes batches
-of any size, so that a search needs one, as long as what differs between sizes is read by the graph
-and not written into it. `SharedGraph.model_for` returns a model with that graph, and
-`SharedGraph.release` lets the next model be a fresh one.
+of any size, so that a search needs one. `SharedGraph.model_for` returns a model with that graph,
+and `SharedGraph.release` lets the next model be a fresh one. Only this package uses its rules:
+
+1. A graph is shared if the description of what is written into it is equal and certain. A part is
+   described by all that it holds (`kbatch.training.fingerprint`).
+2. Nothing is shared if a part cannot be described for certain, or may have state that kbatch
+   cannot set back: a class, a layer function or a train step of the user's own, a variable that no
+   part of the model lists, a table, a random number in a loss, a schedule of the learning rate.
+3. What may differ between sizes is read by the graph and not written into it: weights, the
+   optimizer's state and its learning rate are variables already. `GraphNumber` and `GraphCount`
+   make variables of the other settings that follow the batch size.
+4. Before a model trains again, all its variables get the values of the fresh model, and metrics are
+   reset. A model that somebody has changed since it was traced is not used again.
 """
 
 from typing import Any
 
 from kbatch.library_internals import layers_of
 from kbatch.training.learning_rate import followed_settings
-from kbatch.training.shared_graph.description import can_share, description
+from kbatch.training.shared_graph.description import description
 from kbatch.training.shared_graph.kept_model import GraphNumber, read_settings, set_state
 from kbatch.training.steps_per_execution import GraphCount
 
@@ -24,11 +34,10 @@ class SharedGraph:
 
     def model_for(self, fresh: Any) -> Any:
         """Return a model that trains as `fresh` does: the one that is kept, or else `fresh`."""
-        policy = fresh.dtype_policy.name
-        if not can_share(fresh):
+        policy, found = fresh.dtype_policy.name, description(fresh)
+        if found is None:
             self.release()
             return fresh
-        found = description(fresh)
         kept, known = self._kept.get(policy, (None, None))
         if kept is not None and found == known and _is_as_kept(kept, known, fresh):
             set_state(kept, fresh)
@@ -57,6 +66,5 @@ def _is_as_kept(kept: Any, known: Any, fresh: Any) -> bool:
         not any(id(part) in parts for part in (*layers_of(fresh), fresh.optimizer))
         and all(isinstance(setting, GraphNumber) for setting in settings)
         and isinstance(kept.steps_per_execution, GraphCount)
-        and can_share(kept)
         and description(kept) == known
     )
