@@ -48,7 +48,7 @@ FORMS = RECORDS | {
     ),
     "training in executions": in_executions(),
     "recommendation of nothing": make_recommendation(
-        **NOTHING, unknown={"memory": "there is none"}, base_learning_rate=None
+        **NOTHING, unknown={"memory": Note.of("ran_out_of_memory")}, base_learning_rate=None
     ),
     "recommendation of one size": make_recommendation(updates=make_timings(sizes=(8,))),
     "recommendation without a noise scale": make_recommendation(pilot=make_pilot(scatter=30.0)),

@@ -59,7 +59,7 @@ def test_mnist(tmp_path, capsys):
 def test_cifar10(tmp_path, capsys):
     module = example("cifar10")
     study = module.search(*images(160), tmp_path, batch_sizes=(16, 32), seconds=10)
-    assert study.objective.name == "seconds_to_target"
+    assert study.trials[0].objective.name == "seconds_to_target"
     check(module, study, tmp_path, capsys)
 
 

@@ -4,12 +4,15 @@ import math
 
 from matplotlib.axes import Axes
 
+from kbatch.analysis.goodput import statistical_efficiency
+from kbatch.analysis.intervals import Estimate
 from kbatch.page.document import Figure
 from kbatch.page.numbers import format_number, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED
 from kbatch.plotting.draw import batch_axis
 from kbatch.recommendation.result import Recommendation
+from kbatch.study.limits import LIMIT_NAMES, noise_bounds, times_to_goal
 
 _HEIGHT_IN = 4.4
 _SHORTEST_OCTAVES = 2
@@ -32,9 +35,9 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     (panel,) = canvas.panels(ax, _HEIGHT_IN)
     # The axis holds the sizes that were timed, and powers of two around the limits.
     begins = [
-        (one.begins.value, f"{one.name}: {format_number(one.begins.value, 2)}")
-        for one in found.limits
-        if one.begins and one.begins.value
+        (begins.value, f"{LIMIT_NAMES[limit]}: {format_number(begins.value, 2)}")
+        for limit, (begins, _) in found.limits.items()
+        if begins and begins.value
     ]
     sizes = set(found.times_s) or {1}
     within = [place for place, _ in begins if 1 <= place <= _WIDEST * max(sizes)]
@@ -42,7 +45,7 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     if len(sizes) == 1:
         sizes.add(min(sizes) * 2**_SHORTEST_OCTAVES)
     batch_axis(panel, sorted(sizes), "Batch size (examples)")
-    for index, (label, curve) in enumerate(found.curves.items()):
+    for index, (label, curve) in enumerate(curves_of(found).items()):
         draw.series(panel, index, [*curve.items()], label=label, shaded=True)
     panel.set_ylim(0, 1)
     panel.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
@@ -52,7 +55,8 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     draw.names_above(panel, begins, panel.get_xlim())
     title = "Batch size: cannot tell"
     if found.batch_size is not None:
-        title = f"Start with batch size {found.batch_size:,}: {' or '.join(found.binding)} binds"
+        names = " or ".join(LIMIT_NAMES[limit] for limit in found.binding)
+        title = f"Start with batch size {found.batch_size:,}: {names} binds"
         ends = found.batch_sizes[0], found.batch_sizes[-1]
         panel.axvspan(*ends, color=MUTED, alpha=0.12, linewidth=0, zorder=0.5)
         panel.axvline(found.batch_size, color=INK, linewidth=1.2, linestyle="--", zorder=1.5)
@@ -64,6 +68,30 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     parts.append("band: 95 % interval; grey: sizes to search")
     canvas.write_caption([panel], " · ".join(parts))
     return panel
+
+
+def curves_of(recommendation: Recommendation) -> dict[str, dict[int, Estimate[float]]]:
+    """Throughput, worth of an example and progress by size, as shares of the largest."""
+    times_s, noise = recommendation.times_s, recommendation.noise_scale
+    if not times_s:
+        return {}
+    curves = {"samples/s": {size: Estimate(size / s) for size, s in times_s.items()}}
+    if noise.value is not None:
+        scales = (noise.value, *noise_bounds(noise))
+        curves["worth of an example"] = {}
+        for size in times_s:
+            value, low, high = (
+                statistical_efficiency(size, noise_scale=n, base_batch_size=min(times_s))
+                for n in scales
+            )
+            curves["worth of an example"][size] = Estimate(value, low, high)
+        goal = times_to_goal(times_s, noise_scale=noise.value, rate=recommendation.input_rate)
+        curves["progress a second"] = {size: Estimate(1 / time) for size, time in goal.items()}
+    most = {name: max(one.value for one in curve.values()) for name, curve in curves.items()}
+    return {
+        name: {size: one.times(1 / most[name]) for size, one in curve.items()}
+        for name, curve in curves.items()
+    }
 
 
 def figures_of(recommendation: Recommendation) -> tuple[Figure, ...]:

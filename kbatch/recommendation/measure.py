@@ -27,17 +27,10 @@ from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number, pluralize
 from kbatch.recommendation import BUDGET_S
-from kbatch.recommendation.result import (
-    INPUT,
-    MEMORY,
-    NOISE,
-    SATURATION,
-    PilotRecord,
-    Recommendation,
-    most_at_once,
-    useful_stretches,
-)
+from kbatch.recommendation.result import PilotRecord, Recommendation, most_at_once, useful_stretches
+from kbatch.records.notes import Note
 from kbatch.search import BASE_BATCH_SIZE
+from kbatch.study.limits import LIMIT_NAMES, Limit
 from kbatch.throughput.measure import timed_updates
 from kbatch.throughput.result import fastest_ways
 from kbatch.timing import TimingPlan, check_seconds
@@ -116,20 +109,21 @@ def recommend(
     data.check()
     if not gives_batches(x):  # Rows that do not fit each other are refused at once.
         _sizes(asked, arrays_of(x, y)[1])
-    ends_s, unknown = time.perf_counter() + budget_s, {}
+    ends_s = time.perf_counter() + budget_s
+    unknown: dict[Limit, Note] = {}
 
-    def begin(name: str) -> float:
+    def begin(limit: Limit) -> float:
         """Announce a measurement, and return its share of the seconds that are left."""
         if on_progress is not None:
-            on_progress(name)
-        later = list(_SHARES.values())[list(_SHARES).index(name) :]
+            on_progress(LIMIT_NAMES[limit])
+        later = list(_SHARES.values())[list(_SHARES).index(limit) :]
         left_s = ends_s - time.perf_counter()
         return max(left_s * later[0] / sum(later), _LEAST_SHARE * budget_s)
 
     load = Workload(builder, data, keras.config.dtype_policy().name)
     with _refusals_explained():
         # First, since a worker process measures it, and a GPU has to be free for that.
-        memory = _memory(load, asked, limit_bytes=limit_bytes, budget_s=begin(MEMORY))
+        memory = _memory(load, asked, limit_bytes=limit_bytes, budget_s=begin("memory"))
         fits = most_at_once(memory.records, memory.limit_bytes)
         with seeded(seed):
             run = load.start()
@@ -140,8 +134,8 @@ def recommend(
                 sizes = (*powers_of_two(1, fits), *sizes)
             if examples is None or base <= examples:
                 sizes = tuple(sorted({*sizes, base}))  # The pilot trains at it.
-            pilot, part_s = None, begin(NOISE)
-            with reason_kept(NOISE, unknown):
+            pilot, part_s = None, begin("noise")
+            with reason_kept("noise", unknown):
                 given = {"batch_size": base, "at_once": fits, "budget_s": part_s, "seed": seed}
                 pilot = run_pilot(model, data, **given)
         pipeline = None
@@ -149,7 +143,7 @@ def recommend(
             sum_sparse_gradients(model)  # As a search trains.
             fitting = [size for size in sizes if fits is None or size <= fits]
             timing = TimingPlan(
-                begin(SATURATION),
+                begin("saturation"),
                 needed_calls=12,
                 block_s=0.03,
                 precision=0.02,
@@ -169,11 +163,11 @@ def recommend(
             # Larger ones go through in parts, unless the model has a step of its own.
             cut = sizes[len(fitting) :] if timings and user_step(model) is None else ()
             if timings:
-                part_s = begin(INPUT)
-                with reason_kept(INPUT, unknown):
+                part_s = begin("input")
+                with reason_kept("input", unknown):
                     pipeline = _input(model, data, timings, base=base, budget_s=part_s, seed=seed)
             else:
-                unknown[SATURATION] = "not even the smallest batch size could be run"
+                unknown["saturation"] = Note.of("nothing_ran")
         parts = None
         if pilot is not None or cut:
             parts = parts_note(model, data.sample(rows_to_compare(fits), model, fewest=1))
@@ -214,7 +208,7 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
 
 # In the order in which they are measured: the share of the budget of each. What one leaves over,
 # the later ones share.
-_SHARES = {MEMORY: 0.3, NOISE: 0.3, SATURATION: 0.25, INPUT: 0.15}
+_SHARES: Mapping[Limit, float] = {"memory": 0.3, "noise": 0.3, "saturation": 0.25, "input": 0.15}
 # Of the budget, for each measurement, however late it is.
 _LEAST_SHARE = 0.05
 
@@ -231,19 +225,20 @@ def _refusals_explained() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reason_kept(name: str, unknown: dict[str, str]) -> Iterator[None]:
+def reason_kept(limit: Limit, unknown: dict[Limit, Note]) -> Iterator[None]:
     """Make a measurement; that data or memory do not allow it is a result."""
     try:
         yield
     except InputError as error:
         text = str(error).strip().rstrip(".")
-        unknown[name] = text[:1].lower() + text[1:]
+        unknown[limit] = Note.of("cannot_measure", error=text[:1].lower() + text[1:])
     except DataEnded as error:
-        unknown[name] = f"the data ended after {pluralize(error.rows, 'example')} of a batch"
+        rows = pluralize(error.rows, "example")
+        unknown[limit] = Note.of("data_ended", rows=rows)
     except MEMORY_ERRORS as error:
         if not ran_out_of_memory(error):
             raise
-        unknown[name] = "it ran out of memory"
+        unknown[limit] = Note.of("ran_out_of_memory")
 
 
 def _memory(

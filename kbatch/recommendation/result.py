@@ -1,20 +1,7 @@
-"""The limits of the batch size, which of them binds, and the sizes that a search should try.
+"""The limits of the batch size, and the sizes that a search should try.
 
-Updates to a goal are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
-equation 2.11). An update takes t(B) on the device, and no less than B / p where the input pipeline
-delivers p examples/s:
-
-    T(B) = S_min max(t(B), B / p) (1 + B_noise / B)
-
-Memory and the input pipeline bind where the way to a goal would be shorter without them. Else
-a larger batch gains by throughput and loses by gradient noise, and the one binds that comes first
-on the batch axis: saturation, where the device runs at 90 % of its peak, or the noise scale, from
-which on more than half of a batch's examples are wasted. With t(B) = a + b B, n_half = a / b, T(B)
-is least at B = sqrt(n_half B_noise), and saturation lies at 9 n_half: it comes first where the best
-batch runs at three quarters of the peak or more, and twice as large a one at less than 1.15 times
-its throughput.
-
-The size to start with is the smallest of at most 1.05 times the least T(B). It never falls as the
+`kbatch.study.limits` has the time T(B) to a goal, and says which limit binds. The size to start
+with is the smallest of at most 1.05 times the least T(B). It never falls as the
 noise scale grows, so a range of noise scales gives a range of sizes.
 """
 
@@ -24,40 +11,38 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kbatch.analysis.goodput import goodput, statistical_efficiency
 from kbatch.analysis.intervals import UNRESOLVED, Estimate, ranged_columns
 from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.noise_scale import noise_scale_of_runs
 from kbatch.analysis.scaling_curve import efficient_batch_size, fit_rounds, without_slow_rounds
-from kbatch.input_pipeline.result import CLOSEST_RATIO, InputPipelineProfile
+from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.memory.result import MemoryRecord
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
 from kbatch.page.numbers import format_number, memory_text, setting
 from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
+from kbatch.study.limits import (
+    AS_SOON,
+    LIMIT_NAMES,
+    Limit,
+    UpdateTimes,
+    binding_limits,
+    noise_bounds,
+    times_to_goal,
+)
 from kbatch.throughput.result import TimedUpdate, fastest_ways
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MEMORY = "memory"
-SATURATION = "hardware saturation"
-NOISE = "gradient noise"
-INPUT = "input pipeline"
-LIMITS = (MEMORY, SATURATION, NOISE, INPUT)
 # Where the learning rate is not the best one of each size, or under Adam, sizes turn out as if the
 # noise scale were a few times larger or smaller (arXiv:2505.23971).
 _NOISE_FACTOR = 4
-# A noise scale above all batch sizes, where nothing shows an end.
-_ENDLESS = 2.0**53
-
-# Seconds of an update by batch size, ascending.
-UpdateTimes = Mapping[int, float]
 
 
 def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | None:
@@ -81,27 +66,10 @@ def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | Non
     return min([likely, *(size - 1 for size in out)])
 
 
-def times_to_goal(
-    times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf
-) -> dict[int, float]:
-    """Compute the time to a goal of each batch size, all in the same unit: one over its goodput.
-
-    `rate` is what the input pipeline delivers, in examples/s.
-    """
-    sizes = {"noise_scale": min(noise_scale, _ENDLESS), "base_batch_size": 1}
-    waits_s = {size: max(update_s, size / rate) for size, update_s in times_s.items()}
-    return {size: 1 / goodput(size, wait_s, **sizes) for size, wait_s in waits_s.items()}
-
-
-def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
-    """Return the least and the largest noise scale that the measurement allows, in examples."""
-    return noise.low or 0.0, _ENDLESS if noise.high is None else noise.high
-
-
 def starting_size(times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf) -> int:
     """Return the smallest batch size that is about as fast to a goal as the best one."""
     goal = times_to_goal(times_s, noise_scale=noise_scale, rate=rate)
-    return min(size for size, time in goal.items() if time <= CLOSEST_RATIO * min(goal.values()))
+    return min(size for size, time in goal.items() if time <= AS_SOON * min(goal.values()))
 
 
 def sizes_to_search(
@@ -121,43 +89,6 @@ def sizes_to_search(
     around = sizes[max(0, first - 1) : last + 2]
     ends = [*around, *(size for size in sizes if size == base_batch_size)]
     return tuple(size for size in sizes if min(ends) <= size <= max(ends))
-
-
-def binding_limits(
-    times_s: UpdateTimes,
-    noise: Estimate[float | None],
-    *,
-    whole_s: UpdateTimes,  # Of the sizes that go through at once.
-    saturation: tuple[float, float] | None,
-    rates: tuple[float, float] = (math.inf, math.inf),
-) -> tuple[str, ...]:
-    """Return which limit binds, for all that the measurements allow."""
-    free_s = dict(times_s)
-    if len(whole_s) > 1:
-        # With more memory each further example takes as long as those between the two largest.
-        (before, before_s), (last, last_s) = list(whole_s.items())[-2:]
-        example_s = (last_s - before_s) / (last - before)
-        for size in times_s if example_s > 0 else ():
-            if size > last:
-                free_s[size] = min(times_s[size], last_s + example_s * (size - last))
-
-    def binding(scale: float, rate: float) -> set[str]:
-        def least(of: UpdateTimes, rate: float) -> float:
-            return min(times_to_goal(of, noise_scale=scale, rate=rate).values())
-
-        now = least(times_s, rate)
-        gains = {MEMORY: now / least(free_s, rate), INPUT: now / least(times_s, math.inf)}
-        limit = max(gains, key=lambda name: gains[name])
-        if gains[limit] > CLOSEST_RATIO:
-            return {limit}
-        if now / least(free_s, math.inf) > CLOSEST_RATIO:
-            return {MEMORY, INPUT}  # Each hides what the removal of the other would give.
-        if saturation is None:
-            return {SATURATION, NOISE}
-        return {SATURATION if end < scale else NOISE for end in saturation}
-
-    found = set().union(*itertools.starmap(binding, itertools.product(noise_bounds(noise), rates)))
-    return tuple(limit for limit in LIMITS if limit in found)
 
 
 # Of the way that the loss went: what follows takes long, and fits the training set alone.
@@ -194,15 +125,6 @@ def useful_stretches(losses: Sequence[float]) -> int:
     return next(i for i, loss in enumerate(losses, start=1) if loss <= near)
 
 
-class Limit(NamedTuple):
-    """What one of the four limits says."""
-
-    name: str  # One of `LIMITS`.
-    # Where it begins, in examples, without a value where it limits no size; None where unknown.
-    begins: Estimate[float | None] | None
-    words: str  # What was measured, or why it is unknown.
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Recommendation(Result):
     """The limits of the batch size, which of them binds, and the sizes to search."""
@@ -223,7 +145,7 @@ class Recommendation(Result):
     memory_limit_bytes: int  #: Memory that they could take.
     pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
     pipeline: InputPipelineProfile | None  #: What the data deliver at one batch size, or None.
-    unknown: Mapping[str, str]  #: Why a limit was not measured, by its name.
+    unknown: Mapping[Limit, Note]  #: Why a limit was not measured.
     budget_s: float  #: Seconds that it was given.
     noted: tuple[Note, ...]  #: What was noted while it was measured.
     environment: EnvironmentRecord  #: The machine and the software.
@@ -238,7 +160,7 @@ class Recommendation(Result):
         """The size to start with, and which limit binds."""
         size, micro = self.batch_size, self.micro_batch_size
         if size is None:
-            reason = self.unknown.get(SATURATION, "no update was timed")
+            reason = self.unknown.get("saturation", "no update was timed")
             return f"No batch size can be named, because {reason}."
         parts = "" if micro == size else f" in micro-batches of {micro:,}"
         ratio = self._learning_rate_ratio
@@ -246,20 +168,20 @@ class Recommendation(Result):
         if self.scheduled or self.base_learning_rate is None:
             rate = "your learning rates" + ("" if ratio == 1 else f" times {setting(ratio)}")
         unknown = ", since the gradient noise is not known" if self._known_noise is None else ""
-        binds = f"{' or '.join(self.binding)} binds"
+        binds = f"{' or '.join(LIMIT_NAMES[limit] for limit in self.binding)} binds"
         return f"Start with batch size {size:,}{parts} and {rate}{unknown}: {binds}."
 
     def table(self) -> "pd.DataFrame":
         """Return the four limits, and where on the batch axis each begins."""
         import pandas as pd
 
-        begins, limits = "begins at (examples)", self.limits
+        place, limits = "begins at (examples)", self.limits
         table = pd.DataFrame(
-            {"limit": one.name, **ranged_columns(begins, one.begins), "outcome": one.words}
-            for one in limits
+            {"limit": LIMIT_NAMES[limit], **ranged_columns(place, begins), "outcome": words}
+            for limit, (begins, words) in limits.items()
         )
-        table.attrs["answer"] = [i for i, one in enumerate(limits) if one.name in self.binding]
-        table.attrs["digits"] = {begins: 2}
+        table.attrs["answer"] = [i for i, limit in enumerate(limits) if limit in self.binding]
+        table.attrs["digits"] = {place: 2}
         return table
 
     @property
@@ -269,7 +191,7 @@ class Recommendation(Result):
         if self.batch_size is not None:
             sizes = ", ".join(map(str, self.batch_sizes))
             found.append(Note.of("search_the_sizes", sizes=sizes))
-        if self.binding == (INPUT,):
+        if self.binding == ("input",):
             found.append(Note.of("input_binds", when="at every batch size"))
         return most_important(found)
 
@@ -328,7 +250,7 @@ class Recommendation(Result):
         return tuple(size for size in sorted(sizes) if found[0] <= size <= found[-1])
 
     @property
-    def binding(self) -> tuple[str, ...]:
+    def binding(self) -> tuple[Limit, ...]:
         """The limit that binds; several where they cannot be separated, none without timings."""
         if not self.times_s:
             return ()
@@ -377,30 +299,6 @@ class Recommendation(Result):
         return None if found.value is not None and found.ends is None else found
 
     @property
-    def curves(self) -> dict[str, dict[int, Estimate[float]]]:
-        """Throughput, worth of an example and progress by size, as shares of the largest."""
-        times_s, noise = self.times_s, self.noise_scale
-        if not times_s:
-            return {}
-        curves = {"samples/s": {size: Estimate(size / s) for size, s in times_s.items()}}
-        if noise.value is not None:
-            scales = (noise.value, *noise_bounds(noise))
-            curves["worth of an example"] = {}
-            for size in times_s:
-                value, low, high = (
-                    statistical_efficiency(size, noise_scale=n, base_batch_size=min(times_s))
-                    for n in scales
-                )
-                curves["worth of an example"][size] = Estimate(value, low, high)
-            goal = times_to_goal(times_s, noise_scale=noise.value, rate=self.input_rate)
-            curves["progress a second"] = {size: Estimate(1 / time) for size, time in goal.items()}
-        most = {name: max(one.value for one in curve.values()) for name, curve in curves.items()}
-        return {
-            name: {size: one.times(1 / most[name]) for size, one in curve.items()}
-            for name, curve in curves.items()
-        }
-
-    @property
     def input_rate(self) -> float:
         """Examples per second that the data deliver; infinite where that is not known."""
         (low, high), rate = self._rates, self.pipeline and self.pipeline.pipeline.samples_per_second
@@ -422,15 +320,18 @@ class Recommendation(Result):
         )
 
     @property
-    def limits(self) -> tuple[Limit, ...]:
-        """The four limits, from memory to the input pipeline."""
+    def limits(self) -> dict[Limit, tuple[Estimate[float | None] | None, str]]:
+        """Where each limit begins, in examples, and what was measured or why it is unknown.
+
+        The place has no value if it limits no size, and is None if it is unknown.
+        """
         found = (self._memory(), self._saturation(), self._noise(), self._input())
-        return tuple(
-            Limit(name, begins, words)
-            if begins is not None
-            else Limit(name, None, f"cannot tell, because {self.unknown.get(name, words)}")
-            for name, (begins, words) in zip(LIMITS, found, strict=True)
-        )
+        limits = dict(zip(LIMIT_NAMES, found, strict=True))
+        for limit, (begins, words) in limits.items():
+            if begins is None:
+                why = self.unknown.get(limit, words)
+                limits[limit] = None, f"cannot tell, because {why}"
+        return limits
 
     # Where a limit begins, and what was measured; or None, and why it is not known.
 
@@ -465,7 +366,7 @@ class Recommendation(Result):
         rate, times_s = self.input_rate, self.times_s
         if math.isinf(rate) or not times_s:
             return None, "it was not measured"
-        waits = (size for size, time_s in times_s.items() if rate * CLOSEST_RATIO < size / time_s)
+        waits = (size for size, time_s in times_s.items() if rate * AS_SOON < size / time_s)
         delivered, first = f"{format_number(rate, 2)} samples/s", next(waits, None)
         if first is None:
             return UNRESOLVED, f"{delivered}, enough for every size"

@@ -260,13 +260,18 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "out_of_memory": "out of memory",
     "beyond_target": "batches beyond the latency target",
     "beyond_bulk_call": "more than the {examples} examples of a bulk call: see `bulk_examples`",
-    "warm_up_time_spent": ("half of the time budget was spent on preparing and warming up others"),
+    "warm_up_time_spent": "half of the time budget was spent on preparing and warming up others",
     "too_slow_to_time": "too slow for the time budget",
     "one_step_as_fast": "one step an execution takes as long as several would",
     "memory_expected": "expected to need {expected}, more than {share:.0%} of {limit}",
     "memory_time_spent": "the time for the memory was spent",
     "memory_ran_out_at": "memory ran out at batch size {size}",
     "data_gave_fewer": "the data function gave {rows} examples",
+    # Why a limit of the batch size is not known.
+    "cannot_measure": "{error}",
+    "data_ended": "the data ended after {rows} of a batch",
+    "ran_out_of_memory": "it ran out of memory",
+    "nothing_ran": "not even the smallest batch size could be run",
     # Why a change to an input pipeline was not tried, or what must hold for it.
     "no_time_for_changes": "no time: all changes take about {needed} s, half of `budget_s`",
     "change_failed": "failed: {error}",
@@ -274,16 +279,12 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "has_prefetch": "the pipeline ends with one",
     "has_cache": "the pipeline has one",
     "no_serial_map": "no serial map with only batch, prefetch, shuffle or repeat after it",
-    "cache_freezes": (
-        "it would freeze what is random; place it before the random part (not measured)"
-    ),
-    "endless_data": "the data have no end; place it before `.repeat()` (not measured)",
+    "cache_freezes": "it would freeze what is random; place it before the random part",
+    "endless_data": "the data have no end; place it before `.repeat()`",
     "cache_too_large": "it takes more than the {most} of `cache_bytes`",
     "cache_not_full": "it was not full after {seconds:.2g} s: give a larger `budget_s` to try it",
     "worker_per_core": "there is one a core already",
-    "called_by_threads": (
-        "called from several threads at once; random numbers come in another order"
-    ),
+    "called_by_threads": "called from several threads; random numbers come in another order",
     "rows_by_threads": "`__getitem__` may be called from several threads at once",
     "cache_takes": "{size} of memory; the first epoch is as slow as before",
 }

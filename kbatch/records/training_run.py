@@ -406,7 +406,7 @@ class Plan:
     micro_batch_size: int | None
     #: Why it is that size: cut as "given" or "cut" to fit; whole because the largest "fits", or
     #: because the model has a train step of its own ("own_step") and cannot be cut.
-    reason: str
+    reason: Literal["given", "cut", "fits", "own_step"]
     largest_batch_size: int  #: For which the micro-batch was found.
     model: str  #: Fingerprint of the model that it was made with.
     #: Whether cut batches were seen to train as whole ones do; None where none is cut.

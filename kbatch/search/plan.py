@@ -275,7 +275,7 @@ def _step_s(
 
 def _most_that_fit(
     updates: Updates, facts: ModelFacts, settings: PlanSettings, build_elsewhere: Build
-) -> tuple[int, str, Note | None]:
+) -> tuple[int, Literal["cut", "fits", "own_step"], Note | None]:
     """Return how many examples fit at once, the reason, and what to say of it."""
     replicas, own, rows = facts.replicas, facts.own_step, facts.rows(settings.batch_sizes[-1])
     if _surely_fits(updates, rows, settings.memory_limit_bytes):

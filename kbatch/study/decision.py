@@ -14,7 +14,6 @@ from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge, judge_ra
 from kbatch.analysis.run_table import first_seed
 from kbatch.page.document import table_text
 from kbatch.records.notes import Note
-from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.compare import (
     LeftOut,
     LeftOutReason,
@@ -159,9 +158,9 @@ class Decision:
     @property
     def settings(self) -> dict[str, Any]:
         """What the trials trained with in place of what the build function gives, by name."""
-        run, found = self._run, {}
-        if run is None:
-            return found
+        if self.trial is None:
+            return {}
+        run, found = self.trial.last, {}
         if (scaling := run.scaling) is not None:
             if scaling.learning_rate_ratio != 1:
                 found["learning_rate"] = self.learning_rate
@@ -184,9 +183,11 @@ class Decision:
         Budgets and other callbacks of the search end a training as they ended the trials: give
         `fit` the same ones.
         """
-        run = self._run
-        asked = run and {"epochs": run.epochs_asked, "steps_per_epoch": run.steps_per_epoch}
-        return {name: value for name, value in (asked or {}).items() if value is not None}
+        if self.trial is None:
+            return {}
+        run = self.trial.last
+        asked = {"epochs": run.epochs_asked, "steps_per_epoch": run.steps_per_epoch}
+        return {name: value for name, value in asked.items() if value is not None}
 
     def apply(self, model: Model) -> Model:
         """Make a model train with the settings of the trials, those of `settings` and all others.
@@ -212,13 +213,9 @@ class Decision:
         """
         from kbatch.training.learning_rate import apply_settings
 
-        if self._run is None:
+        if self.trial is None:
             raise ValueError(f"There are no settings to apply. {self.reason}")
-        return apply_settings(model, self._run)
-
-    @property
-    def _run(self) -> ExecutionRecord | None:
-        return self.trial and self.trial.last
+        return apply_settings(model, self.trial.last)
 
 
 def decide(

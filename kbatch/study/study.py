@@ -69,8 +69,7 @@ class Study(Result):
 
     def table(self) -> "pd.DataFrame":
         """Return a row a batch size: of several learning rates the best, and how it compares."""
-        trials = as_compared(self.trials)
-        return frame_of(rows_of(self.decide(), trials, self.quality_metric))
+        return frame_of(rows_of(self.decide(), as_compared(self.trials), self.quality_metric))
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -123,16 +122,11 @@ class Study(Result):
         except ValueError as error:  # What is looked at must not raise: it says what is missing.
             return f"<p>{html.escape(str(error))}</p>"
 
-    @property
-    def objective(self) -> Objective | None:
-        """What the search optimised, None for an empty study."""
-        return self.trials[0].objective if self.trials else None
-
     @functools.cached_property
     def quality_metric(self) -> Objective | None:
         """The objective if it shows what a model learned, else a validation metric that does."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
-        return self.objective and self.objective.or_quality(names)
+        return self.trials[0].objective.or_quality(names) if self.trials else None
 
     def decide(self, tolerance: float | None = None, confidence: float | None = None) -> Decision:
         """Decide which batch size to take, and which sizes are as good.
@@ -161,7 +155,7 @@ class Study(Result):
         sure: float = settings.get("confidence", DEFAULT_CONFIDENCE)
         sure = sure if confidence is None else confidence
         # That of the search was checked when it began.
-        check_tolerance(tolerance, sure, self.objective.name if self.objective else "")
+        check_tolerance(tolerance, sure, self.trials[0].objective.name if self.trials else "")
         if tolerance is None:
             tolerance = settings.get("tolerance")
         # Every page asks for it several times.
@@ -266,9 +260,9 @@ def _plan_text(plan: Plan) -> str:
         "own_step": "the model has its own train step",
     }
     parts = {None: "", True: ", seen to train as the whole batch does", False: ", not exact"}
-    size = f"{size} ({why.get(plan.reason, plan.reason)}){parts[plan.parts_equal]}"
     policy = plan.dtype_policy or "the policy of each trial"
-    return f"number {plan.number}, made in {plan.duration_s:.1f} s: {policy}; {size}"
+    made = f"number {plan.number}, made in {plan.duration_s:.1f} s"
+    return f"{made}: {policy}; {size} ({why[plan.reason]}){parts[plan.parts_equal]}"
 
 
 class _HasProjectDir(Protocol):

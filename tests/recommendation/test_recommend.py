@@ -5,9 +5,8 @@ import small_models as models
 
 import kbatch
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.recommendation.result import INPUT, MEMORY, NOISE, SATURATION
 
-STEPS = [MEMORY, NOISE, SATURATION, INPUT]
+STEPS = ["memory", "gradient noise", "hardware saturation", "input pipeline"]
 
 
 def learnable(count=400):
@@ -33,7 +32,7 @@ def found(told):
 
 
 def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(found, told):
-    assert set(found.unknown) <= {INPUT}
+    assert set(found.unknown) <= {"input"}
     assert told == STEPS
     sizes = [one.batch_size for one in found.memory if one.peak_bytes]
     assert sizes[:2] == [1, 8]

@@ -14,8 +14,9 @@ from recommendation_factory import (
 )
 
 from kbatch.analysis.noise_scale import noise_scale_of_runs
-from kbatch.recommendation.figure import plot_limits
-from kbatch.recommendation.result import times_to_goal, useful_stretches
+from kbatch.recommendation.figure import curves_of, plot_limits
+from kbatch.recommendation.result import useful_stretches
+from kbatch.study.limits import LIMIT_NAMES, times_to_goal
 from kbatch.throughput.result import TimedUpdate
 
 UNRESOLVED = make_pilot(scatter=30.0)
@@ -29,7 +30,7 @@ def test_the_size_and_the_limit_follow_the_device_and_the_noise():
         assert times[found.batch_size] <= 1.05 * min(times.values())
         assert found.micro_batch_size == found.batch_size
         assert {found.batch_size, 32} <= set(found.batch_sizes) <= set(SIZES)
-        first = "hardware saturation" if 9 * n_half < scale else "gradient noise"
+        first = "saturation" if 9 * n_half < scale else "noise"
         assert found.binding == (first,)
 
 
@@ -46,7 +47,7 @@ def test_memory_binds_where_it_ends_the_sizes():
 
 def test_a_slow_pipeline_binds_and_takes_the_batch_down():
     slow = make_recommendation(input_rate=15_000.0)
-    assert slow.binding == ("input pipeline",)
+    assert slow.binding == ("input",)
     assert slow.batch_size < make_recommendation().batch_size
     assert "input_binds" in [note.code for note in slow.notes]
 
@@ -57,7 +58,7 @@ def test_a_long_reading_of_the_pipeline_bounds_its_rounds():
     )
     found = make_recommendation(pipeline=bursts)
     assert found.input_rate == pytest.approx(20_000)
-    assert found.binding == ("input pipeline",)
+    assert found.binding == ("input",)
     assert make_recommendation(pipeline=None).input_rate == float("inf")
 
 
@@ -77,7 +78,7 @@ def test_without_a_noise_scale_the_size_that_the_learning_rate_suits_is_the_star
     found = make_recommendation(pilot=pilot)
     assert (found.batch_size, found.learning_rate) == (32, 0.001)
     assert found.batch_sizes[0] == SIZES[0]
-    assert found.binding == ("hardware saturation", "gradient noise")
+    assert found.binding == ("saturation", "noise")
     # Where it was not timed, the nearest size.
     assert make_recommendation(pilot=pilot, updates=make_timings(sizes=(64, 128))).batch_size == 64
 
@@ -119,7 +120,7 @@ def test_single_times_of_each_size_name_no_saturation():
     times = ((8, 0.000697), (16, 0.000859), (32, 0.000725))
     once = make_recommendation(updates=[TimedUpdate(batch_size=b, times_s=(s,)) for b, s in times])
     assert once.saturation is None
-    assert once.binding == ("hardware saturation", "gradient noise")
+    assert once.binding == ("saturation", "noise")
     twice = [TimedUpdate(batch_size=b, times_s=(s, 1.01 * s)) for b, s in times]
     assert make_recommendation(updates=twice).saturation.value == 29
 
@@ -152,7 +153,7 @@ def test_the_answer_has_the_start_and_what_binds_and_the_table_the_limits():
     assert found.notes[-1].values["sizes"].startswith(f"{first}, ")
     assert found.notes[-1].values["sizes"].endswith(f", {last}")
     table = found.table()
-    assert list(table["limit"]) == [limit.name for limit in found.limits]
+    assert list(table["limit"]) == [LIMIT_NAMES[limit] for limit in found.limits]
     assert table.attrs["answer"] == [2]
     assert table["begins at (examples)"][2] == pytest.approx(found.noise_scale.value)
     assert table["begins at (examples), low"][2] == found.noise_scale.low
@@ -173,17 +174,19 @@ def test_a_noise_scale_of_which_only_the_least_is_known_is_a_start():
 def test_progress_is_throughput_times_worth():
     found = make_recommendation()
     throughput, worth, progress = (
-        [one.value for one in curve.values()] for curve in found.curves.values()
+        [one.value for one in curve.values()] for curve in curves_of(found).values()
     )
-    assert all(tuple(curve) == tuple(SIZES) for curve in found.curves.values())
+    assert all(tuple(curve) == tuple(SIZES) for curve in curves_of(found).values())
     product = np.array(throughput) * worth
     np.testing.assert_allclose(progress, product / product.max())
     assert max(throughput) == worth[0] == 1
-    for one in found.curves["worth of an example"].values():
+    for one in curves_of(found)["worth of an example"].values():
         assert one.low <= one.value <= one.high
     # Without a noise scale throughput is drawn alone.
-    assert [len(c) for c in make_recommendation(pilot=UNRESOLVED).curves.values()] == [len(SIZES)]
-    assert make_recommendation(**NOTHING).curves == {}
+    assert [len(c) for c in curves_of(make_recommendation(pilot=UNRESOLVED)).values()] == [
+        len(SIZES)
+    ]
+    assert curves_of(make_recommendation(**NOTHING)) == {}
 
 
 def test_of_each_size_the_fastest_number_of_steps_an_execution_counts():
@@ -210,6 +213,6 @@ def test_the_drawing_has_the_limits_the_start_and_the_range():
     named = {text.get_text() for text in panel.texts}
     assert {"gradient noise: 190", "hardware saturation: 900", "memory: 1,400"} <= named
     # The device makes as much from 100 examples on.
-    assert make_recommendation(input_rate=50_000.0).limits[-1].begins.value == 128
-    assert all(limit.begins for limit in found.limits)
-    assert not any(limit.begins for limit in make_recommendation(**NOTHING).limits)
+    assert make_recommendation(input_rate=50_000.0).limits["input"][0].value == 128
+    assert all(begins for begins, _ in found.limits.values())
+    assert not any(begins for begins, _ in make_recommendation(**NOTHING).limits.values())
