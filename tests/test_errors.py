@@ -15,12 +15,8 @@ from kbatch.errors import OutOfMemoryError
 from kbatch.memory.probe import WorkerProbes, no_example_fits
 from kbatch.memory.workload import Workload, WorkloadFacts
 from kbatch.records.training_run import Plan
-from kbatch.search.plan import SearchPlan
+from kbatch.search.plan import notes_on_size
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.model import ModelFacts
-
-# They steer a search and reach no user.
-STEERING = {"PlanHalved", "PolicyChosen"}
 
 
 def test_errors_are_defined_in_one_file_which_opens_with_their_tree():
@@ -32,7 +28,7 @@ def test_errors_are_defined_in_one_file_which_opens_with_their_tree():
         and any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
     }
     here = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
-    assert found - STEERING == here
+    assert found == here
     tree = {word for line in (errors.__doc__ or "").splitlines() for word in line.split()[:3]}
     assert here <= tree
 
@@ -58,11 +54,9 @@ def of_build(limit_bytes):
 
 def of_plan(**changed):
     """Return the error of a plan by which 24 of 64 examples go through the device at once."""
-    plan = dataclasses.replace(Plan(1, "float32", 24, "own step", 64, ""), **changed)
-    search = SearchPlan((8, 64), "auto", plan=plan)
-    model = models.mlp() if plan.reason == "compiled late" else own_steps.gan()
+    plan = dataclasses.replace(Plan(1, "float32", 24, "own_step", 64, ""), **changed)
     with pytest.raises(OutOfMemoryError) as caught:
-        search.cut(model, ModelFacts(model), 64, TrainingData(*models.rows(94)))
+        notes_on_size(plan, "auto", own_steps.gan(), 64)
     return caught.value
 
 
@@ -75,7 +69,6 @@ def of_plan(**changed):
         (lambda: of_build(None), None, None, None),
         (of_plan, 64, 24, None),
         (lambda: of_plan(number=2), 64, None, None),
-        (lambda: of_plan(reason="compiled late"), 64, 24, None),
     ],
 )
 def test_out_of_memory_error_says_only_what_is_known(make, examples, fitting, limit_bytes):
