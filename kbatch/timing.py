@@ -154,8 +154,12 @@ _FEWEST_SIZES = 2
 class Setting(NamedTuple):
     """What is timed: a size, and with what."""
 
-    series: Any  # Hashable; a text or what writes itself as one.
+    series: Any  # A text, or a call path of a model and the policy of that.
     size: int
+
+    def __str__(self) -> str:
+        series = self.series if isinstance(self.series, str) else " under ".join(self.series)
+        return f"{series}, size {self.size}"
 
 
 class Sweep(abc.ABC):
@@ -209,12 +213,12 @@ class Sweep(abc.ABC):
                 self.not_run[setting] = reason
             elif (warm_up := self.admit(setting)) is not None:
                 time_ms = format_number(1e3 * self.time_s(setting))
-                self._say(f"{setting.series}, size {setting.size}: {time_ms} ms when warm")
+                self._say(f"{setting}: {time_ms} ms when warm")
                 yield setting, warm_up
                 self._look_at(setting)
             else:
                 reason = self.not_run[setting]
-                self._say(f"{setting.series}, size {setting.size}: {reason}")
+                self._say(f"{setting}: {reason}")
                 if reason.code == "out_of_memory":
                     reason = Note.of("memory_ran_out_at", size=setting.size)
                 self._ended[setting.series] = setting.size, reason

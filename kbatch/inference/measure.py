@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -160,7 +160,7 @@ def profile_inference(
     # Those that a first call made are kept too.
     with kept_variables(model), contextlib.ExitStack() as stack:
         models, changes, notes = variants_of(model, inputs, dtype_policies)
-        memory = MemoryPass((), 0, ())
+        memory = MemoryPass()
         if measure_memory:
             memory = measure_predict_memory(
                 models,
@@ -173,7 +173,7 @@ def profile_inference(
         dependence = BatchDependence(models, inputs)
         sweep = InferenceSweep(
             {
-                Series(path, policy): stack.enter_context(open_path(path, copy, inputs))
+                (path, policy): stack.enter_context(open_path(path, copy, inputs))
                 for policy, copy in models.items()
                 for path in paths
             },
@@ -198,7 +198,7 @@ def profile_inference(
             quantile=float(quantile),
             timings=sweep.records(dependence),
             memory=memory.records,
-            memory_limit_bytes=memory.limit_bytes or None,
+            memory_limit_bytes=memory.limit_bytes,
             output_changes=changes,
             target_ms=latency_slo_ms,
             noted=tuple(dict.fromkeys((*notes, *memory.notes, *dependence.notes()))),
@@ -223,7 +223,7 @@ def measure_predict_memory(
     why_here = "model on the GPU" if gpu_in_use() else None
     say(f"measuring memory in {'this process' if why_here else 'a worker process'}")
     rows, policy = TrainingData(inputs.rows), keras.config.dtype_policy().name
-    found = MemoryPass((), 0, ())
+    found = MemoryPass()
     for name, model in models.items():
         load = Workload(lambda model=model: model, rows, policy, training=False)
         with open_probes(load, memory_limit_bytes=memory_limit_bytes, why_here=why_here) as probes:
@@ -235,22 +235,12 @@ def measure_predict_memory(
     return found
 
 
-class Series(NamedTuple):
-    """A call path of the model under a policy."""
-
-    call_path: str
-    dtype_policy: str
-
-    def __str__(self) -> str:
-        return f"{self.call_path} under {self.dtype_policy}"
-
-
 class InferenceSweep(Sweep):
     """Call paths of models, one a policy, that are open for timing."""
 
     def __init__(
         self,
-        runs: Mapping[Series, Run],
+        runs: Mapping[tuple[str, str], Run],  # By call path and policy.
         inputs: InferenceInputs,
         memory: MemoryPass,
         timing: TimingPlan,
@@ -282,12 +272,13 @@ class InferenceSweep(Sweep):
 
     def target_s(self, setting: Setting) -> float:
         """Return the target; infinite for a bulk call, whose batches nobody waits for."""
-        bulk = setting.series.call_path == BULK_PATH
-        return math.inf if self._target_ms is None or bulk else self._target_ms / 1000
+        path, _ = setting.series
+        return math.inf if self._target_ms is None or path == BULK_PATH else self._target_ms / 1000
 
     def examples_per_call(self, setting: Setting) -> int:
         """Return how many examples a call has: a bulk call has as many whatever the batch."""
-        return self._bulk_examples if setting.series.call_path == BULK_PATH else setting.size
+        path, _ = setting.series
+        return self._bulk_examples if path == BULK_PATH else setting.size
 
     def warm_up_all(
         self, sizes: Sequence[int], larger: Sequence[int]
@@ -297,7 +288,7 @@ class InferenceSweep(Sweep):
         yield from self.warm_up(Setting(first, size) for size in sizes)
         yield from self.warm_up(Setting(one, size) for size in sizes for one in others)
         for series in self.runs:
-            most = self._memory.largest_sure(series.dtype_policy)
+            most = self._memory.largest_sure(series[1])
             if Setting(series, sizes[-1]) in self.warm_ups:
                 yield from self.go_on(series, (size for size in larger if size <= most))
 

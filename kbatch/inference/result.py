@@ -34,7 +34,8 @@ from kbatch.records.notes import Note, most_important
 if TYPE_CHECKING:
     import pandas as pd
 
-# The path whose calls have all examples, cut into batches by Keras.
+# The path whose calls have all examples, cut into batches by Keras: the latency of one batch is not
+# known.
 BULK_PATH = "predict"
 # Groups of calls that each give a quantile of their own, which shows its noise.
 _MOST_GROUPS = 8
@@ -65,14 +66,11 @@ class TimingRecord(Timed):
     size_effect: SizeEffect | None = None  #: None for the smallest size, and without floats.
     reason: Note | None = None  #: Why they have no times. If None, they have.
 
-    @property
-    def bulk(self) -> bool:
-        """Whether a call has many batches, so that the latency of one is not seen."""
-        return self.call_path == BULK_PATH
-
     def latency_bound_s(self, quantile: float) -> float | None:
         """Bound a quantile of the latency with 95 % confidence; None where it is not known."""
-        return None if self.bulk else quantile_upper_bound(self.latencies_s, quantile=quantile)
+        if self.call_path == BULK_PATH:
+            return None
+        return quantile_upper_bound(self.latencies_s, quantile=quantile)
 
     def missing_calls(self, quantile: float) -> int:
         """Return how many calls that bound lacks."""
@@ -179,7 +177,7 @@ class InferenceProfile(Result):
                 answer.append(place)
             effect, outcome = timing.size_effect, [timing.reason or timing.outcome]
             missing = timing.missing_calls(self.quantile)
-            if timing.measured and not timing.bulk and missing:
+            if timing.measured and path != BULK_PATH and missing:
                 outcome.append(f"{missing:,} calls too few for the quantile")
             if effect and effect.depends:
                 outcome.append("outputs depend on the batch size")
@@ -367,7 +365,7 @@ class InferenceProfile(Result):
                 prediction, where no batch is timed by itself.
         """
         timings, needed = self.answering, calls_for_quantile(quantile)
-        if timings and timings[0].bulk:
+        if timings and timings[0].call_path == BULK_PATH:
             raise ValueError(
                 "Bulk prediction times all batches together: the latency of one is not known. "
                 'Measure another call path, such as "compiled". '

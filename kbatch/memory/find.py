@@ -119,9 +119,11 @@ def probe_max_batch(
 
 
 class MemoryPass(NamedTuple):
-    records: tuple[MemoryRecord, ...]  # One a batch size.
-    limit_bytes: int  # What the probes could take.
-    notes: tuple[Note, ...]
+    """The memory of some sizes; empty without probes."""
+
+    records: tuple[MemoryRecord, ...] = ()  # One a batch size.
+    limit_bytes: int | None = None  # What the probes could take.
+    notes: tuple[Note, ...] = ()
 
     def refusal(self, dtype_policy: str, batch_size: int) -> Note | None:
         """Return why a size is not to be run again; None where nothing speaks against it."""
@@ -133,7 +135,9 @@ class MemoryPass(NamedTuple):
     def largest_sure(self, dtype_policy: str) -> float:
         """Return the size that the probes show to fit for sure, although it was not probed."""
         fit = fit_memory(peaks_under(dtype_policy, self.records))
-        return 0.0 if fit is None else fit.largest_within(SURE_SHARE * self.limit_bytes)
+        if fit is None or self.limit_bytes is None:
+            return 0.0
+        return fit.largest_within(SURE_SHARE * self.limit_bytes)
 
 
 def memory_pass(

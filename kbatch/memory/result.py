@@ -128,12 +128,6 @@ class MaxBatchSizeResult(Result):
         return self.memory_bytes[self.max_batch_size]
 
     @property
-    def in_window(self) -> bool:
-        """Whether its memory lies in the window."""
-        low, high = (share * self.limit_bytes for share in self.memory_window)
-        return low <= self.peak_memory_bytes <= high
-
-    @property
     def fit(self) -> MemoryFit | None:
         """The line through the sizes that fitted, None from fewer than two."""
         return fit_memory(self.memory_bytes)

@@ -124,6 +124,7 @@ def recommend(
     with _refusals_explained():
         # First, since a worker process measures it, and a GPU has to be free for that.
         memory = _memory(load, asked, limit_bytes=limit_bytes, budget_s=begin("memory"))
+        assert memory.limit_bytes is not None  # It was probed.
         fits = most_at_once(memory.records, memory.limit_bytes)
         with seeded(seed):
             run = load.start()

@@ -13,7 +13,7 @@ from kbatch.page.document import Figure
 from kbatch.page.numbers import count_range, memory_text, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.records.notes import Note
-from kbatch.throughput.result import TrainingProfile
+from kbatch.throughput.result import TrainingProfile, fastest_ways
 
 # A limit that lies so many times above everything would press the curve to the floor.
 _FAR = 16
@@ -45,7 +45,7 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
     timed = {"one step an execution": alone, "as many as a search runs": several}
     answers = [("take", profile.micro_batch_size, True)]
     if profile.has_fit and (efficient := profile.efficient.value) is not None:
-        sizes = [way.batch_size for way in profile.fastest_ways]
+        sizes = [way.batch_size for way in fastest_ways(updates)]
         answers.insert(0, ("90 % of peak", int(efficient), sizes[0] <= efficient <= sizes[-1]))
     facts, way = where_measured(profile.environment), " of the faster way of each size" * bool(both)
     return draw_sweep(
@@ -64,10 +64,10 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
 
 def figures_of(profile: TrainingProfile) -> tuple[Figure, ...]:
     """Return the figure of throughput, time and memory by micro-batch size."""
-    if not profile.measured:
+    if not fastest_ways(profile.updates):
         return ()
     title = "Throughput, time and memory by micro-batch size"
-    height = height_in(3 if profile.memory_bytes else 2)
+    height = height_in(3 if any(record.peak_bytes for record in profile.memory) else 2)
     return (Figure.of(plot_training_profile, profile, title, height),)
 
 

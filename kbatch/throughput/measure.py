@@ -94,7 +94,7 @@ def profile_training(
             return sizes
         return tuple(size for size in sizes if size <= examples)
 
-    memory = MemoryPass((), 0, ())
+    memory = MemoryPass()
     if measure_memory:
         say("measuring memory")
         with open_probes(
@@ -137,7 +137,7 @@ def profile_training(
         jit_compile=bool(run.model.jit_compile),
         updates=updates,
         memory=memory.records,
-        memory_limit_bytes=memory.limit_bytes or None,
+        memory_limit_bytes=memory.limit_bytes,
         noted=tuple(dict.fromkeys(note for note in (*memory.notes, run.note) if note)),
         environment=read_environment(),
     )

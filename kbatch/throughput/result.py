@@ -64,7 +64,7 @@ class TrainingProfile(Result):
     @property
     def answer(self) -> str:
         """The micro-batch to train with, and how fast it is."""
-        if not self.measured:
+        if not (ways := fastest_ways(self.updates)):
             return "No step could be timed."
         size, steps, rate = self.micro_batch_size, self.steps_per_execution, self._chosen.rate
         assert rate is not None
@@ -72,7 +72,7 @@ class TrainingProfile(Result):
         speed = f"{format_number(rate.value)}{in_brackets(rate)} samples/s"
         than = ""
         if self.gain is not None:
-            times, largest = format_number(self.gain.value), self.fastest_ways[-1].batch_size
+            times, largest = format_number(self.gain.value), ways[-1].batch_size
             than = f", {times}{in_brackets(self.gain)} times as fast as with {largest:,}"
         return f"Train with micro-batches of {size:,}{together}: {speed}{than}."
 
@@ -80,7 +80,7 @@ class TrainingProfile(Result):
         """Return what was measured, a row a size and number of steps an execution."""
         import pandas as pd
 
-        peaks = self.memory_bytes
+        peaks = peaks_under(self.dtype_policy, self.memory)
         found = pd.DataFrame(
             {
                 "micro-batch size": update.batch_size,
@@ -94,7 +94,7 @@ class TrainingProfile(Result):
         )
         if all(update.steps_per_execution == 1 for update in self.updates):
             del found["steps per execution"]
-        if self.measured:
+        if fastest_ways(self.updates):
             found.attrs["answer"] = [self.updates.index(self._chosen)]
         return found
 
@@ -126,16 +126,6 @@ class TrainingProfile(Result):
         return f"{fixed} ms + {each} ms x B{off}"
 
     @property
-    def measured(self) -> tuple[TimedUpdate, ...]:
-        """The updates that have times."""
-        return tuple(update for update in self.updates if update.measured)
-
-    @property
-    def fastest_ways(self) -> tuple[TimedUpdate, ...]:
-        """Of each micro-batch size the number of steps an execution that is fastest, ascending."""
-        return fastest_ways(self.updates)
-
-    @property
     def micro_batch_size(self) -> int:
         """The fastest size by the rounds that all have; of those that tie, the largest."""
         return self._chosen.batch_size
@@ -148,16 +138,16 @@ class TrainingProfile(Result):
     @property
     def gain(self) -> Estimate[float] | None:
         """Speed of that size over the speed of the largest; None where it is the largest."""
-        return choose_micro_batch(self.fastest_ways)[1]
+        return choose_micro_batch(fastest_ways(self.updates))[1]
 
     @property
     def _chosen(self) -> TimedUpdate:
-        return choose_micro_batch(self.fastest_ways)[0]
+        return choose_micro_batch(fastest_ways(self.updates))[0]
 
     @property
     def has_fit(self) -> bool:
         """Whether enough was measured for a fit: two sizes, and three rounds in all."""
-        ways = self.fastest_ways
+        ways = fastest_ways(self.updates)
         return len(ways) >= 2 and sum(len(way.times_s) for way in ways) >= 3
 
     @property
@@ -168,12 +158,7 @@ class TrainingProfile(Result):
     @property
     def latency(self) -> Latency:
         """The fit of the seconds of a micro-batch, by the fastest way of each size."""
-        return fit_rounds(self.fastest_ways)
-
-    @property
-    def memory_bytes(self) -> dict[int, int]:
-        """Most bytes held at once, weights included, of each size where it is known."""
-        return peaks_under(self.dtype_policy, self.memory)
+        return fit_rounds(fastest_ways(self.updates))
 
 
 def fastest_ways(updates: Sequence[TimedUpdate]) -> tuple[TimedUpdate, ...]:

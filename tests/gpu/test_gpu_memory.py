@@ -59,7 +59,7 @@ def test_the_largest_batch_is_found_in_a_worker(scale, memory, record_property):
     assert not started()
     # Memory may jump over the window from one size to the next.
     beyond = min((p.batch_size for p in found.probes if p.outcome != "fits"), default=math.inf)
-    assert found.in_window or beyond <= 1.05 * found.max_batch_size, found.reason
+    assert found.reason.code == "in_window" or beyond <= 1.05 * found.max_batch_size, found.reason
     assert {"search", "fresh_process"} <= {probe.purpose for probe in found.probes}
     assert limit_bytes is None or found.limit_bytes == limit_bytes
     assert not [note for note in found.notes if "this process" in note]

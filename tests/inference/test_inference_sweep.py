@@ -7,13 +7,13 @@ from inference_factory import time_s
 
 from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import InferenceInputs
-from kbatch.inference.measure import InferenceSweep, Series
+from kbatch.inference.measure import InferenceSweep
 from kbatch.memory.find import MemoryPass
 from kbatch.memory.result import MemoryRecord
 from kbatch.timing import TimingPlan
 
 BULK = 64
-NOT_MEASURED = MemoryPass((), 0, ())
+NOT_MEASURED = MemoryPass()
 INPUTS = InferenceInputs(np.zeros((1, 1), "float32"), None)
 
 
@@ -24,7 +24,7 @@ def swept(
     plan = {"time_budget_s": 1e3, "needed_calls": 5} | given.pop("plan", {})
     clock = FakeClock()
     runs = {
-        Series(path, "float32"): lambda batch, size, call_s=call_s: clock.sleep(call_s(size))
+        (path, "float32"): lambda batch, size, call_s=call_s: clock.sleep(call_s(size))
         for path, call_s in given.items()
     }
     sweep = InferenceSweep(

@@ -7,12 +7,12 @@ from inference_factory import make_check, make_failed, make_profile, make_timing
 
 from kbatch.errors import TargetTooLow
 from kbatch.inference.call_paths import InferenceInputs
-from kbatch.inference.measure import InferenceSweep, Series
+from kbatch.inference.measure import InferenceSweep
 from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.memory.find import MemoryPass
 from kbatch.timing import Setting, TimingPlan
 
-FIRST = Series("compiled", "float32")
+FIRST = ("compiled", "float32")
 
 
 class Machine(InferenceSweep):
@@ -24,7 +24,7 @@ class Machine(InferenceSweep):
         super().__init__(
             {FIRST: self.call},
             InferenceInputs(np.zeros((1, 1)), None),
-            MemoryPass((), 0, ()),
+            MemoryPass(),
             TimingPlan(),
             chosen=True,
             bulk_examples=1,

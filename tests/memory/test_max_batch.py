@@ -64,8 +64,8 @@ def test_the_answer_lies_in_the_window_and_was_confirmed_in_a_fresh_process():
     assert all(p.outcome == "fits" for p in runs)
     share = found.peak_memory_bytes / found.limit_bytes
     assert found.limit_bytes == 64 * MB
-    assert found.in_window == (WINDOW[0] <= share <= WINDOW[1])
-    assert found.in_window or "run out" in found.reason or "reach" in found.reason
+    assert (found.reason.code == "in_window") == (WINDOW[0] <= share <= WINDOW[1])
+    assert found.reason.code == "in_window" or "run out" in found.reason or "reach" in found.reason
     assert share <= WINDOW[1]
     # A wide activation is held forward and its gradient backward, at the least.
     assert 4 * WIDTH * 2 <= found.fit.bytes_per_example < 4 * WIDTH * 8

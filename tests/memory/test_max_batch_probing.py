@@ -74,7 +74,7 @@ def searched(probes, *, memory_window=WINDOW, max_batch_size=None):
 
 def test_later_steps_are_aimed_into_the_window_and_the_first_one_below_the_limit():
     tried = probe(ComputedProbes(first_step=1.1))
-    assert tried.in_window
+    assert tried.reason.code == "in_window"
     assert tried.peak_memory_bytes == probe(ComputedProbes()).peak_memory_bytes
     greedy = probe(ComputedProbes(first_step=2.0))
     assert all(
@@ -86,7 +86,7 @@ def test_later_steps_are_aimed_into_the_window_and_the_first_one_below_the_limit
 def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
     probes = ComputedProbes()
     found = probe(probes)
-    assert found.in_window
+    assert found.reason.code == "in_window"
     assert 0.8 * LIMIT <= found.peak_memory_bytes <= 0.9 * LIMIT
     again = [p.purpose for p in found.probes if p.batch_size == found.max_batch_size]
     assert again == ["search", "fresh_process", "mixed_sizes"]
@@ -175,7 +175,7 @@ def test_outcomes_tell_the_window_from_the_limit():
     probes.fixed, probes.each = 0, 1900
     found = probe(probes)  # 4 take 7600, 5 take 9500.
     assert found.max_batch_size == 4
-    assert not found.in_window
+    assert found.reason.code == "next_above"
     assert "4 need 76 % of memory, and 5 reach 95 %" in found.reason
     outcomes = {p.batch_size: p.outcome for p in found.probes}
     assert outcomes[4] == "fits"

@@ -29,7 +29,7 @@ def result(**changed):
 def test_the_most_bytes_of_each_size_count_and_a_prediction_is_read_off_their_line():
     found = result()
     assert found.memory_bytes == {1: 100, 100: 400, 300: 890}
-    assert (found.peak_memory_bytes, found.in_window) == (890, True)
+    assert found.peak_memory_bytes == 890
     assert found.predict(300) == pytest.approx(890, rel=0.05)
     difference = found.predict(200) - found.predict(100)
     assert difference == pytest.approx(100 * found.fit.bytes_per_example, abs=1)  # Whole bytes.

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.errors import InputError
+from kbatch.memory.result import peaks_under
 
 DATA = models.rows(94)
 QUICK = {"measure_memory": False, "time_budget_s": 1.0}
@@ -25,8 +26,9 @@ def test_sizes_steps_an_execution_and_memory_are_found_without_being_told():
     assert any("measuring memory" in line for line in lines)
     assert any("when warm" in line for line in lines)
     assert sizes_of(found) == [1, 2, 4, 8, 16]
-    alone = {u.batch_size for u in found.measured if u.steps_per_execution == 1}
-    several = [one for one in found.measured if one.steps_per_execution > 1]
+    measured = [update for update in found.updates if update.measured]
+    alone = {u.batch_size for u in measured if u.steps_per_execution == 1}
+    several = [one for one in measured if one.steps_per_execution > 1]
     assert several
     assert {one.batch_size for one in several} <= alone
     # 20 rows make so many steps of an epoch, which no execution is longer than.
@@ -34,7 +36,7 @@ def test_sizes_steps_an_execution_and_memory_are_found_without_being_told():
     assert (found.dtype_policy, found.jit_compile) == ("float32", False)
     assert found.environment.versions["keras"] == keras.__version__
     # So small a net's is a few tensors, which ones are alive at once is up to the threads.
-    peaks = found.memory_bytes.values()
+    peaks = peaks_under(found.dtype_policy, found.memory).values()
     assert len(peaks) >= 2
     assert 0 < min(peaks) <= max(peaks) < found.memory_limit_bytes
 
@@ -63,7 +65,7 @@ def test_what_does_not_fit_is_a_result():
     assert [outcomes[size] for size in (4, 16)] == ["measured", "measured"]
     assert outcomes[4000] == "memory_expected"
     assert found.memory_limit_bytes == 64 * memory_models.MB
-    peaks = found.memory_bytes
+    peaks = peaks_under(found.dtype_policy, found.memory)
     assert list(peaks) == [4, 16]
     assert peaks[4] < peaks[16] < 64 * memory_models.MB
 

@@ -8,7 +8,7 @@ from figure_samples import words
 from training_profile_factory import HICCUPS, in_executions, left_out, training_profile, update
 
 import kbatch
-from kbatch.throughput.result import TimedUpdate, choose_micro_batch
+from kbatch.throughput.result import TimedUpdate, choose_micro_batch, fastest_ways
 
 
 def test_a_time_is_the_median_with_its_interval_and_its_rate():
@@ -33,7 +33,7 @@ def test_where_no_line_holds_sizes_are_read_off_what_was_measured():
 
 def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
     profile = in_executions()
-    ways = [(way.batch_size, way.steps_per_execution) for way in profile.fastest_ways]
+    ways = [(way.batch_size, way.steps_per_execution) for way in fastest_ways(profile.updates)]
     assert ways == [(8, 12_500), (32, 3_125), (128, 1)]
     assert (profile.micro_batch_size, profile.steps_per_execution) == (32, 3_125)
     assert profile.gain.value == pytest.approx((2.28e-3 / 128) / (5.2e-4 / 32))
@@ -56,7 +56,7 @@ def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
 
 def test_what_was_not_measured_takes_no_part():
     profile = training_profile(left_out(1), update(2, 1.0), left_out(4, "out_of_memory"))
-    assert [u.batch_size for u in profile.measured] == [2]
+    assert [u.batch_size for u in fastest_ways(profile.updates)] == [2]
     assert profile.micro_batch_size == 2
     with pytest.raises(ValueError, match=r"two or more sizes.*7 at 1 sizes"):
         _ = profile.efficient
