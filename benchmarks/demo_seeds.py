@@ -45,7 +45,7 @@ def pooled(studies: list[kbatch.Study]) -> dict[tuple[int, float], float]:
     for study in studies:
         for trial in study.trials:
             pair = trial.batch_size, rate_factor(trial)
-            values[pair] += [value for value in trial.objective_values if value is not None]
+            values[pair] += [value for value in trial.judged_values if value is not None]
     return {pair: statistics.fmean(own) for pair, own in values.items() if len(own) >= FIRST_LOOK}
 
 

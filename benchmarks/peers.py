@@ -243,7 +243,7 @@ def kbatch_search(work) -> dict:
             row |= {"named": (BASE_SIZE, work.rate), "score": 0.0}
         else:
             named = then.batch_size, then.learning_rate
-            row |= {"named": named, "score": then.trial.objective_value}
+            row |= {"named": named, "score": then.trial.judged_value}
         trace.rows.append(row)
     return {"end_s": end_s, "certified": found.certified, "certain": found.certain}
 

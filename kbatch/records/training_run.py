@@ -125,11 +125,6 @@ class Outcomes:
     values: tuple[float, ...] = ()  # Of the blocks in order; empty where there is a reason.
     reason: NoOutcomes | None = None  # None if there are values.
 
-    @property
-    def value(self) -> float | None:
-        """The metric of the best epoch, which was chosen on other examples; None if unknown."""
-        return math.fsum(self.values) / len(self.values) if self.values else None
-
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
@@ -322,14 +317,19 @@ class ExecutionRecord:
         }
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
-        """Return the finite metrics that stand for the run: as reported, or of the best epoch."""
+        """Return the finite metrics of the best epoch as Keras logged them, or as reported."""
         best = self.best_epoch(metric, direction)
-        seen = best.metrics if best else {}
-        metrics, outcomes = dict(self.reported or seen), self.outcomes
-        # Of an epoch that was chosen on other examples; a `fit` of the user's may report its own.
-        if outcomes and outcomes.metric == metric and metrics.get(metric) == seen.get(metric):
-            metrics[metric] = metrics.get(metric) if outcomes.value is None else outcomes.value
+        metrics = self.reported or (best.metrics if best else {})
         return {n: v for n, v in metrics.items() if v is not None and math.isfinite(v)}
+
+    def judged(self, metric: str, direction: str) -> float | None:
+        """Return the value of a metric that decides; None if it is unknown.
+
+        It is the mean of `outcomes` if these are known, else what Keras logged at the best epoch.
+        """
+        if self.outcomes and self.outcomes.metric == metric and self.outcomes.values:
+            return math.fsum(self.outcomes.values) / len(self.outcomes.values)
+        return self.best_metrics(metric, direction).get(metric)
 
     def best_epoch(self, metric: str, direction: str) -> EpochRecord | None:
         """Find the first epoch with the best value of a metric, or the last where none has it."""

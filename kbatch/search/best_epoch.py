@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class BestEpoch(keras.callbacks.Callback):
         # The objective, or where that is no metric of an epoch, an accuracy or loss of validation.
         self._metric: Objective | None = None
         self._best: dict[str, Any] = {}
+        self._values: list[float] = []  # Of the metric, at the end of each epoch.
         self._sums: BlockSums | None = None
         # Of the last validation: its weights, where callbacks may change them, and its sums.
         self._weights: list[tuple[Any, np.ndarray]] | None = None
@@ -95,6 +96,7 @@ class BestEpoch(keras.callbacks.Callback):
         if self._metric is None:
             return
         value = logs.get(self._metric.name, np.nan)
+        self._values.append(value)
         if validated is not None and math.isfinite(value):
             self._reason = self._reason or self._add(validated, value)
         if self._metric.is_better(value, self._best.get("value")):
@@ -132,10 +134,13 @@ class BestEpoch(keras.callbacks.Callback):
                     variable.assign(weight)
                 write_checkpoint(model, folder)
 
-    def outcomes(self) -> Outcomes:
+    def outcomes(self, reported: Mapping[str, float]) -> Outcomes:
         """Return the metric by blocks of validation examples, or why it is unknown."""
         name, self._best = self._metric.name if self._metric else None, {}
-        reason = self._reason
+        reason, own = self._reason, reported.get(name or "")
+        # A `fit` of the user's own may compute the objective itself.
+        if own is not None and not any(math.isclose(own, v, rel_tol=_CLOSE) for v in self._values):
+            reason = reason or "no_metric"
         if name is None:
             reason = "no_validation"
         elif not self._parts and not name.startswith("val_"):

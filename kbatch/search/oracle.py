@@ -184,7 +184,7 @@ def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | s
     if record.status != "completed":
         return record.failure or f"The trial ended as {record.status}."
     name, direction = record.objective.name, record.objective.direction
-    if record.objective_value is None:
+    if record.judged_value is None:
         if name == "seconds_to_target":
             return "The target was never met, so seconds_to_target is not known."
         return f"The objective {name} was not finite or not measured."

@@ -116,7 +116,7 @@ class RaceStrategy:
             chosen, others = settings[self._best_of(first, trials)]
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
         runs = runs_of(same)[0] if same else []
-        scored = [t for t in same if t.objective_value is not None]
+        scored = [t for t in same if t.judged_value is not None]
         tolerance = tolerance_in_units(scored, self._tolerance) if scored else 0.0
         made = {key_of(t.hyperparameters): _ended(t) for t in same}
         running = [
@@ -148,9 +148,7 @@ class RaceStrategy:
 
     def _best_of(self, first: list[Values], trials: list[TrialRecord]) -> int:
         """Return the place of the setting whose trial at the base size has the best value."""
-        by_values = {
-            key_of(t.hyperparameters): t.objective_values[0] for t in trials if t.executions
-        }
+        by_values = {key_of(t.hyperparameters): t.judged_values[0] for t in trials if t.executions}
         sign = -1 if self._larger_is_better else 1
         ranked = [
             (sign * value, place)

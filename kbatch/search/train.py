@@ -155,7 +155,7 @@ def train(
             best = known and known.best_objective_value
             timed.best_epoch.write_weights(model, files.folder, best)
             keep_build_config(files.tuner, files.trial_id, model)
-        outcomes = timed.best_epoch.outcomes()
+        outcomes = timed.best_epoch.outcomes(reported)
     except BaseException as error:  # Also an interruption: each end has a record.
         ended = record(failures.failure_status(error), failures.failure_text(error))
         ended = dataclasses.replace(ended, traceback=failures.failure_traceback(error))

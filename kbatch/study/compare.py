@@ -58,7 +58,7 @@ def comparable_trials(
     """Find one trial a size with settings and budget of the best mean, and what is left out."""
     completed = [*filter(None, map(_completed, trials))]
     # Where an execution has no objective, it never met the target, or its metric was not finite.
-    scored = [trial for trial in completed if None not in trial.objective_values]
+    scored = [trial for trial in completed if None not in trial.judged_values]
     if not scored:
         return (), []
     searched = any(FACTOR_NAME in trial.hyperparameters for trial in scored)
@@ -80,7 +80,7 @@ def comparable_trials(
             left_out.append((trial, "another_budget"))
         elif trial is not best and timed and len(device_kinds([trial, best])) > 1:
             left_out.append((trial, "another_device"))
-        elif None in trial.objective_values:
+        elif None in trial.judged_values:
             left_out.append((trial, "no_value"))
         elif trial.batch_size in kept:
             left_out.append((trial, "another_trial"))
@@ -101,7 +101,7 @@ def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
             group,
             key=lambda t: (
                 t.status != "completed",
-                None in t.objective_values,  # Then it is not compared.
+                None in t.judged_values,  # Then it is not compared.
                 -len(t.executions),
                 t.rank,
             ),
@@ -127,7 +127,7 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
             values = [examples / seconds for examples, seconds in rates]
             found += [Run(*pair, n, value) for n, value in enumerate(values[:windows])]
             continue
-        for run, value in zip(trial.executions, trial.objective_values, strict=True):
+        for run, value in zip(trial.executions, trial.judged_values, strict=True):
             if run.status != "completed":
                 if run.diverged or run.status in ("failed", "out_of_memory"):
                     ended: Any = "diverged" if run.diverged else run.status
@@ -138,8 +138,7 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
                 Run(
                     *pair,
                     run.seed,
-                    # Of an epoch that was chosen on other examples, where that is known.
-                    outcomes.value if outcomes else value,
+                    value,
                     training_seconds(run) if timed else None,
                     outcomes=np.array(outcomes.values) if outcomes else None,
                     examples=outcomes and outcomes.examples,
@@ -181,7 +180,7 @@ def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -
     """Return the tolerance in the metric's unit, the default where it is None."""
     if tolerance is not None:
         return float(tolerance)
-    best = min(trials, key=lambda trial: trial.rank).objective_value or 0.0
+    best = min(trials, key=lambda trial: trial.rank).judged_value or 0.0
     fraction = is_share(trials[0].objective, best)
     return _DEFAULT_TOLERANCE if fraction else 2 * _DEFAULT_TOLERANCE * abs(best)
 

@@ -28,7 +28,7 @@ from kbatch.study.compare import (
 )
 from kbatch.study.decision import Decision, Page, Row
 from kbatch.study.limits import MUCH_DATA_WAIT, failures, lagging, limit_notes, still_rising
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, judged_column
 from kbatch.training.metrics import is_fraction, metric_words
 
 # Lines of the table, so that a page has 15 at most.
@@ -213,7 +213,7 @@ def _open_sizes(found: Decision) -> str:
 
 def tolerance_text(found: Decision) -> str:
     """Write the tolerance: in the unit of a metric between 0 and 1, else as a share of the best."""
-    tolerance, best = found.tolerance or 0.0, (found.best and found.best.objective_value) or 0.0
+    tolerance, best = found.tolerance or 0.0, (found.best and found.best.judged_value) or 0.0
     share = found.best is not None and is_share(found.best.objective, best)
     return setting(tolerance) if share or not best else f"{100 * tolerance / abs(best):.2g} %"
 
@@ -255,7 +255,7 @@ def _change(found: Decision, trial: TrialRecord) -> str:
             # A number here would contradict that they are not told apart.
             parts.append(f"{words} not told apart {within}")
         else:
-            own, before = (one.objective_value or 0.0 for one in (trial, compared))
+            own, before = (one.judged_value or 0.0 for one in (trial, compared))
             gained, fraction = own - before, is_fraction(trial.objective.name)
             number = f"{100 * gained:+z.1f} %" if fraction else format_number(gained, 2)
             parts.append(f"{words} {'+' if gained > 0 and not fraction else ''}{number}")
@@ -294,7 +294,8 @@ def _rows(found: Decision, trials: Sequence[TrialRecord]) -> tuple[Row, ...]:
         return ()
     name = found.trials[0].objective.name
     words = _TIME_COLUMNS.get(name) or metric_words(name)
-    columns = ("batch size", "learning rate", "samples/s", words, "runs", "outcome")
+    columns = ("batch size", "learning rate", "samples/s", words, f"{words}, judged")
+    columns += ("runs", "outcome")
     rows = rows_of(found, as_compared(trials), None)
     rows.sort(key=lambda row: row["outcome"] in _COMPARED)  # Of a size the last is shown.
     by_size: dict[Any, Row] = {row["batch size"]: row for row in rows}
@@ -406,7 +407,11 @@ def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective |
         if quality is not None and quality.name != objective.name:
             row |= ranged_columns(metric_words(quality.name), trial.metric(quality.name))
         if not is_time(objective):
-            row |= ranged_columns(metric_words(objective.name), judged.metric(objective.name))
+            words = metric_words(objective.name)
+            if judged_column(objective):
+                row[words] = judged.metrics.get(objective.name)
+                words = f"{words}, judged"
+            row |= ranged_columns(words, judged.judged())
         if trial.last.target is not None:
             row[_TIME_COLUMNS["seconds_to_target"]] = trial.seconds_to_target
         row |= _against_best(found, trial)

@@ -23,7 +23,7 @@ from kbatch.study.compare import as_compared, caption, check_tolerance, trained_
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.limits import caveats
 from kbatch.study.page import rows_of, with_page
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, quality_columns, trial_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,15 +183,16 @@ class Study(Result):
         unresolved one may have the lower bound alone), `joules_to_target`, `joules_per_sample`,
         `gpu_energy_j`, `gpu_power_w` and `gpu_utilization` (0 to 1) of all GPUs in use,
         `epochs`, `executions` (or `execution` and `seed`), `failure`, then the metrics of the best
-        epoch under Keras's names, then the other hyperparameters (as `hp/name` where a
-        name is taken). Missing is NaN or None.
+        epoch as Keras logged them, under Keras's names, then the value of a validation metric that
+        decides (such as "val_accuracy_judged"), then the other hyperparameters (as `hp/name` where
+        a name is taken). Missing is NaN or None.
 
         Args:
             executions: One row an execution instead of one a trial.
         """
         import pandas as pd
 
-        taken, rows = {name for trial in self.trials for name in trial.metrics}, []
+        taken, rows = {name for trial in self.trials for name in quality_columns(trial)}, []
         for trial in self.trials:
             runs: list[tuple[TrialRecord, int | None]] = [(trial, None)]
             if executions:
@@ -199,7 +200,7 @@ class Study(Result):
                 runs = [(run, number) for number, run in enumerate(alone)]
             for run, number in runs:
                 row = trial_row(run, number)
-                row |= {name: value for name, value in run.metrics.items() if name not in row}
+                row |= {n: value for n, value in quality_columns(run).items() if n not in row}
                 for name, value in trial.hyperparameters.items():
                     if name not in OWN_COLUMNS:
                         # Metrics and hyperparameters cover no column of any trial.

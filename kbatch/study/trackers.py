@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.training_run import SearchRecord
 from kbatch.study.decision import Decision
-from kbatch.study.trial import OWN_COLUMNS, TrialRecord, trial_row
+from kbatch.study.trial import OWN_COLUMNS, TrialRecord, judged_column, trial_row
 
 # Columns of an execution that were given or found before training; the other numbers were measured.
 _SETTINGS = ("trial_id", "execution", "seed", "batch_size", "micro_batch_size")
@@ -95,6 +95,8 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
 def _measured(trial: TrialRecord, row: Mapping[str, object]) -> dict[str, float]:
     """Return the numbers of a row that are no settings, and the metrics of the best epoch."""
     found = {f"best_epoch/{_allowed(name)}": value for name, value in trial.metrics.items()}
+    if (column := judged_column(trial.objective)) and trial.judged_value is not None:
+        found[_allowed(column)] = trial.judged_value
     numbers = {n: v for n, v in row.items() if n not in _SETTINGS and isinstance(v, (int, float))}
     return {n: float(v) for n, v in (found | numbers).items() if math.isfinite(v)}
 

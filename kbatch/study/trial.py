@@ -68,8 +68,9 @@ class TrialRecord:
     def __repr__(self) -> str:
         """Sum the trial up in a line."""
         parts = [f"batch size {self.batch_size}", self.dtype_policy, self.status]
-        if self.objective_value is not None:
-            parts.append(f"{self.objective.name} {self.objective_value:.4g}")
+        name = self.objective.name
+        if (value := self.metrics.get(name, self.judged_value)) is not None:
+            parts.append(f"{name} {value:.4g}")
         if self.samples_per_second is not None:
             parts.append(f"{self.samples_per_second:.4g} samples/s")
         return f"<TrialRecord {self.trial_id!r}: {', '.join(parts)}>"
@@ -149,25 +150,25 @@ class TrialRecord:
         return {name: fmean(self.metric_values(name)) for name in names}
 
     @functools.cached_property
-    def objective_values(self) -> tuple[float | None, ...]:
-        """The objective of each execution: a metric of its best epoch, its throughput or a cost."""
-        name = self.objective.name
+    def judged_values(self) -> tuple[float | None, ...]:
+        """The value of the objective that decides, of each execution."""
+        name, direction = self.objective.name, self.objective.direction
         if name in TIMES:
             return tuple(getattr(e, name) for e in self.executions)
-        return tuple(metrics.get(name) for metrics in self._best_metrics)
+        return tuple(e.judged(name, direction) for e in self.executions)
 
     @functools.cached_property
-    def objective_value(self) -> float | None:
-        """The mean objective over executions; of `seconds_to_target` None unless all met it."""
+    def judged_value(self) -> float | None:
+        """The mean of `judged_values`; of `seconds_to_target` None unless all met the target."""
         if self.objective.name == "seconds_to_target":
             return self.seconds_to_target
-        known = [value for value in self.objective_values if value is not None]
+        known = [value for value in self.judged_values if value is not None]
         return fmean(known) if known else None
 
     @property
     def rank(self) -> tuple[bool, float, int, str]:
         """A sort key, the best objective first: of equals the smaller size, then the lower id."""
-        value, size = self.objective_value, self.batch_size
+        value, size = self.judged_value, self.batch_size
         key = self.objective.rank(value or 0.0, batch_size=size, trial_id=self.trial_id)
         return (value is None, *key)
 
@@ -195,17 +196,27 @@ class TrialRecord:
         return fmean(met) if len(met) == len(self.executions) else None
 
     def metric(self, name: str) -> Estimate[float] | None:
-        """Return a metric at the best epoch, the mean over executions; None without one.
+        """Return a metric at the best epoch as Keras logged it; None if no execution has it.
 
-        With its 95 % interval over executions; of a single one, over the validation examples where
-        their outcomes are known, which does not hold what another seed would change. The interval
-        of an accuracy ends where accuracies do.
+        It is the mean over executions with its 95 % interval. The interval of a single execution is
+        over the validation examples, if their outcomes are known: it does not include what another
+        seed would change. The interval of a fraction ends at 0 and 1.
         """
-        found = mean_of(self.metric_values(name))
+        return self._with_interval(name, self.metric_values(name))
+
+    def judged(self) -> Estimate[float] | None:
+        """Return the value of the objective that decides, with an interval as that of `metric`."""
+        known = [value for value in self.judged_values if value is not None]
+        return self._with_interval(self.objective.name, known)
+
+    def _with_interval(self, name: str, values: Sequence[float]) -> Estimate[float] | None:
+        found = mean_of(values)
         outcomes = self.executions[0].outcomes if len(self.executions) == 1 else None
         if found and outcomes and outcomes.metric == name:
-            over_examples = mean_interval(outcomes.values) or found
-            found = dataclasses.replace(over_examples, value=found.value)
+            over_examples = mean_interval(outcomes.values)
+            if over_examples and over_examples.ends:
+                low, high = (found.value + end - over_examples.value for end in over_examples.ends)
+                found = dataclasses.replace(over_examples, value=found.value, low=low, high=high)
         return within_range(name, found)
 
     def metric_values(self, name: str) -> tuple[float, ...]:
@@ -224,6 +235,17 @@ class TrialRecord:
     def _best_metrics(self) -> list[dict[str, float]]:
         objective = self.objective
         return [e.best_metrics(objective.name, objective.direction) for e in self.executions]
+
+
+def judged_column(objective: Objective) -> str | None:
+    """Name the column of the value that decides; None if the objective has no other value."""
+    return f"{objective.name}_judged" if objective.name.startswith("val_") else None
+
+
+def quality_columns(trial: TrialRecord) -> dict[str, float]:
+    """Return the metrics of the best epoch under Keras's names, and the value that decides."""
+    column, value = judged_column(trial.objective), trial.judged_value
+    return trial.metrics | ({column: value} if column and value is not None else {})
 
 
 def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:

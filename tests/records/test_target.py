@@ -64,11 +64,11 @@ def executed(*runs, value=0.5):
 def test_a_trial_has_the_mean_seconds_to_target_of_its_executions():
     trial = executed((0.5,), (0.1, 0.6), (0.1, 0.2, 0.5))
     assert trial.seconds_to_target == pytest.approx(1.0)
-    assert trial.objective_value == pytest.approx(1.0)
+    assert trial.judged_value == pytest.approx(1.0)
 
 
 def test_a_trial_has_no_seconds_to_target_if_an_execution_never_met_it():
     trial = executed((0.5,), (0.1, 0.2), (0.6,))
     assert trial.status == "completed"
     assert trial.seconds_to_target is None
-    assert trial.objective_value is None
+    assert trial.judged_value is None

@@ -93,7 +93,7 @@ def test_averages_that_were_validated_are_kept_and_compared(tmp_path):
     runs = [trial.executions[0] for trial in study.trials]
     assert [run.outcomes.reason for run in runs] == [None, None]
     assert runs[1].scaling.made["ema_momentum"] == (pytest.approx(0.9**4),)
-    best = min(trial.objective_value for trial in study.trials)
+    best = min(trial.judged_value for trial in study.trials)
     kept = tuner.get_best_models()[0].evaluate(ROWS, LABELS, verbose=0, return_dict=True)
     assert kept["loss"] == pytest.approx(best, rel=1e-5)
 

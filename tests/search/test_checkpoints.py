@@ -40,7 +40,7 @@ def write_search(project, values, *, interrupted=None, **of_search):
         space.values = dict(record.hyperparameters)
         state = "RUNNING" if size == interrupted else "COMPLETED"
         trial = Trial(space, f"{number:04d}", state)
-        trial.score, trial.best_step = record.objective_value, 0
+        trial.score, trial.best_step = record.judged_value, 0
         write_trial(trial, project)
 
 

@@ -105,7 +105,7 @@ def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_p
     # As if it had been given.
     named = kbatch.load_study(search(tmp_path / "named", small_models.stock, dtype_policy=policy))
     for one, other in zip(study.trials, named.trials, strict=True):
-        assert one.objective_value == other.objective_value
+        assert one.judged_value == other.judged_value
 
 
 @pytest.mark.parametrize(

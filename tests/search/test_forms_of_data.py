@@ -77,8 +77,8 @@ def test_a_metric_that_is_an_array_of_one_number_is_a_metric(tmp_path):
     )
     trials = kbatch.load_study(tuner).trials
     assert [trial.status for trial in trials] == ["completed"] * 2
-    assert all(0 < trial.objective_value < 1 for trial in trials)
-    assert tuner.oracle.get_best_trials(1)[0].score == max(t.objective_value for t in trials)
+    assert all(0 < trial.judged_value < 1 for trial in trials)
+    assert tuner.oracle.get_best_trials(1)[0].score == max(t.judged_value for t in trials)
 
 
 def text_net(vocabulary=30, length=6):

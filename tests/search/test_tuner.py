@@ -212,8 +212,8 @@ def test_the_best_of_the_epochs_that_were_validated_counts(tmp_path):
         assert [epoch for epoch, loss in losses.items() if loss is not None] == [1, 3]
         assert trial.status == "completed"
         # Each half of the validation rows has chosen one of them.
-        assert min(losses[1], losses[3]) - 1e-6 <= trial.objective_value
-        assert trial.objective_value <= max(losses[1], losses[3]) + 1e-6
+        assert min(losses[1], losses[3]) - 1e-6 <= trial.judged_value
+        assert trial.judged_value <= max(losses[1], losses[3]) + 1e-6
 
 
 def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_path):

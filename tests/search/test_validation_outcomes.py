@@ -12,6 +12,8 @@ from small_models import rows
 
 import kbatch
 from kbatch.search.train import TimedFit
+from kbatch.study.compare import runs_of as compared_runs
+from kbatch.study.trackers import tracked_runs
 from kbatch.study.trial import Objective
 from kbatch.training.shared_graph import SharedGraph
 
@@ -44,7 +46,7 @@ def trained(model=None, objective=VAL_LOSS, *, data=None, fits=1, plan=None, **f
 
 
 def outcomes_of(*arguments, **fit):
-    return trained(*arguments, **fit).best_epoch.outcomes()
+    return trained(*arguments, **fit).best_epoch.outcomes({})
 
 
 def compiled(**arguments):
@@ -102,7 +104,7 @@ def test_the_history_is_that_of_a_plain_fit_bit_for_bit(form):
     assert len(names) > 1
     for name in names:
         assert history.history[name] == expected.history[name], name
-    outcomes = timed.best_epoch.outcomes()
+    outcomes = timed.best_epoch.outcomes({})
     assert (outcomes.reason, outcomes.examples, len(outcomes.values)) == (None, 90, 45)
 
 
@@ -151,12 +153,14 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_the_blocks_are_those_of_equal_examples(form):
     timed = trained(**({"epochs": 1} | FORMS[form]))
-    outcomes = timed.best_epoch.outcomes()
+    outcomes = timed.best_epoch.outcomes({})
     assert (outcomes.reason, outcomes.metric, outcomes.block_examples) == (None, "val_loss", 2)
     assert (outcomes.examples, len(outcomes.values)) == (90, 45)
     assert outcomes.key == outcomes_of(epochs=1).key
     if len(timed.clock.epochs) == 1:
-        assert outcomes.value == pytest.approx(timed.clock.epochs[0].metrics["val_loss"], rel=1e-5)
+        assert np.mean(outcomes.values) == pytest.approx(
+            timed.clock.epochs[0].metrics["val_loss"], rel=1e-5
+        )
 
 
 def test_a_metric_that_is_no_mean_is_left_out_block_by_block():
@@ -201,7 +205,7 @@ class Hits(keras.metrics.Metric):
 def test_a_metric_of_the_users_own_is_seen_to_add_up():
     model = compiled(metrics=["accuracy", Hits()])
     own = trained(model, Objective("val_hits", "max"))
-    assert own.best_epoch.outcomes().reason is None
+    assert own.best_epoch.outcomes({}).reason is None
     # A batch that is looked at twice counts once.
     right = model.predict(X, verbose=0).argmax(1) == Y
     assert own.clock.epochs[-1].metrics["val_hits"] == pytest.approx(right.mean())
@@ -269,7 +273,7 @@ MOST = Objective("val_largest", "max")
 )
 def test_why_there_are_none_is_said(objective, fit, model, reason):
     outcomes = outcomes_of(model(), objective, **fit)
-    assert (outcomes.reason, outcomes.values, outcomes.value) == (reason, (), None)
+    assert (outcomes.reason, outcomes.values) == (reason, ())
 
 
 def runs_of(study):
@@ -281,12 +285,11 @@ def searched(tmp_path_factory):
     """A search in half precision with two executions of each size."""
     hypermodel = searches.stock(batch_sizes=(8, 16), dtype_policy="mixed_float16")
     directory = tmp_path_factory.mktemp("search")
-    tuner = searches.search(directory, hypermodel, executions_per_trial=2)
-    return kbatch.load_study(tuner)
+    return searches.search(directory, hypermodel, executions_per_trial=2, fit={"epochs": 6})
 
 
 def test_executions_of_a_search_are_paired_by_example(searched):
-    runs = runs_of(searched)
+    runs = runs_of(kbatch.load_study(searched))
     assert len(runs) == 4
     assert {run.outcomes.reason for run in runs} == {None}
     assert len({(run.outcomes.key, run.outcomes.block_examples) for run in runs}) == 1
@@ -294,12 +297,52 @@ def test_executions_of_a_search_are_paired_by_example(searched):
         best = run.best_epoch("val_accuracy", "max")
         # Each half is valued at an epoch that is not better than its best.
         assert run.outcomes.metric == "val_accuracy"
-        assert 0 <= run.outcomes.value <= best.metrics["val_accuracy"] + 1e-6
+        judged = run.judged("val_accuracy", "max")
+        assert judged == pytest.approx(np.mean(run.outcomes.values))
+        assert 0 <= judged <= best.metrics["val_accuracy"] + 1e-6
+
+
+def test_val_accuracy_is_what_keras_logged_and_the_judged_value_has_its_own_name(searched):
+    study = kbatch.load_study(searched)
+    frame, table = study.to_dataframe(), study.table().set_index("batch size")
+    tracked = [
+        run.metrics for run in tracked_runs("", study.trials, study.search, study.decide())[1:]
+    ]
+    assert any(abs(t.metrics["val_accuracy"] - t.judged_value) > 0.01 for t in study.trials)
+    for number, trial in enumerate(study.trials):
+        runs = trial.executions
+        logged = [max(epoch.metrics["val_accuracy"] for epoch in run.epochs) for run in runs]
+        judged = [np.mean(run.outcomes.values) for run in runs]
+        both = pytest.approx((np.mean(logged), np.mean(judged)))
+        assert (trial.metrics["val_accuracy"], trial.judged_value) == both
+        assert (frame.val_accuracy[number], frame.val_accuracy_judged[number]) == both
+        row = table.loc[trial.batch_size]
+        assert (row["validation accuracy"], row["validation accuracy, judged"]) == both
+        assert searched.oracle.get_trial(trial.trial_id).score == pytest.approx(np.mean(logged))
+        assert f"val_accuracy {np.mean(logged):.4g}" in repr(trial)
+        for one, two in zip(logged, judged, strict=True):
+            found = tracked.pop(0)
+            assert found["best_epoch/val_accuracy"] == pytest.approx(one)
+            assert found["val_accuracy_judged"] == pytest.approx(two)
+        # What the judge compares.
+        values = [
+            run.value
+            for run in compared_runs(study.trials)[0]
+            if run.batch_size == trial.batch_size
+        ]
+        assert values == pytest.approx(judged)
+
+
+@pytest.mark.parametrize(("offset", "reason"), [(0.0, None), (0.1, "no_metric")])
+def test_outcomes_are_unknown_if_a_fit_computes_the_objective_itself(offset, reason):
+    timed = trained()
+    value = timed.clock.epochs[-1].metrics["val_loss"] + offset
+    assert timed.best_epoch.outcomes({"val_loss": value}).reason == reason
 
 
 def test_a_seed_draws_weights_and_an_order_of_its_own(searched):
     for field in ("initial_weights", "first_order"):
-        of_seed = {(run.seed, getattr(run, field)) for run in runs_of(searched)}
+        of_seed = {(run.seed, getattr(run, field)) for run in runs_of(kbatch.load_study(searched))}
         assert len(of_seed) == len({found for _, found in of_seed}) == 2
 
 

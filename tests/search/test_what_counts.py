@@ -60,7 +60,7 @@ def test_a_loss_that_is_a_sum_is_compared_by_the_row(tmp_path, build):
     arguments = {"objective": "loss", "data": (X, Y)}
     tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
     study = kbatch.load_study(tuner)
-    small, large = (trial.objective_value for trial in study.trials)
+    small, large = (trial.judged_value for trial in study.trials)
     assert small == pytest.approx(large, rel=0.02)
     scores = [tuner.oracle.trials[trial.trial_id].score for trial in study.trials]
     assert scores == pytest.approx([small, large])
@@ -105,13 +105,13 @@ def test_the_cost_of_a_target_is_an_objective(tmp_path):
         assert run.budget == Budget(updates=40)
         score = tuner.oracle.get_trial(trial.trial_id).score
         # The run ends with the epoch that meets the target.
-        assert score == trial.objective_value == sum(epoch.train_s for epoch in run.epochs) > 0
+        assert score == trial.judged_value == sum(epoch.train_s for epoch in run.epochs) > 0
         assert run.updates <= 40
-    best = min(study.trials, key=lambda trial: trial.objective_value)
+    best = min(study.trials, key=lambda trial: trial.judged_value)
     assert study.decide().best is best
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size
     frame = study.to_dataframe()
-    assert list(frame.seconds_to_target) == [trial.objective_value for trial in study.trials]
+    assert list(frame.seconds_to_target) == [trial.judged_value for trial in study.trials]
 
 
 def test_a_target_never_met_is_a_result_and_the_search_goes_on(tmp_path):
@@ -119,5 +119,5 @@ def test_a_target_never_met_is_a_result_and_the_search_goes_on(tmp_path):
     study = kbatch.load_study(to_target(tmp_path, *hard, sizes=(16, 32)))
     found = [(trial.status, trial.executions[0].updates) for trial in study.trials]
     assert found == [("completed", 4)] * 2
-    assert [trial.objective_value for trial in study.trials] == [None] * 2
+    assert [trial.judged_value for trial in study.trials] == [None] * 2
     assert study.decide().best is None

@@ -165,11 +165,11 @@ def test_of_a_size_that_a_race_was_interrupted_in_the_executions_before_count():
     found = study.decide()
     assert (found.batch_size, found.certain) == (64, True)
     assert (found.worse, found.left_out) == ((256,), ())
-    assert found.trial.objective_value == pytest.approx(fast.objective_value)
+    assert found.trial.judged_value == pytest.approx(fast.judged_value)
     (row,) = taken(study)
     assert (row["batch size"], row["runs"]) == (64, 2)  # The first chose it.
-    assert row["validation accuracy"] == pytest.approx(fast.objective_value)
-    assert named_label(study) == f"take batch size 64: {fast.objective_value:.4f}"
+    assert row["validation accuracy"] == pytest.approx(fast.judged_value)
+    assert named_label(study) == f"take batch size 64: {fast.judged_value:.4f}"
 
 
 def test_a_loss_is_compared_by_its_share_and_downwards():

@@ -251,7 +251,7 @@ def test_the_table_and_the_figures_of_a_race_show_the_value_that_was_judged():
         trials.append(dataclasses.replace(trial, executions=(lucky, *trial.executions[1:])))
     study = make_study(*trials, search=make_search(base_batch_size=32, strategy="race"))
     judged = study.table().set_index("batch size")["validation accuracy"]
-    assert judged[64] == pytest.approx(np.mean(study.trials[1].objective_values[1:]))
+    assert judged[64] == pytest.approx(np.mean(study.trials[1].judged_values[1:]))
     for panel, shown in zip(
         kbatch.plot_trials(study).figure.axes, (study.table()["samples/s"], judged), strict=True
     ):

@@ -25,7 +25,7 @@ USAGE = [
 
 def test_the_columns_are_the_documented_ones():
     columns = list(make_study().to_dataframe().columns)
-    assert columns[32:] == ["loss", "val_accuracy", "val_loss"]
+    assert columns[32:] == ["loss", "val_accuracy", "val_loss", "val_accuracy_judged"]
     words = re.findall(r"`(\w+)`", Study.to_dataframe.__doc__.split("Args:")[0])
     # `_high` stands for the name before it.
     documented = [
@@ -118,30 +118,35 @@ def test_the_interval_of_an_accuracy_ends_where_accuracy_ends(accuracies, low, h
     assert (single.throughput.value, single.throughput.ends) == (1000, None)
 
 
-def test_the_objective_is_that_of_an_epoch_chosen_on_other_examples():
+def test_the_judged_value_is_the_mean_of_the_outcomes():
     values = (0.94, 0.95, 0.96)
     outcomes = Outcomes(metric="val_accuracy", values=values, key="k", examples=3)
     trial = make_trial(64, outcomes=outcomes)  # Its best epoch has 0.97.
-    assert trial.objective_value == pytest.approx(0.95)
-    assert trial.metrics["val_accuracy"] == pytest.approx(0.95)
-    # What stands beside it in a figure is around it.
-    interval = trial.metric("val_accuracy")
-    assert (interval.low + interval.high) / 2 == pytest.approx(trial.objective_value)
+    assert trial.judged_value == pytest.approx(0.95)
+    assert trial.metrics["val_accuracy"] == 0.97
+    # Both have the interval over the examples.
+    for found, value in ((trial.judged(), 0.95), (trial.metric("val_accuracy"), 0.97)):
+        assert found.value == pytest.approx(value)
+        assert (
+            found.high - value
+            == pytest.approx(value - found.low)
+            == pytest.approx(0.0248, abs=1e-4)
+        )
     # The weights of a trial are those of its best epoch.
     assert trial.best_objective_value == 0.97
-    # A `fit` of the user's own computes its objective itself.
-    own = make_trial(64, outcomes=outcomes, reported={"val_accuracy": 0.8})
-    assert own.objective_value == 0.8
+    # Without outcomes, what a `fit` of the user's own reports decides.
+    own = make_trial(64, reported={"val_accuracy": 0.8})
+    assert (own.judged_value, own.metrics["val_accuracy"]) == (0.8, 0.8)
     zero = dataclasses.replace(outcomes, values=(0.0, 0.0))
-    assert make_trial(64, outcomes=zero).objective_value == 0.0
+    assert make_trial(64, outcomes=zero).judged_value == 0.0
 
 
 def test_a_metric_that_is_not_finite_is_missing():
     trial = make_trial(64, epochs=make_epochs((math.nan, 0.9, math.inf)))
     assert trial.executions[0].best_epoch("val_accuracy", "max").epoch == 1
-    assert trial.objective_value == 0.9
+    assert trial.judged_value == 0.9
     lost = make_trial(64, epochs=make_epochs((math.nan,)))
-    assert (lost.metrics, lost.objective_value) == ({}, None)
+    assert (lost.metrics, lost.judged_value) == ({}, None)
 
 
 def test_a_metric_or_a_hyperparameter_never_covers_a_column():

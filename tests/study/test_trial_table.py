@@ -45,7 +45,7 @@ def test_each_size_has_a_row_and_the_one_to_take_is_marked():
 def test_numbers_have_the_interval_over_executions_or_within_one():
     runs = ((1000, 0.9), (1010, 0.91), (1010, 0.91))
     study = make_study(make_trial(64, *(executed(n, *run) for n, run in enumerate(runs))))
-    for place, name in enumerate(("samples/s", "validation accuracy")):
+    for place, name in enumerate(("samples/s", "validation accuracy, judged")):
         interval = mean_interval([run[place] for run in runs])
         expected = (interval.value, interval.low, interval.high)
         assert ranged(study, name) == pytest.approx(expected)

@@ -31,7 +31,7 @@ def texts(panel):
 
 def test_every_completed_trial_is_drawn_in_both_panels():
     completed = make_study().trials[:-1]
-    values = [t.samples_per_second for t in completed], [t.objective_value for t in completed]
+    values = [t.samples_per_second for t in completed], [t.judged_value for t in completed]
     for panel, shown in zip(panels(make_study()), values, strict=True):
         series = next(line for line in panel.lines if len(line.get_xdata()) == 6)
         assert list(series.get_xdata()) == [16, 32, 64, 128, 256, 512]

@@ -6,14 +6,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import FEWEST_VALUES
+from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
 from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
 from kbatch.study.compare import at_most, caption, differing, missing_text, trial_name
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.trial import Objective, TrialRecord, judged_column
 from kbatch.training.metrics import is_fraction, metric_words
 
 BATCH_LABEL = "Batch size (examples per update)"
@@ -90,9 +90,21 @@ def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
 
 
-def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
-    """Label the y axis with a metric and keep its range; that of an accuracy is 0 to 1."""
+def quality_of(trial: TrialRecord, quality: Objective) -> Estimate[float] | None:
+    """Return the metric of quality of a trial: of the objective the value that decides."""
+    return trial.judged() if quality == trial.objective else trial.metric(quality.name)
+
+
+def quality_axis(
+    panel: Axes,
+    metric: Objective,
+    values: Sequence[float],
+    *,
+    judged: Objective | None = None,  # The objective whose values that decide are shown.
+) -> None:
+    """Label the y axis with a metric and keep its range; that of a fraction is 0 to 1."""
     words = metric_words(metric.name)
+    words += ", judged" if metric == judged and judged_column(metric) else ""
     better = "higher is better" if metric.direction == "max" else "lower is better"
     fraction = "0 to 1, " if is_fraction(metric.name) else ""
     panel.set_ylabel(f"{words[0].upper()}{words[1:]}\n({fraction}{better})", parse_math=False)

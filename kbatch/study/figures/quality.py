@@ -33,7 +33,7 @@ def pareto_points(study: Study) -> tuple[Objective, list[Point]]:
         and trial not in far
         and quality is not None
         and (rate := trial.throughput) is not None
-        and (value := decided.judged(trial).metric(quality.name)) is not None
+        and (value := common.quality_of(decided.judged(trial), quality)) is not None
     ]
     if quality is None or not measured:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")
@@ -91,7 +91,7 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
                 draw.points(panel, across, up, *look, size=6.5, hollow=not best, zorder=2.5 + best)
     panel.margins(y=0.1)
     panel.autoscale_view(scalex=False)
-    common.quality_axis(panel, quality, values)
+    common.quality_axis(panel, quality, values, judged=study.trials[0].objective)
     # The border of what some trial beats, from edge to edge.
     left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
     edge = bottom if quality.direction == "max" else top

@@ -59,7 +59,7 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
 
     def quality_of(trial: TrialRecord) -> Estimate[float] | None:
         # The value that the table of the decision shows.
-        return decided.judged(trial).metric(quality.name) if quality else None
+        return common.quality_of(decided.judged(trial), quality) if quality else None
 
     # Of these nothing is known at a rate that suits them: no line goes through them.
     far = [trial.trial_id for trial in common.far_off(study)]
@@ -94,7 +94,8 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
         if quality:
             values = [(t.batch_size, found) for t in shown if (found := quality_of(t))]
             outside = _end_axis(lower, values, quality)
-            common.quality_axis(lower, quality, [found.value for _, found in values])
+            shown_values = [found.value for _, found in values]
+            common.quality_axis(lower, quality, shown_values, judged=trials[0].objective)
         if failed:  # Room for the words below those that failed.
             bottom, top = lower.get_ylim()
             lower.set_ylim(bottom - 0.25 * (top - bottom), top)
@@ -166,9 +167,9 @@ def named_label(study: Study) -> str:
     parts = [f"batch size {trial.batch_size:,}", *setting_texts(trial, differing(study.trials))]
     if FACTOR_NAME in trial.hyperparameters and (rate := trial.learning_rate):
         parts.append(f"learning rate {setting(rate)}")
-    text, found = f"take {', '.join(parts)}", quality and trial.metric(quality.name)
+    text, found = f"take {', '.join(parts)}", quality and common.quality_of(trial, quality)
     if trial.objective.name == "samples_per_second":
-        text += f": {format_number(trial.objective_value, 4)} samples/s"
+        text += f": {format_number(trial.judged_value, 4)} samples/s"
     elif found:
         text += f": {format_number(found.value, 4)}"
     return text if decided.certified else f"{text} (not certified)"
