@@ -385,7 +385,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         files = TrialFiles(self, trial)
         try:
             self.run_trial(trial, *args, **kwargs)
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:  # Whatever a training raises.
             files.record_failure(self.hypermodel, trial.hyperparameters, error)
             if isinstance(error, (keras_tuner.errors.FatalError, KeyboardInterrupt)):
                 raise
