@@ -124,8 +124,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             behind, so that an execution takes about 100 ms. It is 1 where the model is run eagerly
             or on several replicas, has a `fit` or a `train_step` of its own, or where a callback
             acts on train batches. Beside `steps_per_epoch` it is a divisor of that, since Keras
-            runs whole executions, and 1 if the length of finite data is unknown. None leaves it to the build function, and so does the rest
-            where that sets more than 1.
+            runs whole executions, and 1 if the length of finite data is unknown. None leaves it to
+            the build function, and so does the rest where that sets more than 1.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         seed: Seed of weights and shuffling; a further execution of a trial adds its number. If
