@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 183,
     "underscore attributes of other objects": 26,
     "except Exception without a comment": 14,
-    "lines of tests": 26_700,
+    "lines of tests": 26_730,
     "kbatch.search.tuner": 19_080,  # BatchSizeTuner
     "kbatch.search.hypermodel": 12_780,  # HyperModel
     "kbatch.memory.find": 7_850,  # find_max_batch_size

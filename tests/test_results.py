@@ -1,8 +1,10 @@
 """What holds for every result: its file, its answer, table, notes and figures, and its page."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
 import pandas as pd
@@ -45,8 +47,8 @@ def test_the_table_is_data_with_units_intervals_and_the_rows_of_the_answer(resul
     assert table.columns.is_unique
     assert set(table.attrs.get("answer", ())) <= set(table.index)
     for name in table.columns:
-        value, mark, _ = name.rpartition(", ")
-        if mark:
+        value, _, end = name.rpartition(", ")
+        if end in ("low", "high"):
             assert {value, f"{value}, low", f"{value}, high"} <= set(table.columns)
         assert name == name[0].lower() + name[1:] or name.split()[0].isupper()
     assert table.to_csv(index=False)
@@ -255,3 +257,41 @@ def test_public_results_have_the_shape_that_is_promised():
     kinds = {type(record) for record in RECORDS.values()}
     assert all(issubclass(kind, Result) and kind.__name__ in kbatch.__all__ for kind in kinds)
     assert FIGURES.keys() == {kind.__name__ for kind in kinds}
+
+
+# The fields of records that hold words: names, what a person or a library wrote, the machine. Any
+# other text that is stored is a code, and is worded where people read it.
+WORDS = """
+ChangeRecord.code EnvironmentRecord.command EnvironmentRecord.cpu EnvironmentRecord.created_at
+EnvironmentRecord.devices EnvironmentRecord.platform EnvironmentRecord.versions EpochRecord.metrics
+ExecutionRecord.device ExecutionRecord.dtype_policy ExecutionRecord.failure
+ExecutionRecord.first_order ExecutionRecord.initial_weights ExecutionRecord.optimizer
+ExecutionRecord.reported ExecutionRecord.traceback GpuUsage.name GpuUsage.pci_bus_id
+GpuUsage.tensorflow_devices InferenceProfile.model_name InferenceProfile.output_changes
+InputPipelineProfile.dtype_policy LearningRateScaling.follow_batch_size LearningRateScaling.given
+LearningRateScaling.made MaxBatchSizeResult.device MaxBatchSizeResult.dtype_policy
+MemoryRecord.dtype_policy Objective.name Outcomes.key Outcomes.metric Plan.dtype_policy Plan.model
+Recommendation.dtype_policy Recommendation.model_name Recommendation.optimizer SearchRecord.facts
+SearchRecord.hyperparameters SearchRecord.settings Study.name Study.problems Target.metric
+TimingRecord.call_path TimingRecord.dtype_policy TrainingProfile.dtype_policy
+TrainingProfile.model_name TrialRecord.hyperparameters TrialRecord.trial_id UsageRecord.unavailable
+"""
+
+
+def types_in(hint):
+    """A type with all that it is made of: members of a union, items of a tuple."""
+    parts = () if get_origin(hint) is Literal else get_args(hint)
+    return [hint, *(found for part in parts for found in types_in(part))]
+
+
+def test_stored_texts_are_codes_but_for_names_and_messages():
+    kinds, words, codes = list(map(type, RECORDS.values())), set(), set(KINDS)
+    for kind in kinds:  # Which grows by the records that these hold.
+        for name, hint in get_type_hints(kind).items():
+            for found in types_in(hint):
+                words |= {f"{kind.__name__}.{name}"} if found is str else set()
+                codes |= {*get_args(found)} if get_origin(found) is Literal else set()
+                if dataclasses.is_dataclass(found) and found not in kinds:
+                    kinds.append(found)
+    assert words == {*WORDS.split()}
+    assert {code for code in codes if not re.fullmatch("[a-z0-9_]+", code)} == set()

@@ -25,7 +25,9 @@ update cannot take away more than the whole weight, and a larger share would tur
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
+Rule = Literal["linear", "sqrt"]
 RULES = ("linear", "sqrt")
 # The hyperparameter of a search that holds the factor of the learning rate.
 FACTOR_NAME = "learning_rate_factor"
@@ -148,7 +150,7 @@ def check_followers(names: Iterable[str]) -> tuple[str, ...]:
 class LearningRateScaling:
     """What a rule was given and what it made of it."""
 
-    rule: str | None  #: `"linear"`, `"sqrt"` or None.
+    rule: Rule | None
     batch_size: int  #: Batch size that was scaled to, in examples.
     base_batch_size: int  #: Batch size that was scaled from, in examples.
     learning_rate_ratio: float  #: Factor of the learning rate.

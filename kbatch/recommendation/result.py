@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kbatch.analysis.intervals import UNRESOLVED, Estimate, ranged_columns
-from kbatch.analysis.learning_rate import learning_rate_ratio
+from kbatch.analysis.learning_rate import Rule, learning_rate_ratio
 from kbatch.analysis.noise_scale import noise_scale_of_runs
 from kbatch.analysis.scaling_curve import efficient_batch_size, fit_rounds, without_slow_rounds
 from kbatch.input_pipeline.result import InputPipelineProfile
@@ -136,7 +136,7 @@ class Recommendation(Result):
     base_learning_rate: float | None  #: At the first update; None where it is no scalar.
     scheduled: bool  #: Whether a schedule gives it.
     #: `"linear"` or `"sqrt"`: how it follows the batch size; None where it stays.
-    learning_rate_rule: str | None
+    learning_rate_rule: Rule | None
     #: Of each batch size that fits at once, all in the same rounds, or why they were not timed;
     #: where it was timed, several steps an execution behind one.
     updates: tuple[TimedUpdate, ...]

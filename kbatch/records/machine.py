@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 # No clock resolves less.
 SHORTEST_S = 1e-9
@@ -59,7 +59,7 @@ class GpuUsage:
     energy_j: float | None  #: Energy of the board over the block, in joules, by all processes.
     #: `"counter"` for the driver's energy counter, `"power"` for the mean power times the seconds,
     #: None where the energy is not known.
-    energy_source: str | None
+    energy_source: Literal["counter", "power"] | None
     mean: GpuSample  #: The mean of the readings; a long block keeps a part of them.
     #: The readings in order; where they were many, means of consecutive ones.
     samples: tuple[GpuSample, ...]

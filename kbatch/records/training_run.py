@@ -48,7 +48,7 @@ class Target:
 
     metric: str  # As Keras names it.
     value: float
-    direction: str  # "max" where it is to be reached from below, "min" from above.
+    direction: Literal["max", "min"]  # "max" is reached from below.
 
     def is_met(self, value: float | None) -> bool:
         """Return whether a value of the metric meets it; None does not."""
@@ -152,7 +152,7 @@ class EpochRecord:
 class ExecutionRecord:
     """What one training run showed."""
 
-    status: str  #: "completed", "out_of_memory", "failed", "running" or "interrupted".
+    status: Literal["completed", "out_of_memory", "failed", "running", "interrupted"]
     seed: int | None  #: Seed of weights and shuffling, None when none was set.
     batch_size: int  #: Examples of one optimizer update, as asked for, those of all replicas.
     #: Examples that go through a device at once; all that a replica has of a batch when the

@@ -10,7 +10,7 @@ from statistics import fmean
 from kbatch.analysis.intervals import Estimate, mean_interval
 from kbatch.records.notes import Note
 from kbatch.records.training_run import TIMES, ExecutionRecord, noise_scale
-from kbatch.training.metrics import is_accuracy, is_fraction
+from kbatch.training.metrics import Direction, is_accuracy, is_fraction
 
 # Hyperparameters that stand in columns of their own.
 OWN_COLUMNS = ("batch_size", "dtype_policy")
@@ -34,7 +34,7 @@ class Objective:
     """What the search optimised."""
 
     name: str  # Of the metric.
-    direction: str  # "max" or "min".
+    direction: Direction
 
     def rank(self, value: float, *, batch_size: int, trial_id: str) -> tuple[float, int, str]:
         """Return a sort key, the best first: of equals the smaller size, then the lower id."""

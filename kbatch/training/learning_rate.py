@@ -11,6 +11,7 @@ import tensorflow as tf
 from kbatch.analysis.learning_rate import (
     FOLLOWERS,
     LearningRateScaling,
+    Rule,
     batch_size_ratio,
     learning_rate_ratio,
     scale_beta_2,
@@ -175,7 +176,7 @@ def scale_model(
     given, made, followed = dict[str, set[float]](), dict[str, set[float]](), set[str]()
     scaling: Any = None  # Of the main one, which comes last; each optimizer follows by itself.
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
-        own_rule = automatic_rule(optimizer) if rule == "auto" else rule
+        own_rule: Any = automatic_rule(optimizer) if rule == "auto" else rule
         follows, apart = own_rule is not None, _settings_apart(optimizer, base)
         follow = {*follow_batch_size} - fitted - apart
         followed |= follow
@@ -219,7 +220,7 @@ def scale_model(
     return _scale_momenta(model, scaling, rates)
 
 
-def automatic_rule(optimizer: Any) -> str | None:
+def automatic_rule(optimizer: Any) -> Rule | None:
     """Return the rule for SGD, or for Adam and its kin; for others there is none."""
     if isinstance(optimizer, _optimizers.SGD):
         return "linear"
