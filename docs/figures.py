@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import kbatch
 from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, WIDTH_IN, save_figure, size_color, tidy
-from kbatch.search.live_plot import draw_live
+from kbatch.study.figures.trials import draw_live
 
 HERE = Path(__file__).parent
 DATA, IMAGES = HERE / "data", HERE / "images"

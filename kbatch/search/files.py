@@ -48,7 +48,7 @@ class TrialFiles:
         check_local(tuner.project_dir)
         self.tuner = tuner
         # keras-tuner's own tuners neither compare searches nor keep the weights of few trials.
-        self.of_kbatch_tuner = hasattr(tuner, "_compare_search")
+        self.of_kbatch_tuner = hasattr(tuner, "run_executions")
         self._trial = trial
         self.project = Path(tuner.project_dir)
         self.trial_id: str = trial.trial_id
@@ -78,7 +78,7 @@ class TrialFiles:
     def check_search(self, settings: Mapping[str, Any]) -> None:
         """Compare what holds for all trials with what is there, and write what is new."""
         # keras-tuner's own tuners may give each trial other arguments of `fit`.
-        facts, values = self.tuner._identity if self.of_kbatch_tuner else ({}, {})
+        facts, values = self.tuner.identity if self.of_kbatch_tuner else ({}, {})
         known = compare_search(self.tuner, settings, facts)
         environment = read_environment() if known is None else known.environment
         # What a tuner of kbatch's decides by is written with what its trials train with.

@@ -6,7 +6,7 @@ import functools
 import secrets
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ from kbatch.search.plan import (
     compare_parts,
     halved,
     is_cut,
+    loss_is_sum,
     make_plan,
     notes_on_size,
     outgrown,
@@ -52,8 +53,9 @@ from kbatch.search.plan import (
 )
 from kbatch.search.train import RunSettings, SharedInput, Trained, train
 from kbatch.training import accumulation
-from kbatch.training.build_function import BuildFunction, BuiltParts, as_hypermodel, has_stock_fit
-from kbatch.training.data.training_data import FitCall
+from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
+from kbatch.training.callbacks import StopAtTarget
+from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import (
     check_active_policy,
     check_dtype_policies,
@@ -64,7 +66,7 @@ from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import ModelFacts, check_trainable, replica_count
 from kbatch.training.shared_graph import SharedGraph
-from kbatch.training.state import check_seed, seeded
+from kbatch.training.state import check_seed, kept_seeds, seeded
 from kbatch.training.steps_per_execution import Steps
 
 _LARGEST_VALIDATION_BATCH = 256
@@ -90,9 +92,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     Args:
         build: A function that builds a compiled model, of keras-tuner's `hp` or of nothing, or a
             `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
-            `hp.get("batch_size")`, and makes all that training changes at each call. If that `fit`
-            compiles the model, or trains one that is not compiled, batches go through whole and in
-            float32.
+            `hp.get("batch_size")`. If that `fit` compiles the model, or trains one that is not
+            compiled, batches go through whole and in float32.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
             Under a `distribution_strategy` each replica has its part of the batch, and this is of
@@ -124,8 +125,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             behind, so that an execution takes about 100 ms. It is 1 where the model is run eagerly
             or on several replicas, has a `fit` or a `train_step` of its own, or where a callback
             acts on train batches. Beside `steps_per_epoch` it is a divisor of that, since Keras
-            runs whole executions, and 1 if the length of finite data is unknown. None leaves it to
-            the build function, and so does the rest where that sets more than 1.
+            runs whole executions. None leaves it to the build function, and so does the rest
+            where that sets more than 1.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         seed: Seed of weights and shuffling; a further execution of a trial adds its number. If
@@ -180,17 +181,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         self.seed = check_seed(seed)
         self._check_trained_as_written()
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         """Forget what has been searched."""
         self.plan: Plan | None = None
         self.graph = SharedGraph()  # Of all trials whose models train alike.
         self._shared = SharedInput()
-        self._parts_notes: dict[str, Note | None] = {}  # By fingerprint of the model.
+        # What was measured of models, by the name of that and their fingerprint.
+        self._found: dict[tuple[str, str], Any] = {}
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
-        self._parts = BuiltParts()
+        # All models that were built and still live.
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         # The model that `build` returned last, and what it was scaled by.
         self._scaled: tuple[weakref.ref[Any], LearningRateScaling | None] | None = None
         # keras-tuner does not say which of its executions of a trial it asks for: by trial, how
@@ -202,11 +205,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         found = copy.copy(self)
         del vars(found)["build"]  # keras-tuner's wrapper around the method of this one.
         keras_tuner.HyperModel.__init__(found, self.name)
-        found._reset()
+        found.reset()
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_scaled": None}
+        return self.__dict__ | {"_models": weakref.WeakSet(), "_scaled": None}
 
     @property
     def settings(self) -> dict[str, object]:
@@ -366,13 +369,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return (self.plan and self.plan.dtype_policy) or "float32"
 
     def _built(self, hp: keras_tuner.HyperParameters, policy: str | None, seed: int | None) -> Any:
-        """Build a model; refuse one that trains what the build function has returned before."""
+        """Build a model; refuse one that the build function has returned before."""
         model = _built(self.wrapped, hp, policy, seed)
         if isinstance(model, keras.Model):
-            try:
-                self._parts.check(model)
-            except InputError as error:
-                raise keras_tuner.errors.FatalValueError(str(error)) from None
+            if model in self._models:
+                raise keras_tuner.errors.FatalValueError(
+                    "`build` must make a new model at each call, also for another trial or dtype "
+                    "policy: make the model and its optimizer inside of the function. "
+                    f"Received: the same {type(model).__name__} {model.name!r} again."
+                )
+            self._models.add(model)
         return model
 
     def _built_for(
@@ -461,15 +467,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             assert plan is not None
             size = size_of(plan, facts, batch_size)
             notes += notes_on_size(plan, self.micro_batch_size, model, batch_size)
+            kind = model_fingerprint(model)
+            targets = [one.target for one in call.callbacks if isinstance(one, StopAtTarget)]
             if is_cut(facts, size, batch_size):
-                notes += self._notes_on_cutting(model, hp, call, size)
+                notes += self._notes_on_cutting(kind, size, hp, call)
+            ranked = (*files.objective_names, *(target.metric for target in targets))
+            summed = "loss" in ranked and self._measured(loss_is_sum, kind, hp, call)
             if facts.cut_by_user is None and size < facts.rows(batch_size):
                 accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
             if self.micro_batch_size == "auto" and plan.micro_batch_size is not None:
                 validation = min(validation, plan.micro_batch_size)
             model = self.graph.model_for(model)
         else:
-            plan, cut = None, facts.cut_by_user
+            plan, cut, summed = None, facts.cut_by_user, False
             size = min(facts.rows(batch_size), batch_size if cut is None else cut.micro_batch_size)
         settings = RunSettings(
             number=number,
@@ -483,6 +493,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             objective=files.objective,
             objective_parts=files.objective_parts,
             steps_per_execution=self.steps_per_execution,
+            loss_is_sum=summed,
             plan=plan,
             notes=notes,
         )
@@ -516,22 +527,37 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.plan = plan
         write_needed(plan, project / PLAN_NAME)
 
-    def _notes_on_cutting(self, model: Any, hp: Any, call: FitCall, size: int) -> tuple[Note, ...]:
-        """Say how the batches of a model train differently because they are cut."""
-        plan, kind, policy = self.plan, model_fingerprint(model), self.policy_of(hp)
+    def _notes_on_cutting(
+        self, kind: str, size: int, hp: keras_tuner.HyperParameters, call: FitCall
+    ) -> tuple[Note, ...]:
+        """Say how a model of this fingerprint trains differently because batches are cut."""
+        plan = self.plan
         if plan is not None and plan.parts_equal is not None and plan.model == kind:
             note = plan.parts_note
         else:
-            if kind not in self._parts_notes:
-                # On another model: what it keeps outside of its variables would be changed.
-                fresh = _built_to_train(self.wrapped, hp, self.seed, policy)
-                data = self._shared.data(call.data)
-                self._parts_notes[kind] = compare_parts(fresh, data, size)
-            note = self._parts_notes[kind]
+            note = self._measured(functools.partial(compare_parts, size=size), kind, hp, call)
         if note is None:
             return ()
         warnings.warn(note, stacklevel=2)
         return (note,)
+
+    def _measured(
+        self,
+        measure: Callable[[Any, TrainingData], Any],
+        kind: str,
+        hp: keras_tuner.HyperParameters,
+        call: FitCall,
+    ) -> Any:
+        """Measure models of one fingerprint, once, on one that does not train.
+
+        What a layer or a loss keeps outside of Keras's variables cannot be put back.
+        """
+        name = getattr(measure, "func", measure).__name__, kind
+        if name not in self._found:
+            with kept_seeds():
+                model = _built_to_train(self.wrapped, hp, self.seed, self.policy_of(hp))
+                self._found[name] = measure(model, self._shared.data(call.data))
+        return self._found[name]
 
     def _end_of(self, error: BaseException, project: Path) -> Exception | None:
         """Return the error that ends the search or the trial, None if `error` itself does."""

@@ -9,30 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import keras
-from matplotlib.axes import Axes
 from rich.console import Console
 
 from kbatch.page.numbers import pluralize
-from kbatch.plotting.canvas import (
-    detached_axes,
-    figure_bytes,
-    panels,
-    shortened,
-    write_message,
-    write_title,
-)
 from kbatch.records.json_codec import check_local, write_whole_file
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.files import TrialFiles
 from kbatch.search.progress import NotebookLine, errors_as_warnings
-from kbatch.study.figures.trials import HEIGHT_IN, draw_trials
 from kbatch.study.study import Study, load_study
 
 # Drawing takes at most about this share of the time.
 _SHARE = 0.1
 # Shown at half its pixels, it is sharp on fine screens.
 _WIDTH_PX = 640
-_NAME_CHARACTERS = 16
+# Imported when something is drawn, with matplotlib.
+_FIGURES = "kbatch.study.figures.trials"
 
 
 class LivePlot(keras.callbacks.Callback):
@@ -151,13 +142,14 @@ class LivePlot(keras.callbacks.Callback):
             of = f" of {epochs}" if epochs else ""
             status = f"{ended} ended, batch size {trial.batch_size:,} after epoch {self._epoch}{of}"
         begun_s = self._now()
-        axes = draw_live(study, running=running, status=status)
+        figures = importlib.import_module(_FIGURES)
+        axes = figures.draw_live(study, running=running, status=status)
         suffix = ".png" if self._path is None else self._path.suffix.lower()
-        content = figure_bytes(axes, suffix)
+        content = figures.figure_bytes(axes, suffix)
         if self._path is not None:
             write_whole_file(self._path, content)
         if self._place is not None:
-            picture = content if suffix == ".png" else figure_bytes(axes, ".png")
+            picture = content if suffix == ".png" else figures.figure_bytes(axes, ".png")
             encoded = base64.b64encode(picture).decode()
             shown = {"image/png": encoded, "text/plain": str(axes.get_label())}
             self._place.show(shown, metadata={"image/png": {"width": _WIDTH_PX}})
@@ -180,25 +172,3 @@ class LivePlot(keras.callbacks.Callback):
 
 def _events() -> Any:
     return importlib.import_module("IPython").get_ipython().events
-
-
-def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
-    """Draw the trials of a search so far, the one that runs as a hollow mark from an epoch on."""
-    trials = []
-    for trial in study.trials:
-        measured = [e for e in trial.executions if e.epochs]
-        if trial.trial_id == running and measured:
-            completed = (dataclasses.replace(e, status="completed") for e in measured)
-            trials.append(dataclasses.replace(trial, executions=tuple(completed)))
-        elif trial.status not in ("running", "interrupted") or measured:
-            trials.append(trial)
-    name = f"{shortened(study.name, _NAME_CHARACTERS)}: {status}"
-    shown = Study(name, tuple(trials), study.search)
-    if not shown.trials:
-        (panel,) = panels(detached_axes(HEIGHT_IN), HEIGHT_IN)
-        write_title(panel, shown.name)
-        panel.set_xticks([])
-        write_message(panel, "No epoch has ended yet.")
-        panel.set_label("An empty chart: no epoch of the search has ended yet.")
-        return panel
-    return draw_trials(shown, detached_axes(HEIGHT_IN), running=running)

@@ -61,7 +61,7 @@ class ParallelTrials:
         travelling = [one for one in call.callbacks if not isinstance(one, LivePlot)]
         self._given = call.arguments, {**call.keywords, "verbose": 0, "callbacks": travelling}
         self._tuner, self._project = tuner, Path(tuner.project_dir)
-        executor, max_parallel = tuner._executor, tuner._max_parallel
+        executor, max_parallel = tuner.executor, tuner.max_parallel
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
         self._max_open = self._own.workers if self._own else max_parallel or sys.maxsize
@@ -74,10 +74,10 @@ class ParallelTrials:
         cls, tuner: Any, call: FitCall
     ) -> "contextlib.AbstractContextManager[ParallelTrials | None]":
         """Open what runs the trials of a tuner in other processes, None where they run here."""
-        if tuner._executor is None:
+        if tuner.executor is None:
             return contextlib.nullcontext()
-        if tuner._executor == "local" and gpu_in_use():
-            tuner._progress.say(_GPU_IN_USE)
+        if tuner.executor == "local" and gpu_in_use():
+            tuner.progress.say(_GPU_IN_USE)
         return contextlib.closing(cls(tuner, call))
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class ParallelTrials:
         if not ended and not errors:
             time.sleep(_CHECK_S)
         ended_trials = len(self._tuner.oracle.ended_trials)
-        self._tuner._progress.show_counts(len(self._open), ended=ended_trials)
+        self._tuner.progress.show_counts(len(self._open), ended=ended_trials)
         # All that has completed is written before more is asked of an executor that may fail.
         for future, run in ended:
             self._open = [one for one in self._open if one[1] is not run]
@@ -157,7 +157,7 @@ class ParallelTrials:
     def _trial(self, trial: Any) -> Run:
         """Ask for the executions of a trial, one after the other, and keep what each gave."""
         tuner = self._tuner
-        tuner._plan_executions(trial)
+        tuner.plan_executions(trial)
         files, begun_s = TrialFiles(tuner, trial), time.monotonic()
         completed, lost, result = len(files.begin_attempt()), None, TaskResult({})
         tuner.on_trial_begin(trial)
@@ -169,7 +169,7 @@ class ParallelTrials:
             )
             if result.status == "lost" and lost is None:
                 lost = result
-                tuner._progress.say(
+                tuner.progress.say(
                     f"An execution of batch size {trial.hyperparameters.get('batch_size')} was "
                     f"lost and is submitted again: {textwrap.shorten(result.text, 300)}"
                 )
@@ -191,8 +191,8 @@ class ParallelTrials:
             if record is None or record.status != "completed":
                 break
         trial.message = result.text if result.status == "failed" else None
-        tuner._show_begun(trial, took_s=time.monotonic() - begun_s, at_once=len(self._open) + 1)
-        tuner._conclude(trial, files)
+        tuner.show_begun(trial, took_s=time.monotonic() - begun_s, at_once=len(self._open) + 1)
+        tuner.conclude(trial, files)
         tuner.on_trial_end(trial)
 
     def _result_of(self, future: Any, *, again: bool) -> TaskResult:
@@ -301,7 +301,7 @@ def execute(
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
         tuner.run_executions(trial, FitCall.of_search(arguments, keywords))
-    except Exception as error:  # Whatever a training raises is recorded, and told to the search.
+    except Exception as error:  # Whatever a training raises is the result of its trial.
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
         return ("mistake", str(error)) if mistake else ("failed", failure_traceback(error))
@@ -313,4 +313,4 @@ def execute(
 def explored_space(tuner: Any) -> Any:
     """Find the search space in another process, so that this one never takes the device."""
     with Worker(worker_device()) as worker:
-        return worker.call(tuner._explore)
+        return worker.call(tuner.explore)

@@ -6,16 +6,18 @@ a device at once, and how long a train step takes. It is measured on models that
 
 import dataclasses
 import functools
+import math
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.device.memory import gpu_visible
-from kbatch.errors import InputError, OutOfMemoryError, PolicyUnsupported
+from kbatch.errors import DataEnded, InputError, OutOfMemoryError, PolicyUnsupported
 from kbatch.memory.probe import MaxBatchExperiment, open_probes
 from kbatch.memory.search import MEMORY_WINDOW, expected_bytes
 from kbatch.memory.workload import Workload
@@ -192,6 +194,21 @@ def compare_parts(model: keras.Model, data: TrainingData, size: int) -> Note | N
         # `fit` refuses most such data by itself, and says what is missing.
         return Note.of("parts_not_compared", found="no rows can be taken out of its data")
     return parts_note(model, data.sample(rows_to_compare(size), model, fewest=1))
+
+
+def loss_is_sum(model: Any, data: TrainingData) -> bool:
+    """Return whether the loss of the same rows grows in proportion to the size of their batch."""
+    if type(model).train_step is not keras.Model.train_step or replica_count(model) > 1:
+        return False
+    try:
+        rows = tf.data.Dataset.from_tensors(data.sample(8, model, fewest=1)).unbatch()
+    except (InputError, DataEnded):  # `fit` says what is missing.
+        return False
+    found = [model.evaluate(rows.batch(n), verbose=0, return_dict=True) for n in (2, 4, 8)]
+    quarters, halves, whole = (one.get("loss", 0.0) for one in found)
+    # By differences, which a penalty on weights leaves as they are.
+    grows = abs(whole - halves) > 1e-3 * abs(whole)
+    return grows and math.isclose(whole - halves, 2 * (halves - quarters), rel_tol=1e-2)
 
 
 def planned_steps(

@@ -49,7 +49,7 @@ from kbatch.training.model import (
     user_step,
     waiting_for_data,
 )
-from kbatch.training.state import inner_optimizers, kept_variables, seed_of, seeded
+from kbatch.training.state import inner_optimizers, seed_of, seeded
 from kbatch.training.steps_per_execution import (
     EndInTime,
     GraphCount,
@@ -75,6 +75,7 @@ class RunSettings(NamedTuple):
     objective: Objective  # What the search optimises.
     objective_parts: tuple[Objective, ...]  # Several that are one sum; empty for a single one.
     steps_per_execution: Steps = 1  # As asked for.
+    loss_is_sum: bool = False  # Whether the loss is to be divided by the size of its batch.
     plan: Plan | None = None  # None if the model trains as it was written.
     notes: tuple[Note, ...] = ()  # On the settings, such as where callbacks write.
 
@@ -403,8 +404,7 @@ class TimedFit:
             for callback in theirs
             if isinstance(callback, keras.callbacks.TensorBoard)
         ]
-        ranked = (*self.settings.metrics, self.target and self.target.metric)
-        if "loss" in ranked and _is_sum(self.model, batches.dataset):
+        if self.settings.loss_is_sum:
             callback = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda _, logs: logs.update(loss=logs["loss"] / size)
             )
@@ -535,19 +535,6 @@ def _fill_caches(dataset: Any, most: int | None) -> None:
                 pass
         if "Take" not in type(stage).__name__:  # It leaves a rest.
             waiting += inputs_of_dataset(stage)
-
-
-def _is_sum(model: Any, dataset: tf.data.Dataset) -> bool:
-    """Return whether the loss of the same rows grows in proportion to the size of their batch."""
-    if type(model).train_step is not keras.Model.train_step or replica_count(model) > 1:
-        return False
-    rows = tf.data.Dataset.from_tensors(next(iter(dataset.unbatch().batch(8)))).unbatch()
-    with kept_variables(model):
-        found = [model.evaluate(rows.batch(n), verbose=0, return_dict=True) for n in (2, 4, 8)]
-    quarters, halves, whole = (one.get("loss", 0.0) for one in found)
-    # By differences, which a penalty on weights leaves as they are.
-    grows = abs(whole - halves) > 1e-3 * abs(whole)
-    return grows and math.isclose(whole - halves, 2 * (halves - quarters), rel_tol=1e-2)
 
 
 def _metrics_of_parts(model: Any, batch_size: int) -> list[str]:

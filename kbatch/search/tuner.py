@@ -155,13 +155,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         }
         #: What decisions are made by, which changes no training.
         self.decides_by = {name: value for name, value in given.items() if value is not None}
-        self._progress = SearchProgress(verbose=0)
-        self._executor, self._max_parallel = executor, max_parallel
+        self.progress = SearchProgress(verbose=0)
+        self.executor, self.max_parallel = executor, max_parallel
         self._live: list[LivePlot] = []
         # The facts of the space and the model, and the hyperparameters that it was built with;
-        # `_identity` has those of a call of `search` too.
+        # `identity` has those of a call of `search` too.
         self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
-        self._identity = self._explored
+        self.identity = self._explored
         # What it holds is looked at before keras-tuner deletes or reads it.
         if overwrite and (project / LOCK_NAME).exists():
             with search_lock(project):  # No search runs in what is deleted.
@@ -204,12 +204,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
-        self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
+        self.progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
         stock_fit = has_stock_fit(self._build)
         call = FitCall.of_search(args, kwargs, stock_fit=stock_fit)
         tuner_arguments.check_call(call, stock_fit=stock_fit, races=self._race is not None)
         if self.hypermodel is None:
-            parallel = self._executor is not None
+            parallel = self.executor is not None
             sizes = tuner_arguments.default_batch_sizes(self._build, call.data, parallel=parallel)
             hypermodel = BatchSizeHyperModel(self._build, sizes)
             hypermodel.restore(Path(self.project_dir))
@@ -224,18 +224,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
         project = Path(self.project_dir)
         try:
-            with self._progress, search_lock(project), ParallelTrials.of(self, call) as parallel:
+            with self.progress, search_lock(project), ParallelTrials.of(self, call) as parallel:
                 self._compare_search(call)
                 ended = len(self.oracle.ended_trials)
                 if ended:
-                    self._progress.say(
+                    self.progress.say(
                         f"{pluralize(ended, 'trial')} of an earlier run kept in {project}; "
                         "`overwrite=True` starts over."
                     )
                 if self._race is not None:
                     base = self.hypermodel.base_batch_size
-                    self._progress.say(self._race.begin(project, self.oracle, base))
-                    self._progress.trainings = self._race.ended_executions()
+                    self.progress.say(self._race.begin(project, self.oracle, base))
+                    self.progress.trainings = self._race.ended_executions()
                 if parallel is None:
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     kept = kept_kernels(self.hypermodel.graph.is_kept)
@@ -288,12 +288,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
-        self._plan_executions(trial)
+        self.plan_executions(trial)
         self.run_executions(trial, FitCall.of_search(args, kwargs))
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)
-        self._show_begun(trial)
+        self.show_begun(trial)
 
     def on_trial_end(self, trial: Any) -> None:
         """Keep the result of a trial and show it; keras-tuner calls it."""
@@ -302,7 +302,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if record is not None and self._race is not None and record.executions[1:]:
             # The first one chose the pair: as in the decision, it is none of those that count.
             record = dataclasses.replace(record, executions=record.executions[1:])
-        self._progress.trial_ends(record)
+        self.progress.trial_ends(record)
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
 
@@ -310,9 +310,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Say why the search stopped, and where nothing completed; keras-tuner calls it."""
         super().on_search_end()
         if self._race is not None and (ending := self._race.ending()):
-            self._progress.say(ending)
+            self.progress.say(ending)
         if not self.oracle.get_best_trials(1):
-            self._progress.say(self._no_best_trial())
+            self.progress.say(self._no_best_trial())
 
     def save(self) -> None:
         """Do nothing: the trials' own files are the state."""
@@ -333,18 +333,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display and the executor behind where a copy travels."""
-        silent = {"_progress": SearchProgress(verbose=0), "_executor": None, "_live": []}
+        silent = {"progress": SearchProgress(verbose=0), "executor": None, "_live": []}
         return self.__dict__ | silent
 
     def _populate_initial_space(self) -> None:
         if self.hypermodel is None:  # Until `search` knows the data.
             return
-        explore = BatchSizeTuner._explore if self._executor is None else explored_space
+        explore = BatchSizeTuner.explore if self.executor is None else explored_space
         space, self._explored = explore(self)
         self.oracle.update_space(space)
         self.reload()
 
-    def _explore(self) -> Any:
+    def explore(self) -> Any:
         """Build the model to find the space; return that, and what `_explored` holds."""
         super()._populate_initial_space()
         values, facts = self.hypermodel.described(Path(self.project_dir))
@@ -372,7 +372,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         files, hp = TrialFiles(self, trial), trial.hyperparameters
         while (number := len(files.begin_attempt())) < files.executions:
             callbacks = trial_callbacks(self, trial, call.callbacks, number)
-            reporter = FitReporter(self._progress, execution=number, executions=files.executions)
+            reporter = FitReporter(self.progress, execution=number, executions=files.executions)
             callbacks += [tuner_callback(self, trial), reporter]
             keras.backend.clear_session()
             gc.collect()  # Also what the last step held of a run that is made again.
@@ -392,7 +392,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             if device_is_lost(error):
                 raise DeviceLostError() from error
             trial.message = failure_traceback(error)
-        self._conclude(trial, files)
+        self.conclude(trial, files)
 
     def _declare_rates(self) -> None:
         """Declare factors of the learning rate for a race, unless `build` tunes a rate itself."""
@@ -410,22 +410,22 @@ class BatchSizeTuner(keras_tuner.Tuner):
         for trial in self.oracle.trials.values():  # Of a grid, which this search goes on with.
             trial.hyperparameters.values.setdefault(FACTOR_NAME, 1.0)
 
-    def _plan_executions(self, trial: Any) -> None:
+    def plan_executions(self, trial: Any) -> None:
         """Set how often a trial trains."""
         if self._race is not None:
             values = trial.hyperparameters.values
             self.executions_per_trial = self._race.executions(trial.trial_id, values)
 
-    def _show_begun(self, trial: Any, **beside: Any) -> None:
+    def show_begun(self, trial: Any, **beside: Any) -> None:
         counts = self._race is None
-        self._progress.trial_begins(
+        self.progress.trial_begins(
             trial.hyperparameters.values,
             ended=len(self.oracle.ended_trials) if counts else None,
             left=self.oracle.remaining_trials() if counts else None,  # With the one that runs.
             **beside,
         )
 
-    def _conclude(self, trial: Any, files: TrialFiles) -> None:
+    def conclude(self, trial: Any, files: TrialFiles) -> None:
         result = trial_result(files.record())
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
@@ -478,8 +478,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Compare the search with the one in the directory."""
         facts, values = self._explored
         objective = identity.objective_facts(self.oracle.objective)
-        self._identity = objective | facts | identity.fit_facts(call), values
-        known = compare_search(self, self.hypermodel.settings, self._identity[0])
+        self.identity = objective | facts | identity.fit_facts(call), values
+        known = compare_search(self, self.hypermodel.settings, self.identity[0])
         if self._race is None:
             # By earlier runs of the search, each time more.
             before: Any = known.settings.get("executions_asked", ()) if known else ()

@@ -38,7 +38,7 @@ class BlockSums:
     def __init__(self, model: keras.Model, name: str, given: Any):
         self.name = name  # Of the metric, as the test step returns it.
         self._model: Any = model
-        self._given = given  # A test step that the user set on the model.
+        self.given = given  # A test step that the user set on the model.
         self._stride = 1  # Batches of a row.
         # These come with the first validation, if there is a metric of that name.
         self._metric: Any = None
@@ -55,7 +55,7 @@ class BlockSums:
         if isinstance(known, cls):
             if known.name == name:
                 return known
-            given = known._given
+            given = known.given
         found = cls(model, name, given)
         # Keras keeps the function that it built from the step before.
         model.test_step, model.test_function = found.run, None
@@ -88,7 +88,7 @@ class BlockSums:
         return logs
 
     def _step(self, data: Any) -> Any:
-        return (self._given or type(self._model).test_step.__get__(self._model))(data)
+        return (self.given or type(self._model).test_step.__get__(self._model))(data)
 
     def _sums(self) -> tf.Tensor:
         numbers = [tf.reshape(one.value, [-1]) for one in self._metric.variables]

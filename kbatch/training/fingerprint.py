@@ -131,10 +131,10 @@ class Description:
         return {name: self.of(value) for name, value in given.items() if name != "optimizer"}
 
     def optimizer(self) -> Any:
-        """Describe the optimizer of the model; a loss scale around it follows from the policy."""
+        """Describe the optimizer of the model; a loss scale around it is left out."""
         optimizer: Any = getattr(self._model.optimizer, "inner_optimizer", self._model.optimizer)
         found, weights = self.of(optimizer), self._model.trainable_variables
-        if excluded := excluded_from_decay(optimizer, weights):
+        if optimizer is not None and (excluded := excluded_from_decay(optimizer, weights)):
             found["excluded from decay"] = excluded
         return found
 

@@ -124,6 +124,37 @@ class Uncompiled(keras_tuner.HyperModel):
         return {"val_loss": float(loss)}
 
 
+class OwnFit(keras_tuner.HyperModel):
+    """Trains by `model.fit`, with an option of its own."""
+
+    def build(self, hp):
+        return small_models.stock(optimizer=keras.optimizers.SGD(0.5))
+
+    def fit(self, hp, model, *args, **kwargs):
+        return model.fit(*args, shuffle=False, **kwargs)
+
+
+def test_a_hypermodel_with_its_own_fit_gets_a_batch_size_and_no_other_setting(tmp_path):
+    fit = {"validation_data": (X, Y)}
+    given = {"micro_batch_size": "auto", "dtype_policy": None, "sizes": (4, 8), "fit": fit}
+    for trial in searched(tmp_path, OwnFit(), X, Y, learning_rate_scaling="auto", **given):
+        run = trial.last
+        assert (run.status, run.plan, run.scaling) == ("completed", None, None)
+        assert run.learning_rate == pytest.approx(0.5)
+        assert run.batch_size_seen == run.micro_batch_size == run.batch_size
+        assert (run.dtype_policy, run.steps_per_execution, run.notes) == ("float32", 1, ())
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"micro_batch_size": 4}, {"learning_rate_scaling": "sqrt"}, {"steps_per_execution": 8}],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_a_hypermodel_with_its_own_fit_refuses_what_it_could_not_follow(setting):
+    with pytest.raises(InputError, match=f"leave out `{next(iter(setting))}`"):
+        kbatch.BatchSizeHyperModel(OwnFit(), (8, 16), **setting)
+
+
 def without_weights():
     model = keras.Sequential([layers.Input((8,)), layers.Flatten()])
     model.compile("sgd", "mse")

@@ -209,7 +209,7 @@ def test_a_search_that_no_size_can_run_ends_before_its_second_trial(
     tmp_path, monkeypatch, search, word
 ):
     # The model that shows the search space is built in this process, which is quicker.
-    monkeypatch.setattr("kbatch.search.tuner.explored_space", lambda tuner: tuner._explore())
+    monkeypatch.setattr("kbatch.search.tuner.explored_space", lambda tuner: tuner.explore())
     with pytest.raises(ValueError, match=word):
         search(tmp_path)
     assert not list(tmp_path.glob("search/trial_0001"))

@@ -23,7 +23,7 @@ SIZES = (8, 16, 32, 64)
 @pytest.fixture(autouse=True)
 def explored_here(monkeypatch):
     """The model that shows the search space is built in this process, which is quicker."""
-    monkeypatch.setattr("kbatch.search.tuner.explored_space", lambda tuner: tuner._explore())
+    monkeypatch.setattr("kbatch.search.tuner.explored_space", lambda tuner: tuner.explore())
 
 
 def tuner(directory, executor, sizes=SIZES, hypermodel=None, **arguments):

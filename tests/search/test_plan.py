@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import weakref
+from typing import ClassVar
 
 import keras
+import keras_tuner
 import own_steps
 import pytest
 import searches
@@ -58,6 +60,89 @@ def test_the_plan_is_made_once_whatever_the_learning_rate(study):
     assert first.learning_rate != later.learning_rate
     assert (first.plan, later.plan) == (1, 1)
     assert (study.plan.dtype_policy, study.plan.largest_batch_size) == ("float32", 32)
+
+
+def test_search_makes_the_plan_before_the_first_trial(monkeypatch, tmp_path):
+    run_trial, known = kbatch.BatchSizeTuner.run_trial, []
+
+    def watched(tuner, *arguments, **keywords):
+        known.append((tmp_path / "search" / PLAN_NAME).exists())
+        run_trial(tuner, *arguments, **keywords)
+
+    monkeypatch.setattr(kbatch.BatchSizeTuner, "run_trial", watched)
+    search(tmp_path, models.stock, (8, 16), kind=kbatch.BatchSizeTuner)
+    assert known == [True, True]
+
+
+@pytest.mark.parametrize("kind", [keras_tuner.GridSearch, kbatch.BatchSizeTuner])
+def test_search_writes_no_failure_of_a_trial_that_completes(monkeypatch, tmp_path, kind):
+    """Its model is built before the policy of the plan is known, under keras-tuner's tuners."""
+    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 1.0)
+    write, statuses = kbatch.search.files.TrialFiles.write, []
+
+    def watched(files, number, record):
+        statuses.append(record.status)
+        write(files, number, record)
+
+    monkeypatch.setattr("kbatch.search.files.TrialFiles.write", watched)
+    settings = {"dtype_policy": None}
+    (run,) = runs(search(tmp_path, models.stock, (8,), kind=kind, settings=settings))
+    assert run.dtype_policy == "mixed_float16"
+    assert statuses == ["running", "completed"]
+
+
+class Untracked(layers.Layer):
+    """Counts its training calls in a variable and in Python, which Keras tracks neither of."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.count = tf.Variable(0.0, trainable=False), 0
+
+    def call(self, x, training=False):
+        if training:
+            self.calls.assign_add(1.0)
+            self.count += 1
+        return x
+
+
+class Annealed(keras.losses.Loss):
+    """Counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = tf.Variable(0.0, trainable=False)
+
+    def call(self, y, y_pred):
+        self.calls.assign_add(1.0)
+        return keras.losses.sparse_categorical_crossentropy(y, y_pred)
+
+
+class Begins(keras.callbacks.Callback):
+    """Notes the state of a model that Keras does not track when its training begins."""
+
+    states: ClassVar = []
+
+    def on_train_begin(self, logs=None):
+        layer, loss = self.model.layers[0], self.model.loss
+        self.states.append((float(layer.calls), layer.count, float(loss.calls)))
+
+
+@pytest.mark.parametrize("kind", [keras_tuner.GridSearch, kbatch.BatchSizeTuner])
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("size", ["auto", 4])
+def test_every_training_begins_in_the_state_of_a_fresh_build(tmp_path, kind, eager, size):
+    def build():
+        parts = [layers.Input((8,)), Untracked(), layers.Dense(3, activation="softmax")]
+        model = keras.Sequential(parts)
+        model.compile("sgd", Annealed(), run_eagerly=eager)
+        return model
+
+    Begins.states.clear()
+    settings = {"dtype_policy": None, "micro_batch_size": size}
+    fit = {"epochs": 1, "validation_data": None, "callbacks": [Begins()]}
+    more = {"objective": "loss", "executions_per_trial": 2, "kind": kind}
+    search(tmp_path, build, (8, 16), settings=settings, fit=fit, **more)
+    assert Begins.states == [(0.0, 0, 0.0)] * 4
 
 
 def test_what_fits_goes_through_whole(study):

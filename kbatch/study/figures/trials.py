@@ -1,5 +1,6 @@
 """The figure of the trials: throughput and model quality by batch size."""
 
+import dataclasses
 import textwrap
 from collections.abc import Sequence
 from statistics import median
@@ -11,7 +12,7 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.canvas import INK, MUTED, series_style
+from kbatch.plotting.canvas import INK, MUTED, figure_bytes, series_style
 from kbatch.plotting.draw import batch_axis
 from kbatch.study.compare import as_compared, at_most, differing, setting_texts
 from kbatch.study.figures import common
@@ -19,9 +20,12 @@ from kbatch.study.page import LEFT_OUT, sizes_text
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
 
+__all__ = ["draw_live", "draw_trials", "figure_bytes", "plot_trials"]
+
 HEIGHT_IN = 5.4
 # A size lies outside the axis that is so many times as far from the best as the median is.
 _FAR, _LEAST_SPREAD = 10, 0.05
+_LIVE_NAME = 16  # Characters that the figure of a running search shows of its name.
 
 
 def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
@@ -173,3 +177,25 @@ def named_label(study: Study) -> str:
     elif found:
         text += f": {format_number(found.value, 4)}"
     return text if decided.certified else f"{text} (not certified)"
+
+
+def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
+    """Draw the trials of a search so far, the one that runs as a hollow mark from an epoch on."""
+    trials = []
+    for trial in study.trials:
+        measured = [e for e in trial.executions if e.epochs]
+        if trial.trial_id == running and measured:
+            completed = (dataclasses.replace(e, status="completed") for e in measured)
+            trials.append(dataclasses.replace(trial, executions=tuple(completed)))
+        elif trial.status not in ("running", "interrupted") or measured:
+            trials.append(trial)
+    name = f"{canvas.shortened(study.name, _LIVE_NAME)}: {status}"
+    shown = Study(name, tuple(trials), study.search)
+    if not shown.trials:
+        (panel,) = canvas.panels(canvas.detached_axes(HEIGHT_IN), HEIGHT_IN)
+        canvas.write_title(panel, shown.name)
+        panel.set_xticks([])
+        canvas.write_message(panel, "No epoch has ended yet.")
+        panel.set_label("An empty chart: no epoch of the search has ended yet.")
+        return panel
+    return draw_trials(shown, canvas.detached_axes(HEIGHT_IN), running=running)
