@@ -3,12 +3,12 @@
 python benchmarks/headline.py [--nets cnn mlp text] [--rounds 6] [--epochs 4]    three minutes
 
 Searches the three nets of `search_overhead.py` for the size that trains fastest, six sizes from 16
-to 512 in one execution each. Then trains epochs of the base size and of the named one as the page
-says: `fit` on `kbatch.training_dataset`, each model with the settings of its trial. The two take
-turns. Aim: within 15 %.
+to 512 in one execution each. Then trains the base size and the named one as the page says: `fit` on
+`kbatch.training_dataset` for as many epochs, each model with the settings of its trial. The two
+take turns. Aim: within 15 %.
 
 printed    training time of the base size over that of the named one, as the decision gives it
-people     the same ratio of the epochs that are trained here, with its 95 % interval
+people     the same ratio of the trainings here, with its 95 % interval
 off        the printed ratio over that, less 1
 """
 
@@ -62,8 +62,8 @@ def main() -> None:
 
         rows = {size: kbatch.training_dataset(x, y, size) for size in (base, named)}
 
-        def epoch(model: keras.Model, size: int, rows=rows) -> None:
-            model.fit(rows[size], shuffle=False, verbose=0)
+        def train(model: keras.Model, size: int, rows=rows) -> None:
+            model.fit(rows[size], epochs=options.epochs, shuffle=False, verbose=0)
 
         keras.config.set_dtype_policy(decision.trial.dtype_policy)
         trials = {trial.batch_size: trial for trial in study.trials}
@@ -72,9 +72,9 @@ def main() -> None:
             for size in (base, named)
         }
         for size, model in models.items():
-            epoch(model, size)  # It is traced.
+            train(model, size)  # It is traced.
         seconds = interleaved(
-            {str(size): lambda m=m, size=size: epoch(m, size) for size, m in models.items()},
+            {str(size): lambda m=m, size=size: train(m, size) for size, m in models.items()},
             rounds=options.rounds,
             block_s=0.5,
         )
