@@ -48,7 +48,7 @@ def of_build(limit_bytes):
     load = Workload(build_without_memory, TrainingData(*models.rows(8)), "float32")
     with WorkerProbes(load, 10**9) as probes, pytest.raises(OutOfMemoryError) as caught:
         probes.limit_bytes = limit_bytes  # On a GPU only the worker knows it.
-        _ = probes.facts
+        probes.facts()
     return caught.value
 
 

@@ -83,19 +83,15 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._subject = subject  # Makes what functions get as their first argument.
         # The process and its pipes, for calls and answers: they close with the last who reads them.
         self._running: tuple[subprocess.Popen[bytes], Connection, Connection] | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
+        self._temporary = tempfile.TemporaryDirectory(prefix="kbatch-")
+        #: For files that the worker reads; it is removed when the worker is closed.
+        self.folder = Path(self._temporary.name)
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @property
-    def folder(self) -> Path:
-        """A folder for files that the worker reads; it goes when the worker is closed."""
-        return Path(self._folder.name)
-
-    @property
-    def output(self) -> str:
-        """What the present process wrote to stdout and stderr."""
+    def read_output(self) -> str:
+        """Return what the present process wrote to stdout and stderr."""
         try:
             return (self.folder / "output.txt").read_text(errors="replace")
         except FileNotFoundError:
@@ -117,7 +113,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def close(self) -> None:
         self.restart()
-        self._folder.cleanup()
+        self._temporary.cleanup()
 
     def _start(self) -> None:
         # `python -m` searches the working directory before the standard library: a `pickle.py`
@@ -169,7 +165,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             self._running = None
             exit_code = process.wait()
             _kill_group(process.pid)  # What it started.
-            raise WorkerDied(exit_code, self.output[-_TAIL_CHARACTERS:]) from None
+            raise WorkerDied(exit_code, self.read_output()[-_TAIL_CHARACTERS:]) from None
         except BaseException:
             self.restart()  # It still works on what nobody waits for.
             raise

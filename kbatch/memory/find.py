@@ -150,7 +150,7 @@ def memory_pass(
     clock: Callable[[], float] = time.perf_counter,
 ) -> MemoryPass:
     """Probe ascending sizes as long as the next one is expected to fit, and say what each took."""
-    facts, began_s = probes.facts, clock()
+    facts, began_s = probes.facts(), clock()
     limit_bytes, most_bytes = facts.limit_bytes, MEMORY_WINDOW[1] * facts.limit_bytes
     records: list[MemoryRecord] = []
     measured: dict[int, float] = {}

@@ -58,7 +58,6 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
     def __exit__(self, *error: object) -> None:
         self._worker.close()
 
-    @property
     def facts(self) -> WorkloadFacts:
         try:
             self._facts = self._facts or self._worker.call(Run.facts, self.limit_bytes)
@@ -78,7 +77,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         return self._facts
 
     def read(self, batch_size: int) -> Reading:
-        started_s, before = time.perf_counter(), self._worker.output
+        started_s, before = time.perf_counter(), self._worker.read_output()
         worked = self._smallest_that_ran < batch_size
         try:
             reading = self._worker.call(Run.read, batch_size, worked)
@@ -93,7 +92,8 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         if reading.peak_bytes is None:
             self._ran_out = reading.died is None
             # A fresh process begins its output again.
-            reading = reading._replace(free=free_memory(self._worker.output.removeprefix(before)))
+            output = self._worker.read_output().removeprefix(before)
+            reading = reading._replace(free=free_memory(output))
         else:
             self._smallest_that_ran = min(reading.rows, self._smallest_that_ran)
         if reading.lost:
@@ -116,7 +116,6 @@ class ProcessProbes:
         self._run, self._limit_bytes, self._why_here = run, memory_limit_bytes, why_here
         self._smallest_that_ran: float = math.inf
 
-    @property
     def facts(self) -> WorkloadFacts:
         found = self._run.facts(self._limit_bytes)
         here = (Note.of("measured_here", why=self._why_here),) if self._why_here else ()
@@ -166,7 +165,7 @@ def open_probes(
     if why_here is None:
         with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
-                _ = probes.facts  # Starts it, which shows whether a model can be sent.
+                probes.facts()  # Starts it, which shows whether a model can be sent.
             except UnsendableError:
                 why_here = "not sendable"
             else:
@@ -219,7 +218,7 @@ class MaxBatchExperiment:
     def __init__(
         self, probes: Probes, memory_window: tuple[float, float], max_batch_size: int | None
     ):
-        self.facts = facts = probes.facts
+        self.facts = facts = probes.facts()
         if facts.examples == 1:
             raise InputError(
                 "The data have one example, and a second size must be tried: give more rows, or "

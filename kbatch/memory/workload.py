@@ -110,9 +110,8 @@ class Run:
         self.note = known and known.note  # What a reader must know of the data.
         self._row_bytes: int | None = None
 
-    @property
     def variables_bytes(self) -> int:
-        """Bytes of the weights and, in training, of the optimizer's slots."""
+        """Return the bytes of the weights and, in training, of the optimizer's slots."""
         variables = list(self.model.variables)
         if self.training:
             optimizer = self.model.optimizer
@@ -147,8 +146,8 @@ class Run:
             limit_bytes=min(limit_bytes, memory.limit_bytes or limit_bytes),
             training=self.training,
             dtype_policy=self.model.dtype_policy.name,
-            variables_bytes=self.variables_bytes,
-            held_bytes=max(memory.held_bytes, self.variables_bytes),
+            variables_bytes=self.variables_bytes(),
+            held_bytes=max(memory.held_bytes, self.variables_bytes()),
             examples=self.examples,
             notes=tuple(notes),
         )
@@ -163,7 +162,7 @@ class Run:
 
         def keep_peak() -> None:
             # A CPU's plain allocator does not count small blocks: what is held for sure is less.
-            held = max(memory.peak_bytes, self.variables_bytes, 1)
+            held = max(memory.peak_bytes, self.variables_bytes(), 1)
             peaks.append(held + self.left_out_bytes(batch_size))
             memory.reset()
 

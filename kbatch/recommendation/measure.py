@@ -247,7 +247,7 @@ def _memory(
 ) -> MemoryPass:
     """Measure the memory of some sizes, as far as limit and time allow."""
     with open_probes(load, memory_limit_bytes=limit_bytes) as probes:
-        facts = probes.facts
+        facts = probes.facts()
         if facts.examples == 1:
             raise InputError("The data have one example: give more rows. Received: 1 example.")
         last = _sizes(asked, facts.examples)[-1]

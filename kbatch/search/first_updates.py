@@ -79,7 +79,7 @@ class Updates:
             together = min(_TOGETHER, int(_TOGETHER_S / step_s))
             if together > 1:
                 step_s = min(step_s, _execution_s(step, batches, together) / together)
-            peak = max(self.run.memory.peak_bytes, self.run.variables_bytes, 1)
+            peak = max(self.run.memory.peak_bytes, self.run.variables_bytes(), 1)
             self._peak_bytes[rows] = max(peak, self._peak_bytes.get(rows, 0))
         self.seconds[rows] = min(step_s, self.seconds.get(rows, step_s))
         return step_s

@@ -44,7 +44,8 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
     both = several and any(one.measured for one in alone)
     timed = {"one step an execution": alone, "as many as a search runs": several}
     answers = [("take", profile.micro_batch_size, True)]
-    if profile.has_fit and (efficient := profile.efficient.value) is not None:
+    line = profile.line_text
+    if line is not None and (efficient := profile.efficient.value) is not None:
         sizes = [way.batch_size for way in fastest_ways(updates)]
         answers.insert(0, ("90 % of peak", int(efficient), sizes[0] <= efficient <= sizes[-1]))
     facts, way = where_measured(profile.environment), " of the faster way of each size" * bool(both)
@@ -58,7 +59,7 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
         answers=answers,
         title=f"{profile.model_name}, {profile.dtype_policy}",
         facts=[*facts, "XLA" if profile.jit_compile else "without XLA"],
-        fit=f"Fit{way}: t = {profile.line_text}." if profile.has_fit else "",
+        fit="" if line is None else f"Fit{way}: t = {line}.",
     )
 
 

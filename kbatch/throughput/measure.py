@@ -100,7 +100,7 @@ def profile_training(
         with open_probes(
             workload, memory_limit_bytes=limit_bytes, model=lambda: start().model
         ) as probes:
-            facts = probes.facts
+            facts = probes.facts()
             memory = memory_pass(
                 probes,
                 filled(sizes, facts.examples),

@@ -108,8 +108,8 @@ class TrainingProfile(Result):
         }
         if self.memory_limit_bytes is not None:
             found["memory limit"] = memory_text(self.memory_limit_bytes)
-        if self.has_fit:
-            found["time of a micro-batch of B examples"] = self.line_text
+        if (line := self.line_text) is not None:
+            found["time of a micro-batch of B examples"] = line
             efficient = self.efficient
             if efficient.value is not None:
                 found["90 % of the peak throughput"] = (
@@ -118,8 +118,14 @@ class TrainingProfile(Result):
         return found
 
     @property
-    def line_text(self) -> str:
-        """The fitted line in words, and how far times are off where it does not hold."""
+    def line_text(self) -> str | None:
+        """The fitted line in words, and how far times are off if it does not hold.
+
+        None if too little was measured: a fit takes two sizes, and three rounds in all.
+        """
+        ways = fastest_ways(self.updates)
+        if len(ways) < 2 or sum(len(way.times_s) for way in ways) < 3:
+            return None
         fit = self.latency.line
         fixed, each = (format_number(1e3 * max(s, 0.0)) for s in (fit.intercept, fit.slope))
         off = "" if fit.holds is not False else f", off by up to {percent(fit.worst)}"
@@ -143,12 +149,6 @@ class TrainingProfile(Result):
     @property
     def _chosen(self) -> TimedUpdate:
         return choose_micro_batch(fastest_ways(self.updates))[0]
-
-    @property
-    def has_fit(self) -> bool:
-        """Whether enough was measured for a fit: two sizes, and three rounds in all."""
-        ways = fastest_ways(self.updates)
-        return len(ways) >= 2 and sum(len(way.times_s) for way in ways) >= 3
 
     @property
     def efficient(self) -> Estimate[float | None]:

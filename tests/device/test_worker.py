@@ -51,7 +51,7 @@ def test_a_large_array_travels_as_a_file_and_stays_as_it_is(worker):
 
 def test_what_a_function_prints_does_not_disturb_the_answer(worker):
     assert worker.call(lambda: print("hello") or 1) == 1
-    assert "hello" in worker.output
+    assert "hello" in worker.read_output()
 
 
 def test_an_exception_comes_with_its_class_and_the_traceback_of_the_worker(worker):

@@ -131,13 +131,13 @@ def test_a_size_beyond_a_function_that_drops_its_remainder_is_measured_at_what_t
     beyond, whole = probes.read(64), probes.read(50)
     assert (beyond.rows, whole.rows) == (50, 50)
     # Wide activations and their gradients were there.
-    assert min(beyond.peak_bytes, whole.peak_bytes) > probes.facts.held_bytes + 50 * 4 * WIDTH
+    assert min(beyond.peak_bytes, whole.peak_bytes) > probes.facts().held_bytes + 50 * 4 * WIDTH
 
 
 def test_of_rows_that_differ_in_length_the_longest_is_used():
     probes = probes_here(sequence_model, ragged_batches(), None)
     assert probes.read(4).rows == 4
-    assert [note.code for note in probes.facts.notes] == ["rows_differ"]
+    assert [note.code for note in probes.facts().notes] == ["rows_differ"]
     sample = TrainingData(ragged_batches()).some_rows(sequence_model())
     assert sample.rows[0].shape == (4, 40, 8)
 
@@ -157,7 +157,7 @@ def test_predictions_need_no_compiled_model():
 
     probes = probes_here(uncompiled, models.rows(40)[0], None, training=False)
     reading = probes.read(8)
-    assert (probes.facts.training, reading.rows, reading.peak_bytes > 0) == (False, 8, True)
+    assert (probes.facts().training, reading.rows, reading.peak_bytes > 0) == (False, 8, True)
 
 
 def state(model):

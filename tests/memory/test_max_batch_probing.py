@@ -36,7 +36,7 @@ class ComputedProbes:
         self._rows = rows
         self._first_step = first_step
         known = {"limit_bytes": LIMIT, "variables_bytes": 90, "held_bytes": 90} | facts
-        self.facts = WorkloadFacts(
+        self.known = WorkloadFacts(
             device="CPU:0",
             training=True,
             dtype_policy="float32",
@@ -46,13 +46,16 @@ class ComputedProbes:
         )
         self.fixed, self.each = 1000, 10
 
+    def facts(self):
+        return self.known
+
     def read(self, size):
         rows = min(size, self._rows or size)
         self.runs.append(rows)
         peak = int(self.fixed + self.each * rows)
         if self.processes > 1:
             peak = int(peak * self._fresh(rows, self.runs.count(rows)))
-        if peak > self.facts.limit_bytes:
+        if peak > self.known.limit_bytes:
             return Reading(None, size, 0.5, FreeMemory(400, 500, 300))
         first = self._first_step and int(self._first_step * peak)
         return Reading(peak, rows, 0.5, first_step_bytes=first)

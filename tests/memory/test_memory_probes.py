@@ -20,14 +20,15 @@ LOST = "Failed to allocate 8 bytes: CUDA_ERROR_ILLEGAL_ADDRESS"
 class FailingRun(Run):
     """A load that fails from a size on, as a GPU would."""
 
-    variables_bytes = 4
-
     def __init__(self, text, *, above=8, jit_compile=False):
         model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse", jit_compile=jit_compile)
         load = Workload(lambda: model, TrainingData(np.zeros((2, 1))), "float32")
         super().__init__(load, model, DeviceMemory())
         self.text, self.above = text, above
+
+    def variables_bytes(self):
+        return 4
 
     def run(self, batch_size, after_first):
         if batch_size > self.above:
@@ -49,11 +50,12 @@ ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 class FakeWorker:
     """A worker whose calls answer one after the other, and raise what is an exception."""
 
-    output = ""
-
     def __init__(self, *answers):
         self.answers = list(answers)
         self.processes = 1
+
+    def read_output(self):
+        return ""
 
     def call(self, *_):
         answer = self.answers.pop(0)
@@ -100,9 +102,9 @@ def test_an_error_that_stays_from_a_size_that_ran_out_says_nothing_of_the_next_o
 def test_the_facts_of_a_worker_that_was_lost_start_no_other_one(monkeypatch):
     facts = WorkloadFacts("GPU:0", 100, True, "float32", 4, 4, None, ())
     probes, worker = worker_probes(monkeypatch, facts, Reading(None, 64, 1.0, lost=True))
-    assert probes.facts == facts
+    assert probes.facts() == facts
     assert probes.read(64).lost
-    assert probes.facts == facts
+    assert probes.facts() == facts
     assert (worker.processes, worker.answers) == (2, [])
 
 
