@@ -134,7 +134,7 @@ class Decision:
         """
         return self.judgement is not None and self.judgement.certain
 
-    def judged(self, trial: TrialRecord) -> TrialRecord:
+    def as_judged(self, trial: TrialRecord) -> TrialRecord:
         """Return a trial of the study with the executions that judge it, all where none does."""
         return next((one for one in self.trials if one.trial_id == trial.trial_id), trial)
 

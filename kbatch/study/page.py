@@ -394,7 +394,7 @@ def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective |
     waited = any((trial.data_wait_share or 0.0) > MUCH_DATA_WAIT for trial in trials)
     cut = any((trial.last.accumulation_steps or 1) > 1 for trial in trials)
     for trial, *others in rates_of_settings(trials):
-        objective, judged = trial.objective, found.judged(trial)
+        objective, judged = trial.objective, found.as_judged(trial)
         row: Row = {"batch size": trial.batch_size}
         row |= {
             name.replace("dtype_policy", "dtype policy"): value_of(trial, name) for name in names

@@ -33,7 +33,7 @@ def pareto_points(study: Study) -> tuple[Objective, list[Point]]:
         and trial not in far
         and quality is not None
         and (rate := trial.throughput) is not None
-        and (value := common.quality_of(decided.judged(trial), quality)) is not None
+        and (value := common.quality_of(decided.as_judged(trial), quality)) is not None
     ]
     if quality is None or not measured:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")
@@ -121,7 +121,7 @@ def learning_curves(study: Study) -> tuple[Objective, list[tuple[TrialRecord, Cu
     refuse_empty(study)
     quality, decided = study.quality_metric, study.decide()
     shown, far = common.one_of_each_size(study, study.trials).values(), common.far_off(study)
-    judged = [decided.judged(trial) for trial in shown if trial not in far]
+    judged = [decided.as_judged(trial) for trial in shown if trial not in far]
     curves = [(t, curve) for t in judged if quality and (curve := _curve(t, quality.name))]
     if quality is None or not curves:
         raise common.missing_data(study, "epochs with a metric of quality")

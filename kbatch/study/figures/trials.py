@@ -63,7 +63,7 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
 
     def quality_of(trial: TrialRecord) -> Estimate[float] | None:
         # The value that the table of the decision shows.
-        return common.quality_of(decided.judged(trial), quality) if quality else None
+        return common.quality_of(decided.as_judged(trial), quality) if quality else None
 
     # Of these nothing is known at a rate that suits them: no line goes through them.
     far = [trial.trial_id for trial in common.far_off(study)]
