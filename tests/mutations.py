@@ -152,10 +152,8 @@ MUTATIONS = [
         'if plan.reason == "given" else most',
         "plan",
     ),
-    Mutation(
-        "most = rows - 1 if whole else size // 2", "most = rows - 1 if whole else size - 1", "plan"
-    ),
-    Mutation("or most < plan.micro_batch_size:", "or most > plan.micro_batch_size:", "plan"),
+    Mutation("= rows - 1 if whole else size // 2,", "= rows - 1 if whole else size - 1,", "plan"),
+    Mutation("if known <= most:", "if known >= most:", "plan"),
     Mutation("half_s(rows) / full_s(rows)", "full_s(rows) / half_s(rows)", "chosen_policy"),
     Mutation("round(execution_s / step_s)", "round(execution_s * step_s)", "steps_per_execution"),
     Mutation(

@@ -11,13 +11,13 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_220,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_260,  # Without docstrings, comments and blank lines.
     "files in kbatch": 130,
     "record types": 88,
     "properties": 183,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_730,
+    "lines of tests": 26_860,
     "kbatch.search.tuner": 18_150,  # BatchSizeTuner
     "kbatch.search.hypermodel": 12_780,  # HyperModel
     "kbatch.memory.find": 7_850,  # find_max_batch_size

@@ -29,12 +29,16 @@ of log(1 / alpha) of n examples (the rule of three).
 A pair is certified by its upper bounds and found worse by a lower one (two one-sided tests,
 Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only where a bound of the truly
 best pair against another one fails, and those hold at once (Dunnett 1955,
-doi:10.1080/01621459.1955.10501294). Looks at growing data share them, so that a search that is
-extended errs no more often: look k may fail the best against one other with 0.72 / k^1.5 of the
-error, and a pair's own variance has 1 / k^1.5 of its level. Of two pairs the only bound has the
-whole error, 0.9 of it at the first look, and 0.3 / k^1.5 at look k. All looks are at the same
-examples.
-`benchmarks/judge_errors.py` counts the errors.
+doi:10.1080/01621459.1955.10501294).
+
+A search that is extended is judged again, at stricter levels. Look k may fail the best of m pairs
+with min(1, 0.72 (m - 1) / k^1.5) of the error, and a pair's own variance has 1 / k^1.5 of its
+level. Of two pairs it is 0.9 of the error at the first look, and 0.3 / k^1.5 at look k. The levels
+do not split the error: summed over five looks they are 1.13 times the error for two pairs, 2.1
+times for three and 3.5 times for six. Looks share data, so most searches that err at one look err
+at others too. That extended searches err in at most the given share is shown by simulation
+(`benchmarks/judge_errors.py`), not proved. The bounds by examples have the whole error at each
+look, because all looks are at the same examples.
 """
 
 import bisect

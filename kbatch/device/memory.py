@@ -116,9 +116,8 @@ class DeviceMemory:
             return _gpu_limit_bytes() // workers
         return min(_gpu_limit_bytes(), total_bytes // workers)
 
-    @property
     def held_by_others(self) -> tuple[int, int] | None:
-        """What was free of a GPU, and all of its memory, where others hold a part; else None."""
+        """Return what is free of a GPU, and all of its memory, if others hold a part of it."""
         # Workers of a search that share it have parts of their own.
         shared = (workers_on_device() or 1) > 1
         if self.device == "CPU:0" or shared or set_limit_bytes() is not None:

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -83,8 +83,8 @@ class TargetCheck:
 
     batch_size: int  #: Examples in a batch.
     latencies_s: tuple[float, ...]  #: Seconds of each call; none where memory ran out.
-    #: "verified", "missed", or "unsure" where hiccups of the machine were too many for its calls.
-    outcome: str
+    #: "unsure" if hiccups of the machine were too many for its calls.
+    outcome: Literal["verified", "missed", "unsure"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -260,14 +260,6 @@ class InputPipelineProfile(Result):
         return low, high
 
     @property
-    def rate_bounds(self) -> Ends | None:
-        """The least and the most examples/s that it delivers, by a long reading if there is one."""
-        if self.long_run is not None:
-            return self.long_run.bounds
-        rate = self.pipeline.samples_per_second
-        return rate and (rate.ends or (rate.value, rate.value))
-
-    @property
     def is_even(self) -> bool:
         """Whether short rounds of the pipeline gave about the rate of a long reading."""
         return self.long_run is None or self.long_run.agrees_with(self.pipeline.samples_per_second)

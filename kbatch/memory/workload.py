@@ -138,7 +138,7 @@ class Run:
         limit_bytes = memory_limit_bytes or memory.limit_bytes or host_limit_bytes()
         if self.note is not None:
             notes.append(self.note)
-        if memory_limit_bytes is None and (found := memory.held_by_others) is not None:
+        if memory_limit_bytes is None and (found := memory.held_by_others()) is not None:
             free, total = map(memory_text, found)
             notes.append(Note.of("gpu_shared", free=free, total=total))
         return WorkloadFacts(

@@ -307,8 +307,12 @@ class Recommendation(Result):
 
     @property
     def _rates(self) -> tuple[float, float]:
-        """The least and the most that it may be."""
-        bounds = self.pipeline and self.pipeline.rate_bounds
+        """The least and the most that it may be, by a long reading if there is one."""
+        bounds, profile = None, self.pipeline
+        if profile is not None and profile.long_run is not None:
+            bounds = profile.long_run.bounds
+        elif profile is not None and (rate := profile.pipeline.samples_per_second):
+            bounds = rate.ends or (rate.value, rate.value)
         return bounds if bounds and bounds[0] > 0 else (math.inf, math.inf)
 
     @property

@@ -247,12 +247,6 @@ class ExecutionRecord:
         return -(-self.batch_size // self.replicas)
 
     @property
-    def last_learning_rate(self) -> float | None:
-        """Learning rate that training ended with, which a callback may have set."""
-        last = self.epochs[-1].learning_rate if self.epochs else None
-        return self.learning_rate if last is None else last
-
-    @property
     def diverged(self) -> bool:
         """Whether the training loss became NaN or infinite."""
         return any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
@@ -301,11 +295,6 @@ class ExecutionRecord:
     def joules_per_sample(self) -> float | None:
         """Energy of the GPUs in joules, validation included, over the examples trained on."""
         return self.usage and self.usage.joules_per_sample(self.examples_seen)
-
-    @property
-    def noise_scale(self) -> Estimate[float | None] | None:
-        """Gradient noise scale of the late half of its epochs, None if it was not measured."""
-        return noise_scale([self.epochs])
 
     @property
     def noise_scale_curve(self) -> dict[int, float | None]:

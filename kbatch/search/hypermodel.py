@@ -53,7 +53,7 @@ from kbatch.search.plan import (
 )
 from kbatch.search.train import RunSettings, SharedInput, Trained, train
 from kbatch.training import accumulation
-from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
+from kbatch.training.build_function import BuildFunction, BuiltParts, as_hypermodel, has_stock_fit
 from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import (
@@ -92,8 +92,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     Args:
         build: A function that builds a compiled model, of keras-tuner's `hp` or of nothing, or a
             `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
-            `hp.get("batch_size")`. If that `fit` compiles the model, or trains one that is not
-            compiled, batches go through whole and in float32.
+            `hp.get("batch_size")`, and makes all that training changes at each call. If that `fit`
+            compiles the model, or trains one that is not compiled, batches go through whole and in
+            float32.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
             Under a `distribution_strategy` each replica has its part of the batch, and this is of
@@ -125,8 +126,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             behind, so that an execution takes about 100 ms. It is 1 where the model is run eagerly
             or on several replicas, has a `fit` or a `train_step` of its own, or where a callback
             acts on train batches. Beside `steps_per_epoch` it is a divisor of that, since Keras
-            runs whole executions. None leaves it to the build function, and so does the rest
-            where that sets more than 1.
+            runs whole executions, and 1 if the length of finite data is unknown. None leaves it to
+            the build function, and so does the rest where that sets more than 1.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         seed: Seed of weights and shuffling; a further execution of a trial adds its number. If
@@ -192,8 +193,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._found: dict[tuple[str, str], Any] = {}
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
-        # All models that were built and still live.
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._parts = BuiltParts()
         # The model that `build` returned last, and what it was scaled by.
         self._scaled: tuple[weakref.ref[Any], LearningRateScaling | None] | None = None
         # keras-tuner does not say which of its executions of a trial it asks for: by trial, how
@@ -209,7 +209,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_models": weakref.WeakSet(), "_scaled": None}
+        return self.__dict__ | {"_scaled": None}
 
     @property
     def settings(self) -> dict[str, object]:
@@ -369,16 +369,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return (self.plan and self.plan.dtype_policy) or "float32"
 
     def _built(self, hp: keras_tuner.HyperParameters, policy: str | None, seed: int | None) -> Any:
-        """Build a model; refuse one that the build function has returned before."""
+        """Build a model; refuse one that trains what the build function has returned before."""
         model = _built(self.wrapped, hp, policy, seed)
         if isinstance(model, keras.Model):
-            if model in self._models:
-                raise keras_tuner.errors.FatalValueError(
-                    "`build` must make a new model at each call, also for another trial or dtype "
-                    "policy: make the model and its optimizer inside of the function. "
-                    f"Received: the same {type(model).__name__} {model.name!r} again."
-                )
-            self._models.add(model)
+            try:
+                self._parts.check(model)
+            except InputError as error:
+                raise keras_tuner.errors.FatalValueError(str(error)) from None
         return model
 
     def _built_for(

@@ -301,7 +301,7 @@ def execute(
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
         tuner.run_executions(trial, FitCall.of_search(arguments, keywords))
-    except Exception as error:  # Whatever a training raises is the result of its trial.
+    except Exception as error:  # Whatever a training raises is recorded, and told to the search.
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
         return ("mistake", str(error)) if mistake else ("failed", failure_traceback(error))

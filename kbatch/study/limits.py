@@ -250,8 +250,8 @@ def _rates(trials: Iterable[TrialRecord]) -> Iterator[Note]:
     changes = sorted(
         (last / given, trial.batch_size, f"from {setting(given)} to {setting(last)}")
         for trial, run in ended
-        if run.scaling and run.scaling.rule
-        if (given := run.learning_rate) and (last := run.last_learning_rate)
+        if run.scaling and run.scaling.rule and run.epochs
+        if (given := run.learning_rate) and (last := run.epochs[-1].learning_rate or given)
     )
     if changes and changes[-1][0] > (1 + _RATES_APART) * changes[0][0]:
         went = (f"{change} at {size:,}" for _, size, change in (changes[0], changes[-1]))

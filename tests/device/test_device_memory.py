@@ -130,7 +130,7 @@ def test_that_others_hold_memory_shows_in_what_tensorflow_can_have(
 ):
     gpus(monkeypatch, visible=[1], **tensorflow)
     monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", workers)
-    assert DeviceMemory().held_by_others == found
+    assert DeviceMemory().held_by_others() == found
 
 
 def test_where_the_allocator_keeps_no_count_the_process_is_read(monkeypatch):

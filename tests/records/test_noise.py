@@ -5,6 +5,7 @@ import pytest
 from records_factory import make_epochs, make_execution, make_trial, with_moments
 
 from kbatch.analysis.noise_scale import noise_scale_of_runs
+from kbatch.records.training_run import noise_scale
 
 RNG = np.random.default_rng(0)
 VARIANCES = 90.0 + RNG.normal(size=12)
@@ -20,8 +21,8 @@ def measured(variances=VARIANCES, norms=NORMS, updates=23, batch_size=64):
 
 def test_it_is_that_of_the_late_half():
     expected = VARIANCES[6:].mean() / NORMS[6:].mean()
-    assert measured().noise_scale.value == pytest.approx(expected)
-    assert measured().noise_scale == noise_scale_of_runs([(VARIANCES, NORMS, 23.0)])
+    assert noise_scale([measured().epochs]).value == pytest.approx(expected)
+    assert noise_scale([measured().epochs]) == noise_scale_of_runs([(VARIANCES, NORMS, 23.0)])
 
 
 def test_the_curve_has_a_point_an_epoch():

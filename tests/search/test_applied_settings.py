@@ -159,11 +159,16 @@ CALLS = {
 }
 
 
+SLOW = ("examples", "function", "continued", "stopping")
+
+
 @pytest.mark.parametrize(
     ("form", "call"),
     [
-        *((form, "plain") for form in FORMS),
-        *(("arrays", call) for call in CALLS if call != "plain"),
+        pytest.param(form, call, marks=[pytest.mark.slow] * (form in SLOW or call in SLOW))
+        for form in FORMS
+        for call in CALLS
+        if form == "arrays" or call == "plain"
     ],
 )
 def test_the_recipe_makes_the_updates_of_the_trial(tmp_path, form, call):

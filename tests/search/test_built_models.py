@@ -153,3 +153,116 @@ def test_rates_that_a_callback_sets_are_recorded(tmp_path):
     assert study.to_dataframe()["learning_rate"].round(6).tolist() == [0.1, 0.4]
     epochs = study.trials[1].executions[0].epochs
     assert [one.learning_rate for one in epochs] == pytest.approx([0.4, 0.01, 0.01])
+
+
+class Holder(keras_tuner.HyperModel):
+    """A HyperModel with what it has made once."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def build(self, hp):
+        return holding(self.part)
+
+
+PRETRAINED = []
+
+
+def holding(part):
+    """A model with a layer, or of an optimizer or a metric, that is given."""
+    is_layer = isinstance(part, keras.layers.Layer)
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(1)(part(inputs) if is_layer else inputs))
+    optimizer = part if isinstance(part, optimizers.Optimizer) else "sgd"
+    model.compile(optimizer, "mse", metrics=[part] if isinstance(part, keras.Metric) else [])
+    return model
+
+
+def dense():
+    layer = layers.Dense(4)
+    layer.build((None, 4))
+    return layer
+
+
+def base(*more, trainable=True):
+    found = keras.Sequential([keras.Input((4,)), layers.Dense(4), *more])
+    found.trainable = trainable
+    return found
+
+
+def adapted():
+    layer = layers.Normalization()
+    layer.adapt(ROWS)
+    return layer
+
+
+def of_global():
+    PRETRAINED[:] = [dense()]
+    return lambda: holding(PRETRAINED[0])
+
+
+def of(make):
+    part = make()
+    return lambda: holding(part)
+
+
+def unfrozen_later():
+    part, built = base(trainable=False), []
+
+    def build():
+        part.trainable = bool(built)
+        built.append(part)
+        return holding(part)
+
+    return build
+
+
+# What builds of a search have in common, and the word of the message that names it.
+TRAINED = {
+    "layer": (lambda: of(dense), "layer 'dense"),
+    "layer without weights yet": (lambda: of(lambda: layers.Dense(4, name="late")), "layer 'late'"),
+    "base": (lambda: of(base), "layer 'sequential"),
+    "list in a global": (of_global, "layer 'dense"),
+    "attribute": (lambda: Holder(base()), "layer 'sequential"),
+    "unfrozen later": (unfrozen_later, "layer 'sequential"),
+    "optimizer": (lambda: of(lambda: optimizers.Adam(name="shared")), "Adam 'shared'"),
+}
+UNCHANGED = {
+    "frozen base": lambda: of(lambda: base(layers.BatchNormalization(), trainable=False)),
+    "layer without weights": lambda: of(layers.ReLU),
+    "adapted": lambda: of(adapted),
+    "metric": lambda: of(lambda: keras.metrics.MeanAbsoluteError()),
+    "dropout in a frozen base": lambda: of(lambda: base(layers.Dropout(0.5), trainable=False)),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_build_refuses_to_train_a_part_of_an_earlier_model(name, policy):
+    make, named = TRAINED[name]
+    hypermodel = searches.stock(make(), (8, 32), dtype_policy=policy)
+    hypermodel.build(keras_tuner.HyperParameters())
+    with pytest.raises(ValueError, match=named):
+        hypermodel.build(keras_tuner.HyperParameters())
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_trials_start_alike_with_a_part_that_does_not_change(name):
+    hypermodel, started = searches.stock(UNCHANGED[name](), (8, 32)), []
+    for _ in range(3):
+        model = hypermodel.build(keras_tuner.HyperParameters())
+        started.append([np.array(one.value) for one in model.variables])
+        model.fit(ROWS, LABELS[:, None], verbose=0)
+    for values in zip(*started, strict=True):
+        assert all(np.array_equal(values[0], one) for one in values)
+
+
+def test_build_refuses_statistics_that_training_has_changed():
+    norm = layers.BatchNormalization(center=False, scale=False)
+    hypermodel = searches.stock(of(lambda: norm), (8, 32))
+    for _ in range(2):
+        model = hypermodel.build(keras_tuner.HyperParameters())
+    model.fit(ROWS, LABELS[:, None], verbose=0)
+    with pytest.raises(ValueError, match="layer 'batch_normalization"):
+        hypermodel.build(keras_tuner.HyperParameters())
