@@ -56,7 +56,7 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
         measured = [row for row in rows if row.measured]
         places = [(1e3 * row.median_s, row.batch_size / row.median_s) for row in measured]
         draw.series(panel, index, [(ms, Estimate(rate)) for ms, rate in places], label=label)
-        color = series_style(index).color if index else MUTED
+        color = series_style(index)[0] if index else MUTED
         # Sizes of the others are about the same: named all, none could be read.
         for row, place in [*zip(measured, places, strict=True)][-1 if index else 0 :]:
             draw.text(panel, f"{row.batch_size:,}", place, (0, 6), va="baseline", color=color)

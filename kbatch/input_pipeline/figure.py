@@ -14,7 +14,7 @@ _HEIGHT_IN = 4.2
 _MOST_CHANGES = 3
 # In a narrow figure names of bars take two lines.
 _NAME_CHARACTERS, _NARROW_NAME_CHARACTERS = 80, 14
-_COMPUTING, _PIPELINE, _CHANGED = (series_style(i).color for i in range(3))
+_COMPUTING, _PIPELINE, _CHANGED = (series_style(i)[0] for i in range(3))
 
 
 def plot_input_pipeline(profile: InputPipelineProfile, ax: Axes | None = None) -> Axes:

@@ -39,14 +39,14 @@ def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
     batch_axis(panel, sizes, "Batch size (examples in a step)")
     unit, unit_name = (2.0**30, "GiB") if limit_bytes >= 2**30 else (2.0**20, "MiB")
     limit, low, high = (share * limit_bytes / unit for share in (1, *result.memory_window))
-    panel.axhspan(low, high, color=series_style(2).color, alpha=0.14, linewidth=0, zorder=0.3)
+    panel.axhspan(low, high, color=series_style(2)[0], alpha=0.14, linewidth=0, zorder=0.3)
     draw.limit(panel, limit, f"limit {memory_text(limit_bytes)}")
     middle, edge = (0.01, (low + high) / 2), panel.get_yaxis_transform()
     draw.text(panel, f"window {window}", middle, ha="left", color=MUTED, xycoords=edge)
     line = ""
     if fit is not None:
         curve = draw.along(lambda size: fit.predict(size) / unit, sizes[0], sizes[-1])
-        look = {"color": series_style(0).color, "linewidth": 1.2, "linestyle": ":"}
+        look = {"color": series_style(0)[0], "linewidth": 1.2, "linestyle": ":"}
         panel.plot(*zip(*curve, strict=True), **look)
         fixed, each = memory_text(max(fit.fixed_bytes, 0)), max(fit.bytes_per_example, 0.0)
         line = f"Dotted: fitted line, {fixed} and {memory_text(each)} per example."

@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -264,26 +264,19 @@ def _wrapped(line: str, characters: int) -> list[str]:
     return [one.removesuffix(f"{space}·") for one in wrapped]
 
 
-class SeriesStyle(NamedTuple):
-    """How one series is drawn: its colour, and matplotlib's marker."""
-
-    color: str
-    marker: str
-
-
 _SERIES = (
-    SeriesStyle("#0072b2", "o"),
-    SeriesStyle("#e69f00", "s"),
-    SeriesStyle("#009e73", "^"),
-    SeriesStyle("#cc79a7", "D"),
-    SeriesStyle("#56b4e9", "v"),
+    ("#0072b2", "o"),
+    ("#e69f00", "s"),
+    ("#009e73", "^"),
+    ("#cc79a7", "D"),
+    ("#56b4e9", "v"),
     # Black would be lost on a dark page.
-    SeriesStyle("#767676", "P"),
+    ("#767676", "P"),
 )
 
 
-def series_style(index: int) -> SeriesStyle:
-    """Return the style of the n-th series; past the sixth they repeat."""
+def series_style(index: int) -> tuple[str, str]:
+    """Return colour and matplotlib's marker of the n-th series; past the sixth they repeat."""
     return _SERIES[index % len(_SERIES)]
 
 

@@ -85,7 +85,7 @@ def curves_of(recommendation: Recommendation) -> dict[str, dict[int, Estimate[fl
                 for n in scales
             )
             curves["worth of an example"][size] = Estimate(value, low, high)
-        goal = times_to_goal(times_s, noise_scale=noise.value, rate=recommendation.input_rate)
+        goal = times_to_goal(times_s, noise_scale=noise.value, rate=recommendation.input_rates[1])
         curves["progress a second"] = {size: Estimate(1 / time) for size, time in goal.items()}
     most = {name: max(one.value for one in curve.values()) for name, curve in curves.items()}
     return {

@@ -66,6 +66,11 @@ def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | Non
     return min([likely, *(size - 1 for size in out)])
 
 
+def known_noise(noise: Estimate[float | None]) -> float | None:
+    """Return the noise scale, or the least that it can be; None if neither is known."""
+    return (noise.low or None) if noise.value is None else noise.value
+
+
 def starting_size(times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf) -> int:
     """Return the smallest batch size that is about as fast to a goal as the best one."""
     goal = times_to_goal(times_s, noise_scale=noise_scale, rate=rate)
@@ -80,7 +85,7 @@ def sizes_to_search(
     rates: tuple[float, float] = (math.inf, math.inf),
 ) -> tuple[int, ...]:
     """Return the sizes that may train best, ascending: the base size and one more at each end."""
-    likely = noise.low or 0.0 if noise.value is None else noise.value
+    likely = known_noise(noise) or 0.0
     scales = (*noise_bounds(noise), likely / _NOISE_FACTOR, likely * _NOISE_FACTOR)
     cases = itertools.product(scales, rates)
     starts = [starting_size(times_s, noise_scale=scale, rate=rate) for scale, rate in cases]
@@ -108,15 +113,6 @@ class PilotRecord:
     gradient_variances: tuple[float | None, ...]
     gradient_squared_norms: tuple[float | None, ...]  #: Mean estimate of |G|^2, or None.
     seed: int  #: Of weights and order.
-
-    @property
-    def noise_scale(self) -> Estimate[float | None]:
-        """The gradient noise scale of the late half of the stretches that brought progress."""
-        useful = max(_FEWEST_READ, useful_stretches(self.losses))
-        weights = [max(1, updates) for updates in self.updates[:useful]]
-        variances = np.array(self.gradient_variances[:useful], float)  # None is NaN.
-        squared_norms = np.array(self.gradient_squared_norms[:useful], float)
-        return noise_scale_of_runs([(variances, squared_norms, weights)])
 
 
 def useful_stretches(losses: Sequence[float]) -> int:
@@ -163,11 +159,13 @@ class Recommendation(Result):
             reason = self.unknown.get("saturation", "no update was timed")
             return f"No batch size can be named, because {reason}."
         parts = "" if micro == size else f" in micro-batches of {micro:,}"
-        ratio = self._learning_rate_ratio
         rate = f"learning rate {setting(self.learning_rate or 0.0)}"
         if self.scheduled or self.base_learning_rate is None:
+            base, rule = self.base_batch_size, self.learning_rate_rule
+            ratio = learning_rate_ratio(batch_size=size, base_batch_size=base, rule=rule)
             rate = "your learning rates" + ("" if ratio == 1 else f" times {setting(ratio)}")
-        unknown = ", since the gradient noise is not known" if self._known_noise is None else ""
+        known = known_noise(self.noise_scale) is not None
+        unknown = "" if known else ", since the gradient noise is not known"
         binds = f"{' or '.join(LIMIT_NAMES[limit] for limit in self.binding)} binds"
         return f"Start with batch size {size:,}{parts} and {rate}{unknown}: {binds}."
 
@@ -217,12 +215,12 @@ class Recommendation(Result):
     @property
     def batch_size(self) -> int | None:
         """Examples of an update to start with; None without timings."""
-        times_s, noise = self.times_s, self._known_noise
+        times_s, noise = self.times_s, known_noise(self.noise_scale)
         if not times_s:
             return None
         if noise is None:  # The size that the learning rate suits, or the next one.
             return min(times_s, key=lambda size: (abs(size - self.base_batch_size), size))
-        return starting_size(times_s, noise_scale=noise, rate=self.input_rate)
+        return starting_size(times_s, noise_scale=noise, rate=self.input_rates[1])
 
     @property
     def micro_batch_size(self) -> int | None:
@@ -234,16 +232,17 @@ class Recommendation(Result):
         """Learning rate at the first update; None without a size or where it is no scalar."""
         if self.base_learning_rate is None or self.batch_size is None:
             return None
-        return self.base_learning_rate * self._learning_rate_ratio
+        sizes = {"batch_size": self.batch_size, "base_batch_size": self.base_batch_size}
+        return self.base_learning_rate * learning_rate_ratio(**sizes, rule=self.learning_rate_rule)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """The sizes that a search should compare, ascending; none without timings."""
         if not self.times_s:
             return ()
-        base = self.base_batch_size
+        base, (low, _, high) = self.base_batch_size, self.input_rates
         found = sizes_to_search(
-            self.times_s, self.noise_scale, base_batch_size=base, rates=self._rates
+            self.times_s, self.noise_scale, base_batch_size=base, rates=(low, high)
         )
         # The time may have ended before one between them.
         sizes = {one.batch_size for one in self.updates} | {*found}
@@ -254,12 +253,13 @@ class Recommendation(Result):
         """The limit that binds; several where they cannot be separated, none without timings."""
         if not self.times_s:
             return ()
+        low, _, high = self.input_rates
         return binding_limits(
             self.times_s,
             self.noise_scale,
             whole_s=self._whole_s,
             saturation=self.saturation and self.saturation.ends,
-            rates=self._rates,
+            rates=(low, high),
         )
 
     @property
@@ -277,14 +277,14 @@ class Recommendation(Result):
 
     @functools.cached_property
     def noise_scale(self) -> Estimate[float | None]:
-        """The gradient noise scale; unresolved without a pilot."""
-        return UNRESOLVED if self.pilot is None else self.pilot.noise_scale
-
-    @property
-    def _known_noise(self) -> float | None:
-        """The noise scale, or the least that it can be."""
-        noise = self.noise_scale
-        return (noise.low or None) if noise.value is None else noise.value
+        """The gradient noise scale of the late half of the pilot's useful stretches."""
+        if (pilot := self.pilot) is None:
+            return UNRESOLVED
+        useful = max(_FEWEST_READ, useful_stretches(pilot.losses))
+        weights = [max(1, updates) for updates in pilot.updates[:useful]]
+        variances = np.array(pilot.gradient_variances[:useful], float)  # None is NaN.
+        squared_norms = np.array(pilot.gradient_squared_norms[:useful], float)
+        return noise_scale_of_runs([(variances, squared_norms, weights)])
 
     @functools.cached_property
     def saturation(self) -> Estimate[float | None] | None:
@@ -299,29 +299,21 @@ class Recommendation(Result):
         return None if found.value is not None and found.ends is None else found
 
     @property
-    def input_rate(self) -> float:
-        """Examples per second that the data deliver; infinite where that is not known."""
-        (low, high), rate = self._rates, self.pipeline and self.pipeline.pipeline.samples_per_second
-        # Short rounds may miss the pauses that a long reading has seen.
-        return low if rate is None else min(max(rate.value, low), high)
+    def input_rates(self) -> tuple[float, float, float]:
+        """The least, the likely and the highest examples per second that the data deliver.
 
-    @property
-    def _rates(self) -> tuple[float, float]:
-        """The least and the most that it may be, by a long reading if there is one."""
-        bounds, profile = None, self.pipeline
+        They are by a long reading if there is one, and infinite if nothing is known.
+        """
+        profile, low, high = self.pipeline, math.inf, math.inf
+        rate = None if profile is None else profile.pipeline.samples_per_second
         if profile is not None and profile.long_run is not None:
-            bounds = profile.long_run.bounds
-        elif profile is not None and (rate := profile.pipeline.samples_per_second):
-            bounds = rate.ends or (rate.value, rate.value)
-        return bounds if bounds and bounds[0] > 0 else (math.inf, math.inf)
-
-    @property
-    def _learning_rate_ratio(self) -> float:
-        return learning_rate_ratio(
-            batch_size=self.batch_size or self.base_batch_size,
-            base_batch_size=self.base_batch_size,
-            rule=self.learning_rate_rule,
-        )
+            low, high = profile.long_run.bounds
+        elif rate is not None:
+            low, high = rate.ends or (rate.value, rate.value)
+        if low <= 0:
+            low = high = math.inf
+        # Short rounds may miss the pauses that a long reading has seen.
+        return low, low if rate is None else min(max(rate.value, low), high), high
 
     @property
     def limits(self) -> dict[Limit, tuple[Estimate[float | None] | None, str]]:
@@ -359,7 +351,7 @@ class Recommendation(Result):
         return found, f"{fastest}; 90 % of the peak takes {begins} examples at once{beyond}"
 
     def _noise(self) -> tuple[Estimate[float | None] | None, str]:
-        noise, size = self.noise_scale, self._known_noise
+        noise, size = self.noise_scale, known_noise(self.noise_scale)
         if size is None:
             return None, "the mean gradient was lost in its noise"
         half = "at most half" if noise.value is None else "half"
@@ -367,7 +359,7 @@ class Recommendation(Result):
         return dataclasses.replace(noise, value=size), words
 
     def _input(self) -> tuple[Estimate[float | None] | None, str]:
-        rate, times_s = self.input_rate, self.times_s
+        rate, times_s = self.input_rates[1], self.times_s
         if math.isinf(rate) or not times_s:
             return None, "it was not measured"
         waits = (size for size, time_s in times_s.items() if rate * AS_SOON < size / time_s)

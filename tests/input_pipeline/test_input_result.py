@@ -112,7 +112,7 @@ def test_the_timeline_has_no_gaps_and_says_how_long_training_waits():
     np.testing.assert_allclose(np.ptp(waiting, axis=1), 50)
     np.testing.assert_allclose(np.ptp(computing, axis=1), 30)
     colors = [to_hex(bars.get_facecolor()[0]) for bars in upper.collections]
-    assert colors == [series_style(0).color, ALARM]
+    assert colors == [series_style(0)[0], ALARM]
     assert "input-bound" in upper.get_title(loc="left")
     assert (upper.get_xlabel(), lower.get_xlabel()) == ("Time (ms)", "Throughput (samples/s)")
     words = " ".join(t.get_text() for t in (*upper.texts, *lower.texts)).replace("\xa0", " ")

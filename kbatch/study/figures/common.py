@@ -86,7 +86,7 @@ def one_of_each_size_note(trials: Sequence[TrialRecord]) -> str:
 def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
     """Name the curves of batch sizes in the legend, at most so many of them."""
     for number in range(0, len(sizes), -(-len(sizes) // most)):
-        color, marker = size_color(sizes[number], sizes), series_style(number).marker
+        color, marker = size_color(sizes[number], sizes), series_style(number)[1]
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
 
 

@@ -122,7 +122,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     if marked:
         look = {"linewidth": 1.1, "markersize": 3.5}
     for number, (size, trial) in enumerate(trials.items()):
-        color, marker = size_color(size, sizes), series_style(number).marker
+        color, marker = size_color(size, sizes), series_style(number)[1]
         for run in filter(None, runs[size]):
             places, values = zip(*run, strict=True)
             panel.plot(places, values, color=color, marker=marker if marked else None, **look)

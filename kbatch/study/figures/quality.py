@@ -81,7 +81,7 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     sizes = sorted({trial.batch_size for trial, *_ in points})
     # Those of a size together: hundreds of trials make few marks for a file to hold.
     for number, size in enumerate(sizes):
-        look = size_color(size, sizes), series_style(number).marker
+        look = size_color(size, sizes), series_style(number)[1]
         for best in (False, True):
             alike = [p for p in points if p[0].batch_size == size and p[3] == best]
             across, up = [p[1].value for p in alike], [p[2].value for p in alike]
@@ -177,7 +177,7 @@ def plot_learning_curves(
     for panel, budget in zip(panels, budgets, strict=True):
         panel.set_xlabel(_LABELS[budget], fontsize=canvas.TEXT_PT)
         for number, (trial, curve) in enumerate(curves):
-            color, marker = size_color(trial.batch_size, sizes), series_style(number).marker
+            color, marker = size_color(trial.batch_size, sizes), series_style(number)[1]
             places = [spent[BUDGETS.index(budget)] for spent, _ in curve]
             values = [value.value for _, value in curve]
             draw.band(panel, places, [value.ends for _, value in curve], color)
