@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from kbatch.analysis.intervals import Estimate, ranged_columns
@@ -33,8 +34,6 @@ from kbatch.training.metrics import is_fraction, metric_words
 
 # Lines of the table, so that a page has 15 at most.
 _MOST_ROWS = 7
-# What the outcome of a trial is where it is compared.
-_COMPARED = ("take", "as good", "not told apart", "worse")
 _LONGEST_REASON = 60
 _TIME_COLUMNS = {"samples_per_second": "samples/s", "seconds_to_target": "time to target (s)"}
 # Why a trial is left out, as the end of a sentence and in the table.
@@ -296,9 +295,10 @@ def _rows(found: Decision, trials: Sequence[TrialRecord]) -> tuple[Row, ...]:
     words = _TIME_COLUMNS.get(name) or metric_words(name)
     columns = ("batch size", "learning rate", "samples/s", words, f"{words}, judged")
     columns += ("runs", "outcome")
-    rows = rows_of(found, as_compared(trials), None)
-    rows.sort(key=lambda row: row["outcome"] in _COMPARED)  # Of a size the last is shown.
-    by_size: dict[Any, Row] = {row["batch size"]: row for row in rows}
+    trials = as_compared(trials)
+    judged = (_pair(found, trial) is not None for trial, *_ in rates_of_settings(trials))
+    rows = sorted(zip(judged, rows_of(found, trials, None), strict=True), key=itemgetter(0))
+    by_size: dict[Any, Row] = {row["batch size"]: row for _, row in rows}  # Of a size the last.
     shown = [by_size[size] for size in sorted(by_size)]
     place = next(place for place, row in enumerate(shown) if row["outcome"] == "take")
     first = max(0, min(place - _MOST_ROWS // 2, len(shown) - _MOST_ROWS))
@@ -363,9 +363,9 @@ def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
         why = f"none of {pluralize(len(trials), 'trial')} completed ({kinds})"
         if all(trial.status in ("running", "interrupted") for trial in trials):
             return why, "Where the search no longer runs, start it again: it continues."
-        if all(trial.status == "out_of_memory" and not trial.diverged for trial in trials):
+        if all(trial.status == "out_of_memory" for trial in trials):
             return why, "Search again with a smaller `micro_batch_size`, which needs less memory."
-        if all(trial.diverged for trial in trials):
+        if found.keys() == {"diverged"}:
             rates = [rate for trial in trials if (rate := trial.learning_rate)]
             tried = f", below {setting(min(rates))}" if rates else ""
             return why, f"Search again with a smaller learning rate{tried}."

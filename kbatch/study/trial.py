@@ -85,14 +85,10 @@ class TrialRecord:
         return next((status for status in worst_first if status in statuses), "completed")
 
     @property
-    def diverged(self) -> bool:
-        """Whether it failed because its loss did not stay finite."""
-        return self.status == "failed" and any(e.diverged for e in self.executions)
-
-    @property
     def outcome(self) -> str:
-        """How it ended: its status, or that the training diverged."""
-        return "diverged" if self.diverged else self.status.replace("_", " ")
+        """How it ended, in words: its status, or "diverged" if the loss did not stay finite."""
+        diverged = self.status == "failed" and any(e.diverged for e in self.executions)
+        return "diverged" if diverged else self.status.replace("_", " ")
 
     @property
     def failure(self) -> str | None:

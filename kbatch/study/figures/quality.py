@@ -182,7 +182,7 @@ def plot_learning_curves(
             values = [value.value for _, value in curve]
             draw.band(panel, places, [value.ends for _, value in curve], color)
             panel.plot(places, values, color=color, linewidth=1.4)
-            look = (ALARM, "X") if trial.diverged else (color, marker)
+            look = (ALARM, "X") if trial.outcome == "diverged" else (color, marker)
             draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
         panel.set_xscale("log")
         plain_log_labels(panel.xaxis)
