@@ -140,23 +140,24 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(("form", "asked", "updates"), [
-    ("arrays", 9, [9, 3, 9]),  # As in plain Keras 3.15: the data have 12 batches.
-    pytest.param("arrays", 14, [12, 12, 12], marks=pytest.mark.slow),
-    ("examples", 10, [10, 2, 10]),
-    ("batches", 5, [5, 5, 2]),
-    pytest.param("endless", 10, [10, 10, 10], marks=pytest.mark.slow),
-    ("endless", 11, [11, 11, 11]),
+@pytest.mark.parametrize(("form", "asked", "steps", "updates"), [
+    ("arrays", 9, 3, [9, 3, 9]),  # As in plain Keras 3.15: the data have 12 batches.
+    pytest.param("arrays", 14, 4, [12, 12, 12], marks=pytest.mark.slow),
+    ("examples", 10, 2, [10, 2, 10]),
+    ("batches", 5, 1, [5, 5, 2]),  # Of unknown length.
+    ("endless", 10, 2, [10, 10, 10]),
+    pytest.param("endless", 11, 1, [11, 11, 11], marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_an_epoch_makes_as_many_updates_as_with_one_step(form, asked, updates):
+def test_an_epoch_makes_as_many_updates_as_with_one_step(form, asked, steps, updates):
     data = FORMS[form]()
     several = trained(normalised, 4, epochs=3, data=data, steps_per_epoch=asked)
+    assert several[1].steps_per_execution == steps
     assert [epoch.updates for epoch in several[1].clock.epochs] == updates
     if form != "arrays":
         return
     assert_same(several, trained(normalised, 1, epochs=3, data=data, steps_per_epoch=asked))
     # The model of a decision runs as many steps, in a plain `fit`.
-    model = normalised(steps_per_execution=several[1].steps_per_execution)
+    model = normalised(steps_per_execution=steps)
     counts = [0]
     count = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda *_: counts.append(int(model.optimizer.iterations))

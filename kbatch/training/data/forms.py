@@ -96,7 +96,11 @@ def batches_of(
     if not is_dataset(data):
         return called_for(data, model, batch_size, shuffle=shuffle, seed=seed)
     if is_batched(data.element_spec, model):
-        return data.rebatch(batch_size)
+        endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
+        data = data.rebatch(batch_size)  # Its length is unknown to TensorFlow.
+        if endless:
+            data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return data
     return data.batch(batch_size)
 
 
