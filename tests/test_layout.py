@@ -12,7 +12,7 @@ import pytest
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
     "lines of code in kbatch": 19_260,  # Without docstrings, comments and blank lines.
-    "files in kbatch": 130,
+    "files in kbatch": 129,
     "record types": 84,
     "properties": 156,
     "underscore attributes of other objects": 0,

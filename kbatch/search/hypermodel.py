@@ -6,7 +6,7 @@ import functools
 import secrets
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,11 +25,12 @@ from kbatch.analysis.learning_rate import (
 from kbatch.device.failures import refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError, PolicyUnsupported, RecordError
-from kbatch.library_internals import built_by, metrics_in_float32
+from kbatch.library_internals import built_by
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan, SearchRecord
 from kbatch.search import BASE_BATCH_SIZE
+from kbatch.search.build import BuiltParts, build_to_train, build_under, reads_batch_size
 from kbatch.search.files import (
     TrialFiles,
     completed_trials,
@@ -53,20 +54,19 @@ from kbatch.search.plan import (
 )
 from kbatch.search.train import RunSettings, SharedInput, Trained, train
 from kbatch.training import accumulation
-from kbatch.training.build_function import BuildFunction, BuiltParts, as_hypermodel, has_stock_fit
+from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import (
     check_active_policy,
     check_dtype_policies,
-    check_own_dtypes,
     dtype_policy_scope,
 )
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import ModelFacts, check_trainable, replica_count
 from kbatch.training.shared_graph import SharedGraph
-from kbatch.training.state import check_seed, kept_seeds, seeded
+from kbatch.training.state import check_seed, kept_seeds
 from kbatch.training.steps_per_execution import Steps
 
 _LARGEST_VALIDATION_BATCH = 256
@@ -91,10 +91,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     Args:
         build: A function that builds a compiled model, of keras-tuner's `hp` or of nothing, or a
-            `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
-            `hp.get("batch_size")`, and makes all that training changes at each call. If that `fit`
-            compiles the model, or trains one that is not compiled, batches go through whole and in
-            float32.
+            `keras_tuner.HyperModel`. It may read `hp.get("batch_size")`, and makes all that
+            training changes at each call. A HyperModel with its own `fit` trains as it is written:
+            kbatch sets the batch size of its `model.fit`, measures it, and changes nothing else.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
             Under a `distribution_strategy` each replica has its part of the batch, and this is of
@@ -124,10 +123,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         steps_per_execution: Train steps that Keras starts at once, which changes how long they take
             and nothing else. `"auto"` times a few steps of the first model, which leave nothing
             behind, so that an execution takes about 100 ms. It is 1 where the model is run eagerly
-            or on several replicas, has a `fit` or a `train_step` of its own, or where a callback
-            acts on train batches. Beside `steps_per_epoch` it is a divisor of that, since Keras
-            runs whole executions, and 1 if the length of finite data is unknown. None leaves it to
-            the build function, and so does the rest where that sets more than 1.
+            or on several replicas, has a `train_step` of its own, or where a callback acts on train
+            batches. Beside `steps_per_epoch` it is a divisor of that, since Keras runs whole
+            executions, and 1 if the length of finite data is unknown. None leaves it to the build
+            function, and so does the rest where that sets more than 1.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         seed: Seed of weights and shuffling; a further execution of a trial adds its number. If
@@ -313,7 +312,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         if not self.stock_fit or not (self.plan is None or outgrown(self.plan, settings)):
             return
-        elsewhere = functools.partial(_built_to_train, self.wrapped, hp, self.seed)
+        elsewhere = functools.partial(build_to_train, self.wrapped, hp, self.seed)
 
         def build(policy: str) -> Any:
             model = built_by(tuner, lambda: self._built(hp, policy, self.seed))
@@ -370,7 +369,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _built(self, hp: keras_tuner.HyperParameters, policy: str | None, seed: int | None) -> Any:
         """Build a model; refuse one that trains what the build function has returned before."""
-        model = _built(self.wrapped, hp, policy, seed)
+        model = build_under(self.wrapped, hp, seed, policy)
         if isinstance(model, keras.Model):
             try:
                 self._parts.check(model)
@@ -399,7 +398,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         A model that only explores the search space may be built in float32 instead.
         """
         batch_size, policy = self._declare(hp)[0], self.policy_of(hp)
-        with _reads_batch_size(hp) as read:
+        with reads_batch_size(hp) as read:
             try:
                 model = self._built(hp, policy, seed)
             except PolicyUnsupported:
@@ -551,8 +550,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """
         name = getattr(measure, "func", measure).__name__, kind
         if name not in self._found:
-            with kept_seeds():
-                model = _built_to_train(self.wrapped, hp, self.seed, self.policy_of(hp))
+            policy = self.policy_of(hp) or "float32"
+            # Layers may be built by the first rows.
+            with kept_seeds(), dtype_policy_scope(policy):
+                model = build_to_train(self.wrapped, hp, self.seed, policy)
                 self._found[name] = measure(model, self._shared.data(call.data))
         return self._found[name]
 
@@ -629,38 +630,3 @@ def check_model(model: Any, policy: str) -> None:
         check_active_policy(model, policy)
     except (TypeError, ValueError) as error:
         raise keras_tuner.errors.FatalValueError(str(error)) from error
-
-
-def _built(wrapped: Any, hp: Any, policy: str | None, seed: int | None) -> Any:
-    """Build a model under a policy, None for the one that is set."""
-    scope = contextlib.nullcontext() if policy is None else dtype_policy_scope(policy)
-    with scope, seeded(seed):
-        model = wrapped.build(hp)
-    if isinstance(model, keras.Model) and not hasattr(model, "optimizer"):
-        model.optimizer = None  # It is not compiled yet.
-    if policy is not None:
-        check_own_dtypes(model, policy)
-        metrics_in_float32(model)
-    return model
-
-
-def _built_to_train(wrapped: Any, hp: Any, seed: int | None, policy: str | None) -> keras.Model:
-    return accumulation.sum_sparse_gradients(_built(wrapped, hp, policy, seed))
-
-
-@contextlib.contextmanager
-def _reads_batch_size(hp: keras_tuner.HyperParameters) -> Iterator[list[str]]:
-    """List "batch_size" as often as its value is read."""
-    found: list[str] = []
-
-    class Values(dict[str, Any]):
-        def __getitem__(self, key: str) -> Any:
-            if key == "batch_size":
-                found.append(key)
-            return super().__getitem__(key)
-
-    hp.values = Values(hp.values)
-    try:
-        yield found
-    finally:
-        hp.values = dict(hp.values)

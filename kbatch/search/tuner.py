@@ -73,8 +73,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             reach or the executions are spent. It needs one metric as objective, and takes up to
             four combinations of other hyperparameters, and keeps the best at `base_batch_size`.
         search_learning_rate: Whether a race looks for the learning rate too, which grids never do.
-            False says that yours is tuned; None looks for it, unless `build` declares a learning
-            rate among its hyperparameters.
+            False says that yours is tuned. If None, it looks for it, unless `build` declares a
+            learning rate among its hyperparameters or is a HyperModel with its own `fit`.
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
         confidence: 1 minus the share of searches that may be certain and wrong, above 0.5 and below
@@ -401,7 +401,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self._race is None or wanted is False:
             tuner_arguments.check_without_rates(names, self.decides_by)
             return
-        if wanted is None and any(map(tuner_arguments.names_rate, names)):
+        trained_as_written = not self.hypermodel.stock_fit
+        if wanted and trained_as_written:
+            raise InputError(
+                "A HyperModel with its own `fit` trains as it is written, and a race cannot change "
+                "its learning rate: leave out `search_learning_rate`. "
+                "Received: search_learning_rate=True."
+            )
+        if trained_as_written or (wanted is None and any(map(tuner_arguments.names_rate, names))):
             self.decides_by["search_learning_rate"] = False
             return
         self.hypermodel.searches_rate = True

@@ -155,6 +155,16 @@ def test_a_hypermodel_with_its_own_fit_refuses_what_it_could_not_follow(setting)
         kbatch.BatchSizeHyperModel(OwnFit(), (8, 16), **setting)
 
 
+def test_a_race_leaves_the_learning_rate_of_a_hypermodel_with_its_own_fit(tmp_path):
+    given = {"objective": "val_accuracy", "strategy": "race", "batch_sizes": (8, 16)}
+    tuner = kbatch.BatchSizeTuner(OwnFit(), directory=tmp_path, **given)
+    assert tuner.decides_by["search_learning_rate"] is False
+    with pytest.raises(InputError, match="leave out `search_learning_rate`"):
+        kbatch.BatchSizeTuner(
+            OwnFit(), directory=tmp_path / "asked", search_learning_rate=True, **given
+        )
+
+
 def without_weights():
     model = keras.Sequential([layers.Input((8,)), layers.Flatten()])
     model.compile("sgd", "mse")
