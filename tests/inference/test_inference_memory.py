@@ -12,7 +12,6 @@ class Probes:
     """Memory of 100 bytes and some bytes an example; it runs out above the limit."""
 
     isolated = True
-    facts = types.SimpleNamespace(limit_bytes=LIMIT, held_bytes=50, notes=())
 
     def __init__(self, each=10, hidden_from=None, rows=10**6):
         self.each, self.rows = each, rows
@@ -26,6 +25,9 @@ class Probes:
             each *= 10
         peak = 100 + each * batch_size
         return Reading(peak if peak <= LIMIT else None, min(batch_size, self.rows), 0.1)
+
+    def facts(self):
+        return types.SimpleNamespace(limit_bytes=LIMIT, held_bytes=50, notes=())
 
     def renew(self):
         return True
