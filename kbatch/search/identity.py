@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kbatch.library_internals import excluded_from_decay
 from kbatch.training.data.forms import is_composite
 from kbatch.training.data.training_data import FitCall
 from kbatch.training.fingerprint import Description, config_of, digest, name_of
@@ -59,7 +60,10 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
         facts[f"model.layer {number}"] = f"{kind.rpartition('.')[2]} ({digest(layer)})"
     facts["model.rules of weights"] = digest(rules)
     # A `fit` of the user's own may compile the model.
-    facts |= _named("optimizer", parts.optimizer())
+    facts |= _named("optimizer", parts.of(optimizer))
+    if optimizer is not None:
+        excluded = excluded_from_decay(optimizer, model.trainable_variables)
+        facts["optimizer.excluded from weight decay"] = _text(excluded)
     config = {} if optimizer is None else config_of(optimizer) or {}
     facts |= {f"optimizer.{name}": _text(one) for name, one in config.items() if name != "name"}
     others = [one for one in optimizers_of(model) if one not in (optimizer, model.optimizer)]

@@ -28,13 +28,11 @@ from kbatch.library_internals import (
     bookkeeping_names,
     calls_in,
     compile_arguments,
-    excluded_from_decay,
     history_of,
     is_tracker,
     layers_of,
     structures_of,
 )
-from kbatch.training.state import optimizers_of
 
 # Objects of these describe themselves by their attributes; their code is that of their version.
 _LIBRARIES = ("kbatch", "keras", "numpy", "tensorflow")
@@ -45,14 +43,14 @@ _STATELESS = (
 )
 _DRAWING = ("random", "dropout")
 # By these a function reads what its code does not name.
-_DYNAMIC = {"eval", "exec", "getattr", "globals", "locals", "setattr", "vars", "__dict__"}
+_DYNAMIC = {"eval", "exec", "getattr", "globals", "locals", "vars", "__dict__", "open", "id"}
 _TEXTS = (
     *(bytes, complex, range, slice, type(...), enum.Enum, Path),
     *(np.dtype, tf.DType, tf.TensorShape, tf.TensorSpec),
 )
 # Keras counts up names and draws seeds that are not given; training sets the others.
 _OF_KERAS = frozenset(
-    {"name", "path", "parent_path", "seed", "initial_seed", "init_seed", "called", "built"}
+    {"name", "path", "parent_path", "seed", "initial_seed", "called", "built"}
     | {"history", "steps_per_execution", "stop_training", "stop_predicting", "stop_evaluating"}
     | {"train_function", "test_function", "predict_function", "train_step", "test_step"}
     | {"eval_epoch_iterator", "dropout_mask", "recurrent_dropout_mask", "functional", "tracker"}
@@ -72,30 +70,10 @@ def model_fingerprint(model: keras.Model) -> str:
     It is the same in any process.
     """
     # These follow the batch size.
-    found = model_description(model, without=("learning_rate", "momentum"))
-    del found["other optimizers"]
+    parts = Description(model, ("learning_rate", "momentum"))
     optimizer: Any = getattr(model, "optimizer", None)
-    found["optimizer"] = name_of(type(getattr(optimizer, "inner_optimizer", optimizer)))
-    return digest(found)
-
-
-def model_description(model: keras.Model, *, without: Sequence[str]) -> dict[str, Any]:
-    """Describe what a compiled model is and how it trains, equal in any process.
-
-    Parts of these names are left out.
-    """
-    target: Any = model
-    parts = Description(model, without)
-    own = (target.optimizer, getattr(target.optimizer, "inner_optimizer", None))
-    others = [one for one in optimizers_of(target) if all(one is not known for known in own)]
-    found = {
-        **parts.layers(),
-        "policy": target.dtype_policy.name,
-        "optimizer": parts.optimizer(),
-        "other optimizers": sorted(map(parts.of, others), key=digest),
-        "compiled": parts.compiled(),
-    }
-    return {name: value for name, value in found.items() if name not in without}
+    kind = type(getattr(optimizer, "inner_optimizer", optimizer))
+    return digest([model.dtype_policy.name, name_of(kind), parts.layers(), parts.compiled()])
 
 
 class Description:
@@ -130,14 +108,6 @@ class Description:
         given["loss"] = self._model.loss  # It may have been set since then.
         return {name: self.of(value) for name, value in given.items() if name != "optimizer"}
 
-    def optimizer(self) -> Any:
-        """Describe the optimizer of the model; a loss scale around it is left out."""
-        optimizer: Any = getattr(self._model.optimizer, "inner_optimizer", self._model.optimizer)
-        found, weights = self.of(optimizer), self._model.trainable_variables
-        if optimizer is not None and (excluded := excluded_from_decay(optimizer, weights)):
-            found["excluded from decay"] = excluded
-        return found
-
     def of(self, value: Any, read: frozenset[str] | None = None) -> Any:
         """Describe a value; of an object of the user's own all, or the attributes that are read."""
         if value is None or isinstance(value, bool):
@@ -150,9 +120,11 @@ class Description:
         if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "iloc"):
             return self._array(np.asarray(value))
         if isinstance(value, (keras.Variable, tf.Variable)):
-            if id(value) not in self._tracked:
-                self.uncertain.append("a variable")
-            return ["variable", list(value.shape), str(value.dtype)]
+            found = ["variable", list(value.shape), str(value.dtype)]
+            if id(value) in self._tracked:
+                return found
+            self.uncertain.append("a variable")
+            return [*found, self.of(tf.convert_to_tensor(value))]
         if len(self._open) > _DEEPEST or any(value is one for one in self._open):
             self.uncertain += ["a deep structure"] if len(self._open) > _DEEPEST else []
             return name_of(value)
@@ -183,6 +155,9 @@ class Description:
             return self._module(value, read)
         if isinstance(value, types.FunctionType):
             return self._function(value)
+        if isinstance(function := getattr(value, "python_function", None), types.FunctionType):
+            self.uncertain.append(name_of(value))  # A `tf.function` keeps what it has traced.
+            return {"is": self.of(function)}
         if isinstance(value, types.MethodType):
             owner = self.of(value.__self__, frozenset({value.__func__.__name__}))
             return {"is": self.of(value.__func__), "of": owner}
@@ -209,6 +184,9 @@ class Description:
             return {"is": name_of(kind)}
         if isinstance(value, (keras.Layer, keras.Metric, keras.optimizers.Optimizer)):
             self._tracked.update(map(id, value.variables))
+        if isinstance(value, keras.random.SeedGenerator) and id(value.state) not in self._tracked:
+            self.uncertain.append(name_of(kind))
+            return {"is": name_of(kind)}
         if read is not None:
             read = _reached(kind, read)
         found = {
@@ -341,12 +319,9 @@ class Description:
             else:
                 found["bases"] = [*found.get("bases", []), name_of(base)]
         for key, value in vars(kind).items():
-            member = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-            plain = isinstance(member, (bool, int, float, str, tuple, np.ndarray))
-            described = isinstance(member, (types.FunctionType, functools.partial)) or plain
-            hidden = key in ("__module__", "__doc__", "__qualname__") or key.startswith("_abc_")
-            hidden = hidden or key in ("__firstlineno__", "__static_attributes__", "__slots__")
-            if described and not hidden and (read is None or key in read):
+            member = _member(value)
+            hidden = key.startswith(("__", "_abc_")) and not isinstance(member, types.FunctionType)
+            if not hidden and (read is None or key in read):
                 found[key] = self.of(member, read)
         return found
 
@@ -408,6 +383,13 @@ def _is_of_keras(kind: type) -> bool:
     return any(_root(one) == "keras" for one in kind.__mro__)
 
 
+def _member(value: Any) -> Any:
+    """Return the function of a method or a property, else the value itself."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
+
+
 def _slots(value: Any) -> dict[str, Any]:
     names = [
         name
@@ -426,8 +408,7 @@ def _reached(kind: type, read: frozenset[str]) -> frozenset[str] | None:
     while waiting:
         name = waiting.pop()
         known.add(name)
-        member = inspect.getattr_static(kind, name, None)
-        member = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+        member = _member(inspect.getattr_static(kind, name, None))
         if isinstance(member, types.FunctionType):
             _, names, attributes, _ = _code(member.__code__, False)
             if _DYNAMIC & {*names, *attributes}:

@@ -34,7 +34,7 @@ def description(model: Any) -> dict[str, Any] | None:
         found = parts.layers()
         if parts.functions:  # Keras may call one of the user's own as often as it likes.
             return None
-        found |= {"optimizer": parts.optimizer(), "compiled": parts.compiled()}
+        found |= {"optimizer": parts.of(model.optimizer), "compiled": parts.compiled()}
     finally:
         for owner, name, value in settings:
             setattr(owner, name, value)
