@@ -43,6 +43,7 @@ _DESCRIBED = (
 )
 # What a policy that was not given decides, of a model.
 _OF_POLICY = ("dtype", "dtype_policy")
+_OF_LOSS_SCALE = ("initial_scale", "dynamic_growth_steps")
 
 
 def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, str]:
@@ -64,6 +65,11 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
     if optimizer is not None:
         excluded = excluded_from_decay(optimizer, model.trainable_variables)
         facts["optimizer.excluded from weight decay"] = _text(excluded)
+    if isinstance(scaled := model.optimizer, keras.optimizers.LossScaleOptimizer):
+        # A policy adds one with the defaults.
+        for name, one in inspect.signature(type(scaled).__init__).parameters.items():
+            if (value := getattr(scaled, name, None)) != one.default and name in _OF_LOSS_SCALE:
+                facts[f"optimizer.{name}"] = _text(value)
     config = {} if optimizer is None else config_of(optimizer) or {}
     facts |= {f"optimizer.{name}": _text(one) for name, one in config.items() if name != "name"}
     others = [one for one in optimizers_of(model) if one not in (optimizer, model.optimizer)]

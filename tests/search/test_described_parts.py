@@ -7,11 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import ClassVar
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from kbatch.search.identity import model_facts
 from kbatch.training.fingerprint import Description, model_fingerprint
@@ -53,6 +56,13 @@ class Scaled:
 
     def __call__(self, y, p):
         return self.factor * squared(y, p)
+
+
+class OfClass(K.Loss):
+    factors: ClassVar[list[float]] = []
+
+    def call(self, y, p):
+        return self.factors[0] * squared(y, p)
 
 
 class OwnLoss(K.Loss):
@@ -187,11 +197,48 @@ def with_globals(values):
     return model(loss=by_globals)
 
 
+def of_class(value):
+    OfClass.factors[:] = [value]
+    return model(loss=OfClass())
+
+
+def of_module(value):
+    """A loss that reads a number of another module."""
+    there = sys.modules.setdefault("settings_of_a_test", types.ModuleType("settings_of_a_test"))
+    there.FACTOR, there.UNREAD = value, object()
+    return model(loss=lambda y, p: there.FACTOR * squared(y, p))
+
+
+def scaled_loss(value):
+    scale = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=value)
+    return model(optimizer=scale)
+
+
+def adapted(factor):
+    layer = L.Normalization()
+    layer.adapt(factor * np.arange(12.0).reshape(2, 6))
+    return model(layer)
+
+
+def frozen_within(name):
+    attention = L.MultiHeadAttention(2, 3)
+    found = model(L.Reshape((2, 3)), lambda x: attention(x, x), L.Flatten())
+    getattr(attention, name).trainable = False
+    return found
+
+
+def ruled(factor):
+    found = model()
+    found.layers[-1].kernel.regularizer = keras.regularizers.L2(factor)
+    return found
+
+
 def focal(alpha):
     return model(loss=K.CategoricalFocalCrossentropy(alpha=np.array(alpha)))
 
 
-# A build from a value, and two values. Those of the first table share a graph if they are equal.
+# A build of a value, and two values if these are not 1.0 and 2.0. Equal builds of the first table
+# share a graph.
 SHARED = {
     "delta": (lambda v: model(loss=K.Huber(delta=v)), 0.1, 5.0),
     "axis": (lambda v: model(loss=K.CosineSimilarity(axis=v)), -1, 0),
@@ -199,33 +246,27 @@ SHARED = {
     "smoothing": (lambda v: model(loss=K.BinaryCrossentropy(label_smoothing=v)), 0.0, 0.1),
     "reduction": (lambda v: model(loss=K.MeanSquaredError(v)), "sum", "sum_over_batch_size"),
     "type of a loss": (lambda v: model(loss=getattr(K, v)()), "Poisson", "LogCosh"),
-    "weight of a loss": (lambda v: model(loss_weights=[v]), 1.0, 2.0),
-    "closure": (lambda v: model(loss=closed(v)), 1.0, 2.0),
-    "closure in a closure": (lambda v: model(loss=closed_twice(v)), 1.0, 2.0),
-    "function in a closure": (lambda v: model(loss=calling(closed(v))), 1.0, 2.0),
+    "weight of a loss": lambda v: model(loss_weights=[v]),
+    "closure": lambda v: model(loss=closed(v)),
+    "closure in a closure": lambda v: model(loss=closed_twice(v)),
+    "function in a closure": lambda v: model(loss=calling(closed(v))),
     "library function": (
         lambda v: model(loss=calling(v)),
         K.mean_squared_error,
         K.mean_absolute_error,
     ),
-    "loss in a closure": (lambda v: model(loss=calling(K.Huber(delta=v))), 1.0, 2.0),
-    "array in a closure": (lambda v: model(loss=closed(np.full(2, v, "float32"))), 1.0, 2.0),
-    "tensor in a closure": (
-        lambda v: model(loss=closed(keras.ops.convert_to_tensor([v, v]))),
-        1.0,
-        2.0,
-    ),
+    "loss in a closure": lambda v: model(loss=calling(K.Huber(delta=v))),
+    "array in a closure": lambda v: model(loss=closed(np.full(2, v, "float32"))),
+    "tensor in a closure": lambda v: model(loss=closed(keras.ops.convert_to_tensor([v, v]))),
     "type of a number": (lambda v: model(loss=closed(v)), np.float32(1), np.float64(1)),
     "list in a closure": (lambda v: model(loss=closed(v)), [1.0, 2.0], [2.0, 1.0]),
-    "default": (lambda v: model(loss=lambda y, p, f=v: f * squared(y, p)), 1.0, 2.0),
-    "keyword default": (lambda v: model(loss=lambda y, p, *, f=v: f * squared(y, p)), 1.0, 2.0),
-    "partial": (lambda v: model(loss=functools.partial(with_keyword, factor=v)), 1.0, 2.0),
-    "partial in a metric": (
-        lambda v: model(metrics=[keras.metrics.MeanMetricWrapper(with_keyword, "m", factor=v)]),
-        1.0,
-        2.0,
+    "default": lambda v: model(loss=lambda y, p, f=v: f * squared(y, p)),
+    "keyword default": lambda v: model(loss=lambda y, p, *, f=v: f * squared(y, p)),
+    "partial": lambda v: model(loss=functools.partial(with_keyword, factor=v)),
+    "partial in a metric": lambda v: model(
+        metrics=[keras.metrics.MeanMetricWrapper(with_keyword, "m", factor=v)]
     ),
-    "wrapped": (lambda v: model(loss=functools.wraps(squared)(closed(v))), 1.0, 2.0),
+    "wrapped": lambda v: model(loss=functools.wraps(squared)(closed(v))),
     "enumeration": (
         lambda v: model(loss=lambda y, p: v.value * squared(y, p)),
         Colour.RED,
@@ -235,8 +276,9 @@ SHARED = {
     "constant": (lambda v: model(loss=constants(v)), 1, 2),
     "global number": (with_globals, (1.0, 1.0), (2.0, 1.0)),
     "global array": (with_globals, (1.0, 1.0), (1.0, 2.0)),
+    "global of a module": of_module,
     "threshold": (lambda v: model(metrics=[keras.metrics.Precision(v, name="m")]), 0.3, 0.6),
-    "function as a metric": (lambda v: model(weighted_metrics=[closed(v)]), 1.0, 2.0),
+    "function as a metric": lambda v: model(weighted_metrics=[closed(v)]),
     "regularizer": (lambda v: model(L.Dense(3, kernel_regularizer=keras.regularizers.L2(v))), 1, 2),
     "constraint": (lambda v: model(L.Dense(3, bias_constraint=keras.constraints.MaxNorm(v))), 1, 2),
     "activation": (lambda v: model(L.Dense(3, v)), "relu", "tanh"),
@@ -246,40 +288,52 @@ SHARED = {
         np.full((6, 3), 1.0),
         np.full((6, 3), 2.0),
     ),
-    "layer": (lambda v: model(L.Rescaling(v)), 1.0, 2.0),
-    "constant beside an operation": (beside_an_operation, 1.0, 2.0),
+    "seed": (
+        lambda v: model(L.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(v))),
+        1,
+        2,
+    ),
+    "layer": lambda v: model(L.Rescaling(v)),
+    "constant beside an operation": beside_an_operation,
     "argument of a call": (lambda v: model(lambda x: L.Dropout(0.5)(x, training=v)), True, False),
     "order of layers": (lambda v: model(*[L.ReLU(), L.Rescaling(2.0)][::v]), 1, -1),
     "frozen": (frozen, 0, 1),
+    "frozen within": (frozen_within, "_query_dense", "_key_dense"),
+    "adapted": adapted,
+    "rule of a weight": ruled,
     "optimizer": (lambda v: model(optimizer=lambda: keras.optimizers.Adam(epsilon=v)), 0.1, 0.2),
+    "loss scale": (scaled_loss, 2.0, 4.0),
     "clipping": (lambda v: model(optimizer=lambda: keras.optimizers.SGD(clipnorm=v)), 0.1, 0.2),
 }
 UNSHARED = {
-    "method": (lambda v: model(loss=Settings(v).scaled), 1.0, 2.0),
-    "callable object": (lambda v: model(loss=Scaled(v)), 1.0, 2.0),
-    "own loss": (lambda v: model(loss=OwnLoss(v)), 1.0, 2.0),
-    "own metric": (lambda v: model(metrics=[OwnMetric(v)]), 1.0, 2.0),
-    "own regularizer": (lambda v: model(L.Dense(3, kernel_regularizer=OwnRule(v))), 1.0, 2.0),
-    "own constraint": (lambda v: model(L.Dense(3, kernel_constraint=OwnRule(v))), 1.0, 2.0),
-    "function as a regularizer": (
-        lambda v: model(L.Dense(3, kernel_regularizer=lambda w: v * keras.ops.sum(w))),
-        1.0,
-        2.0,
+    "method": lambda v: model(loss=Settings(v).scaled),
+    "attribute of a class": of_class,
+    "traced function": lambda v: model(loss=tf.function(closed(v))),
+    "variable": lambda v: model(loss=closed(tf.Variable([v, v]))),
+    "generator of numbers": lambda v: model(loss=closed([v, keras.random.SeedGenerator()])),
+    "callable object": lambda v: model(loss=Scaled(v)),
+    "own loss": lambda v: model(loss=OwnLoss(v)),
+    "own metric": lambda v: model(metrics=[OwnMetric(v)]),
+    "own regularizer": lambda v: model(L.Dense(3, kernel_regularizer=OwnRule(v))),
+    "own constraint": lambda v: model(L.Dense(3, kernel_constraint=OwnRule(v))),
+    "function as a regularizer": lambda v: model(
+        L.Dense(3, kernel_regularizer=lambda w: v * keras.ops.sum(w))
     ),
-    "function as an activation": (lambda v: model(L.Dense(3, lambda x: v * x)), 1.0, 2.0),
-    "function as an initializer": (
-        lambda v: model(L.Dense(3, kernel_initializer=lambda s, dtype: v * keras.ops.ones(s))),
-        1.0,
-        2.0,
+    "function as an activation": lambda v: model(L.Dense(3, lambda x: v * x)),
+    "function as an initializer": lambda v: model(
+        L.Dense(3, kernel_initializer=lambda s, dtype: v * keras.ops.ones(s))
     ),
-    "lambda": (lambda v: model(L.Lambda(lambda x: v * x)), 1.0, 2.0),
-    "own layer": (lambda v: model(OwnLayer(v)), 1.0, 2.0),
-    "no configuration": (beside_an_operation_without_a_configuration, 1.0, 2.0),
-    "own optimizer": (lambda v: model(optimizer=lambda: OwnOptimizer(v)), 1.0, 2.0),
-    "schedule": (lambda v: model(optimizer=lambda: keras.optimizers.SGD(OwnSchedule(v))), 1.0, 2.0),
+    "lambda": lambda v: model(L.Lambda(lambda x: v * x)),
+    "own layer": lambda v: model(OwnLayer(v)),
+    "no configuration": beside_an_operation_without_a_configuration,
+    "own optimizer": lambda v: model(optimizer=lambda: OwnOptimizer(v)),
+    "schedule": lambda v: model(optimizer=lambda: keras.optimizers.SGD(OwnSchedule(v))),
     "excluded from decay": (excluding, "bias", "kernel"),
 }
-PARTS = SHARED | UNSHARED
+PARTS = {
+    name: part if isinstance(part, tuple) else (part, 1.0, 2.0)
+    for name, part in (SHARED | UNSHARED).items()
+}
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -295,7 +349,7 @@ def test_builds_that_differ_in_a_part_are_two_searches_and_share_nothing(name):
 
 @pytest.mark.parametrize("name", SHARED)
 def test_equal_builds_share_a_graph(name):
-    build, value, _ = SHARED[name]
+    build, value, _ = PARTS[name]
     graph = SharedGraph()
     kept = graph.model_for(build(value))
     assert graph.model_for(build(value)) is kept
@@ -303,7 +357,7 @@ def test_equal_builds_share_a_graph(name):
 
 @pytest.mark.parametrize("name", UNSHARED)
 def test_builds_with_a_part_of_the_users_own_never_share(name):
-    build, value, _ = UNSHARED[name]
+    build, value, _ = PARTS[name]
     graph = SharedGraph()
     kept = graph.model_for(build(value))
     assert graph.model_for(build(value)) is not kept
@@ -368,3 +422,51 @@ def test_training_does_not_change_what_a_model_is():
     trained.fit(x, y, validation_data=(x, y), verbose=0)
     trained.predict(x, verbose=0)
     assert (model_fingerprint(trained), model_facts(trained)) == before
+
+
+def attending(x):
+    return L.MultiHeadAttention(2, 3, dropout=0.1)(x, x)
+
+
+def with_operations(x):
+    return keras.ops.concatenate([x * 2 + 1, keras.ops.clip(x, 0, 1), x[:, ::2]], axis=1)
+
+
+# By shape of the rows: what public models are made of.
+ORDINARY = {
+    (4, 6): [
+        attending,
+        lambda x: L.PReLU()(L.Conv1D(3, 2)(L.LayerNormalization()(x))),
+        lambda x: L.Bidirectional(L.LSTM(2, return_sequences=True))(x),
+        lambda x: L.TimeDistributed(L.Dense(2, "gelu"))(x),
+        lambda x: L.GRU(3, dropout=0.1)(L.SpatialDropout1D(0.1)(x)),
+    ],
+    (6, 6, 3): [
+        lambda x: L.RandomRotation(0.1)(L.RandomFlip("horizontal")(L.Rescaling(2.0)(x))),
+        lambda x: L.Add()([x, L.Conv2D(3, 1)(x)]),
+        lambda x: L.BatchNormalization()(L.SeparableConv2D(4, 2)(x)),
+        lambda x: L.GroupNormalization(2)(L.MaxPooling2D()(x)),
+        lambda x: L.Activation("relu")(L.GlobalAveragePooling2D()(x)),
+    ],
+    (6,): [with_operations, lambda x: L.GaussianNoise(0.1)(L.Dropout(0.1)(x))],
+}
+
+
+@pytest.mark.parametrize("shape", ORDINARY)
+def test_ordinary_models_share_a_graph_also_after_training(shape):
+    def build():
+        keras.backend.clear_session()
+        inputs = outputs = keras.Input(shape)
+        for layer in ORDINARY[shape]:
+            outputs = layer(outputs)
+        found = keras.Model(inputs, L.Dense(2, "softmax")(outputs))
+        metrics = ["accuracy", keras.metrics.AUC(), keras.metrics.F1Score()]
+        found.compile("adamw", "categorical_crossentropy", metrics=metrics)
+        return found
+
+    graph = SharedGraph()
+    kept = graph.model_for(build())
+    x, y = np.ones((8, *shape), "float32"), np.tile([0.0, 1.0], (8, 1))
+    kept.fit(x, y, validation_data=(x, y), verbose=0)
+    kept.predict(x, verbose=0)
+    assert graph.model_for(build()) is kept

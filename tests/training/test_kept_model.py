@@ -40,7 +40,7 @@ def rows():
     return rng.normal(size=(ROWS, 6)).astype("float32"), rng.integers(0, 3, ROWS)
 
 
-def built(optimizer, batch_size, *, seed=0, width=8, policy="float32", loss=None):
+def built(optimizer, batch_size, *, seed=0, policy="float32", loss=None):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -48,7 +48,7 @@ def built(optimizer, batch_size, *, seed=0, width=8, policy="float32", loss=None
         model = keras.Sequential(
             [
                 keras.Input((6,)),
-                keras.layers.Dense(width),
+                keras.layers.Dense(8),
                 keras.layers.BatchNormalization(),
                 keras.layers.ReLU(),
                 keras.layers.Dropout(0.3),
@@ -129,45 +129,11 @@ def _loss(y_true, y_pred):
     return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
 
 
-def test_another_model_has_a_graph_of_its_own(rows):
-    graph = SharedGraph()
-    first = graph.model_for(built(OPTIMIZERS["adamw"], 8))
-    wider = graph.model_for(built(OPTIMIZERS["adamw"], 8, width=9))
-    other_loss = graph.model_for(built(OPTIMIZERS["adamw"], 8, width=9, loss="mse"))
-    assert len({id(first), id(wider), id(other_loss)}) == 3
-    assert graph.model_for(built(OPTIMIZERS["adamw"], 8, width=9, loss="mse")) is other_loss
-
-
 def test_after_a_failure_the_next_model_is_a_fresh_one():
     graph = SharedGraph()
     first = graph.model_for(built(OPTIMIZERS["sgd"], 8))
     graph.release()
     assert graph.model_for(built(OPTIMIZERS["sgd"], 8)) is not first
-
-
-class _Own(keras.layers.Layer):
-    def call(self, x):
-        return x
-
-
-class _OwnRegularizer(keras.regularizers.Regularizer):
-    def __call__(self, x):
-        return keras.ops.sum(x)
-
-
-class _OwnOptimizer(keras.optimizers.Adam):
-    pass
-
-
-class _OwnMetric(keras.metrics.Mean):
-    pass
-
-
-class _Losses:
-    factor = 2.0
-
-    def weighed(self, y_true, y_pred):
-        return self.factor * keras.losses.mean_squared_error(y_true, y_pred)
 
 
 def _functional(*layers, optimizer="adam", loss="mse", **compiled):
@@ -190,12 +156,6 @@ def _noisy_by_an_operation(y_true, y_pred):
     return keras.losses.mean_squared_error(y_true, y_pred + noise)
 
 
-def _with_decay_excluded():
-    optimizer = keras.optimizers.AdamW()
-    optimizer.exclude_from_weight_decay(var_names=["bias"])
-    return _functional(optimizer=optimizer)
-
-
 def _with_an_own_loss_of_the_model():
     model = _functional()
     plain = model.compute_loss
@@ -209,12 +169,6 @@ def _with_a_vocabulary():
     return _functional(layer)
 
 
-def _with_an_own_rule_of_a_weight():
-    model = _functional()
-    model.layers[-1].kernel.regularizer = _OwnRegularizer()
-    return model
-
-
 def _stateful():
     inputs = keras.Input(batch_shape=(8, 2, 3))
     model = keras.Model(inputs, keras.layers.LSTM(1, stateful=True)(inputs))
@@ -223,22 +177,12 @@ def _stateful():
 
 
 _OF_ITS_OWN = {
-    "own layer": lambda: _functional(_Own()),
-    "lambda": lambda: _functional(keras.layers.Lambda(lambda x: x)),
-    "own rule of a weight": _with_an_own_rule_of_a_weight,
     "own loss of the model": _with_an_own_loss_of_the_model,
     "vocabulary": _with_a_vocabulary,
     "stateful": _stateful,
     "float64 statistics": lambda: _functional(
         keras.layers.BatchNormalization(scale=False, center=False, dtype="float64")
     ),
-    "schedule": lambda: _functional(
-        optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 10))
-    ),
-    "own optimizer": lambda: _functional(optimizer=_OwnOptimizer()),
-    "excluded from decay": _with_decay_excluded,
-    "own metric": lambda: _functional(metrics=[_OwnMetric()]),
-    "method": lambda: _functional(loss=_Losses().weighed),
     "draws in a loss": lambda: _functional(loss=_noisy),
     "draws by an operation": lambda: _functional(loss=_noisy_by_an_operation),
     "eager": lambda: _functional(run_eagerly=True),
@@ -253,61 +197,6 @@ def test_a_model_that_may_keep_state_elsewhere_is_built_each_time(build):
     assert graph.model_for(first) is first
     second = build()
     assert graph.model_for(second) is second
-
-
-_FACTOR = 1.0
-
-
-def _by_a_global(y_true, y_pred):
-    return _FACTOR * keras.losses.mean_squared_error(y_true, y_pred)
-
-
-def test_a_number_that_a_loss_reads_is_a_part_of_the_graph(monkeypatch):
-    graph = SharedGraph()
-    first = graph.model_for(_functional(loss=_by_a_global))
-    assert graph.model_for(_functional(loss=_by_a_global)) is first
-    monkeypatch.setitem(globals(), "_FACTOR", 3.0)
-    assert graph.model_for(_functional(loss=_by_a_global)) is not first
-
-
-def _adapted(factor):
-    layer = keras.layers.Normalization()
-    layer.adapt(factor * np.arange(12.0).reshape(2, 6))
-    return _functional(layer)
-
-
-def _frozen_within(name):
-    layer = keras.layers.MultiHeadAttention(2, 3)
-    inputs = keras.Input((2, 3))
-    outputs = layer(inputs, inputs)
-    getattr(layer, name).trainable = False
-    model = keras.Model(inputs, outputs)
-    model.compile("adam", "mse")
-    return model
-
-
-def _with_rule(factor):
-    model = _functional()
-    model.layers[-1].kernel.regularizer = keras.regularizers.L2(factor)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("build", "values"),
-    [
-        (_adapted, (1.0, 2.0)),
-        (_frozen_within, ("_query_dense", "_key_dense")),
-        (_with_rule, (0.1, 0.2)),
-        (lambda e: _functional(optimizer=keras.optimizers.Adam(epsilon=np.float32(e))), (1.0, 2.0)),
-        (lambda name: _functional(metrics=[keras.metrics.MeanSquaredError(name=name)]), "ab"),
-    ],
-    ids=["adapted", "frozen within", "rule of a weight", "number of NumPy", "name of a metric"],
-)
-def test_what_a_configuration_does_not_tell_tells_models_apart(build, values):
-    graph = SharedGraph()
-    first = graph.model_for(build(values[0]))
-    assert graph.model_for(build(values[0])) is first
-    assert graph.model_for(build(values[1])) is not first
 
 
 def test_models_that_have_a_layer_in_common_share_no_graph():

@@ -17,7 +17,6 @@ _OPTIMIZERS = (
     *(_KINDS.SGD, _KINDS.Adam, _KINDS.AdamW, _KINDS.Adamax, _KINDS.Nadam, _KINDS.RMSprop),
     *(_KINDS.Adagrad, _KINDS.Adadelta, _KINDS.Lion, _KINDS.Lamb),
 )
-_OF_LOSS_SCALE = ("initial_scale", "dynamic_growth_steps")
 # A fresh model is built beside the one that is kept: larger ones would need twice the memory.
 _MOST_WEIGHTS = 2**26
 
@@ -48,9 +47,7 @@ def description(model: Any) -> dict[str, Any] | None:
     globals_read = (config.epsilon(), config.floatx(), config.image_data_format())
     flash = config.is_flash_attention_enabled()
     step_of = (type(step), getattr(step, "how", None))
-    scale = [getattr(model.optimizer, name, None) for name in _OF_LOSS_SCALE]
-    of_step = {"names": names, "step": step_of, "loss scale": scale}
-    return found | of_step | {"globals": (*globals_read, flash)}
+    return found | {"names": names, "step": step_of, "globals": (*globals_read, flash)}
 
 
 def _trains_by_keras(model: Any) -> bool:
