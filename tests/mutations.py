@@ -38,6 +38,8 @@ LOSSES = "accumulated_losses"
 PRECISION = "accumulated_precision"
 NORM = "batch_coupling"
 MOMENTS = "gradient_moments"
+MEMORY = "max_batch_search"
+STEPS = "steps_per_execution"
 
 MUTATIONS = [
     # 1 to 8: the accumulating step and the sum of gradients.
@@ -51,11 +53,7 @@ MUTATIONS = [
     Mutation("sums.loss + tf.cast(loss, tf.float32)", "tf.cast(loss, tf.float32)", STEP),
     # 9 to 16: losses and their denominators.
     Mutation("= found * tf.cast(share, found.dtype)", "= found", LOSSES),
-    Mutation(
-        "return parts[index] / tf.cast(rows_share, found.dtype) if own",
-        "return parts[index] if own",
-        LOSSES,
-    ),
+    Mutation("parts[index] / tf.cast(rows_share, found.dtype)", "parts[index]", LOSSES),
     Mutation("total = loss * tf.cast(rows_share, loss.dtype)", "total = loss", LOSSES),
     Mutation("value if rows else value * tf.cast(rows_share, value.dtype)", "value", LOSSES),
     Mutation("return tf.reduce_sum(valid * weights)", "return tf.reduce_sum(weights)", LOSSES),
@@ -64,114 +62,56 @@ MUTATIONS = [
     Mutation("            or _may_vary(loss)\n", "", LOSSES),
     # 17 to 24: BatchNormalization once an update, the loss scale, the moments.
     Mutation("difference**2 * share * (1.0 - share)", "difference**2 * share", NORM),
-    Mutation(
-        "mean = layer.momentum * mean + (1.0 - layer.momentum)",
-        "mean = mean + (1.0 - layer.momentum)",
-        NORM,
-    ),
+    Mutation("mean = layer.momentum * mean +", "mean = mean +", NORM),
     Mutation("scaled_loss = model.optimizer.scale_loss(loss)", "scaled_loss = loss", PRECISION),
     Mutation("micro / scale**2, whole / scale**2,", "micro / scale, whole / scale,", MOMENTS),
     Mutation("* rows / tf.maximum(steps - 1.0, 1.0)", "* rows / tf.maximum(steps, 1.0)", MOMENTS),
-    Mutation(
-        "tf.stack([variance, whole - variance / rows,",
-        "tf.stack([variance, whole + variance / rows,",
-        MOMENTS,
-    ),
+    Mutation("whole - variance / rows,", "whole + variance / rows,", MOMENTS),
     Mutation("tf.where(epoch_begins, tf.zeros([3]), self._sums)", "self._sums", MOMENTS),
-    Mutation(
-        "return squared_norm(gradients) / rows_share", "return squared_norm(gradients)", MOMENTS
-    ),
+    Mutation("squared_norm(gradients) / rows_share", "squared_norm(gradients)", MOMENTS),
     # 25 to 30: the clock and the windows of throughput.
     Mutation("not self._first_of_fit and shape in self._shapes", "shape in self._shapes", "clock"),
     Mutation("not self._first_of_fit and shape in self._shapes", "not self._first_of_fit", "clock"),
     Mutation("reading.examples - self._reading.examples", "reading.examples", "clock"),
     Mutation(
-        "mean = sum(examples) / math.fsum(durations_s)",
-        "mean = examples[0] / durations_s[0]",
-        "throughput",
+        "sum(examples) / math.fsum(durations_s)", "examples[0] / durations_s[0]", "throughput"
     ),
     Mutation("(more_rows + rows, more_s + seconds)", "(more_rows, more_s)", "throughput"),
     Mutation("train_s=self.train_s - self._epoch_train_s", "train_s=self.train_s", "clock"),
     # 31 to 38: the search for the largest batch and the line through memory.
-    Mutation("above - below <= max(1, _TIGHT * below)", "above - below <= 1", "max_batch_search"),
-    Mutation("if self._low <= m <= self._high]", "if self._low <= m]", "max_batch_search"),
-    Mutation(
-        "safe = below * self._middle / memory",
-        "safe = below * self._limit / memory",
-        "max_batch_search",
-    ),
-    Mutation(
-        "(fitting[above] - memory) / (above - below)",
-        "(fitting[above] - memory) / above",
-        "max_batch_search",
-    ),
-    Mutation(
-        "part = 1.0 if rise >= _TRUSTED_RISE * rest else _FIRST_PART",
-        "part = 1.0",
-        "max_batch_search",
-    ),
-    Mutation(
-        "most is None else max(most, memory_bytes)",
-        "most is None else memory_bytes",
-        "max_batch_search",
-    ),
-    Mutation(
-        "weights = 1 / np.maximum(memory, 1.0)",
-        "weights = np.ones(len(memory))",
-        "max_batch_search",
-    ),
-    Mutation(
-        "(most_bytes - self.fixed_bytes) / self.bytes_per_example",
-        "most_bytes / self.bytes_per_example",
-        "max_batch_search",
-    ),
+    Mutation("above - below <= max(1, _TIGHT * below)", "above - below <= 1", MEMORY),
+    Mutation("if self._low <= m <= self._high]", "if self._low <= m]", MEMORY),
+    Mutation("below * self._middle / memory", "below * self._limit / memory", MEMORY),
+    Mutation("[above] - memory) / (above - below)", "[above] - memory) / above", MEMORY),
+    Mutation("1.0 if rise >= _TRUSTED_RISE * rest else _FIRST_PART", "1.0", MEMORY),
+    Mutation("else max(most, memory_bytes)", "else memory_bytes", MEMORY),
+    Mutation("weights = 1 / np.maximum(memory, 1.0)", "weights = np.ones(len(memory))", MEMORY),
+    Mutation("(most_bytes - self.fixed_bytes)", "most_bytes", MEMORY),
     # 39 to 48: the judge and the race.
     Mutation("near = gaps + half <= self._tolerance", "near = gaps <= self._tolerance", "judge"),
     Mutation("far = (gaps - half > self._tolerance)", "far = (gaps - half > 0)", "judge"),
     Mutation("if costs[k] <= AS_FAST * least]", "if costs[k] <= least]", "judge"),
-    Mutation(
-        "min(fast, key=lambda k: (pairs[k][0],", "min(fast, key=lambda k: (-pairs[k][0],", "judge"
-    ),
+    Mutation("(fast, key=lambda k: (pairs", "(fast, key=lambda k: (-pairs", "judge"),
     Mutation("0.9 if self._looks == 1 else 0.3 / self._looks**1.5", "0.9", "judge"),
-    Mutation(
-        "self._seeds = np.maximum(self._seeds, single)", "self._seeds = self._seeds * 1.0", "judge"
-    ),
+    Mutation("np.maximum(self._seeds, single)", "self._seeds * 1.0", "judge"),
     Mutation("special.ndtri(level)) ** 2 * share", "special.ndtri(level)) ** 2 * 0.0", "judge"),
-    Mutation(
-        "(run.seed or 0) > first and run.value", "(run.seed or 0) >= first and run.value", "race"
-    ),
+    Mutation("> first and run.value", ">= first and run.value", "race"),
     Mutation("if self._spent + len(lacking) > self._most:", "if self._spent > self._most:", "race"),
-    Mutation(
-        "np.outer(across, across) / (across[i] + self.noise)",
-        "np.outer(across, across) / self.noise",
-        "race_rates",
-    ),
+    Mutation("across) / (across[i] + self.noise)", "across) / self.noise", "race_rates"),
     # 49 to 54: the plan, and how many steps an execution has.
-    Mutation(
-        'if plan.reason == "given" else equal_parts(rows, most)',
-        'if plan.reason == "given" else most',
-        "plan",
-    ),
+    Mutation('"given" else equal_parts(rows, most)', '"given" else most', "plan"),
     Mutation("= rows - 1 if whole else size // 2,", "= rows - 1 if whole else size - 1,", "plan"),
     Mutation("if known <= most:", "if known >= most:", "plan"),
     Mutation("half_s(rows) / full_s(rows)", "full_s(rows) / half_s(rows)", "chosen_policy"),
-    Mutation("round(execution_s / step_s)", "round(execution_s * step_s)", "steps_per_execution"),
-    Mutation(
-        "self._budget.updates - self._clock.updates", "self._budget.updates", "steps_per_execution"
-    ),
+    Mutation("round(execution_s / step_s)", "round(execution_s * step_s)", STEPS),
+    Mutation("self._budget.updates - self._clock.updates", "self._budget.updates", STEPS),
     # 55 to 60: the rules of the learning rate, and what follows the batch size.
     Mutation("return math.sqrt(kappa)", "return kappa", "learning_rates"),
     Mutation("beta_1**2 + (1 - beta_1**2) / 100", "0.0", "learning_rates"),
     Mutation("most) / learning_rate_ratio", "most)", "learning_rates"),
-    Mutation(
-        "return momentum ** batch_size_ratio(",
-        "return momentum * batch_size_ratio(",
-        "learning_rates",
-    ),
+    Mutation("momentum ** batch_size_ratio(", "momentum * batch_size_ratio(", "learning_rates"),
     Mutation("max(1, round(steps / kappa))", "max(1, round(steps * kappa))", "scaled_model"),
-    Mutation(
-        "keras.ops.cast(whole * self.kappa,", "keras.ops.cast(whole / self.kappa,", "scaled_model"
-    ),
+    Mutation("cast(whole * self.kappa,", "cast(whole / self.kappa,", "scaled_model"),
 ]
 
 
