@@ -19,8 +19,7 @@ from kbatch.training.accumulation import Accumulation
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.model import check_trainable, uninstall_step, user_step
-from kbatch.training.state import optimizers_of
+from kbatch.training.model import check_trainable, optimizers_of, uninstall_step, user_step
 
 # Slots appear after the first step, and later steps peak higher than early ones.
 _STEPS = 5

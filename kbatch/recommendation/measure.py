@@ -40,8 +40,8 @@ from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import arrays_of, gives_batches
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.learning_rate import Schedule, automatic_rule, peak_learning_rate
-from kbatch.training.model import user_step
-from kbatch.training.state import check_seed, inner_optimizers, kept_state, seeded, updates_made
+from kbatch.training.model import inner_optimizers, updates_made, user_step
+from kbatch.training.state import check_seed, kept_state, seeded
 from kbatch.training.step_call import check_one_device
 
 _SMALLEST, _LARGEST = 8, 2048

@@ -13,7 +13,8 @@ from kbatch.errors import InputError
 from kbatch.library_internals import layers_of, metrics_in_float32
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.dtype_policy import check_own_dtypes, dtype_policy_scope
-from kbatch.training.state import inner_optimizers, seeded
+from kbatch.training.model import inner_optimizers
+from kbatch.training.state import seeded
 
 
 def build_under(

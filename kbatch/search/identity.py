@@ -21,7 +21,7 @@ from kbatch.library_internals import excluded_from_decay
 from kbatch.training.data.forms import is_composite
 from kbatch.training.data.training_data import FitCall
 from kbatch.training.fingerprint import Description, config_of, digest, name_of
-from kbatch.training.state import optimizers_of
+from kbatch.training.model import optimizers_of
 
 # They change what is shown, or are checked elsewhere.
 _DECIDES_NOTHING = ("verbose", "callbacks", "batch_size", "validation_batch_size")

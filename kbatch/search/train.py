@@ -44,12 +44,13 @@ from kbatch.training.learning_rate import peak_learning_rate, scale_late_layers
 from kbatch.training.model import (
     ModelFacts,
     can_validate,
+    inner_optimizers,
     installed_step,
     replica_count,
     user_step,
     waiting_for_data,
 )
-from kbatch.training.state import inner_optimizers, seed_of, seeded
+from kbatch.training.state import seed_of, seeded
 from kbatch.training.steps_per_execution import (
     EndInTime,
     GraphCount,

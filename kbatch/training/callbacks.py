@@ -21,8 +21,7 @@ from kbatch.records.training_run import Budget, EpochRecord, Target, throughput_
 from kbatch.training.data.batches import InputMeter, InputReading
 from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
 from kbatch.training.metrics import required_direction
-from kbatch.training.model import installed_step
-from kbatch.training.state import inner_optimizers, updates_made
+from kbatch.training.model import inner_optimizers, installed_step, updates_made
 from kbatch.training.steps_per_execution import FEWEST_STEADY, set_steps
 
 

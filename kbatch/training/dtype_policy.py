@@ -11,8 +11,7 @@ import keras
 from kbatch.device.failures import COLOURS, ran_out_of_memory
 from kbatch.errors import PolicyUnsupported
 from kbatch.library_internals import layers_of
-from kbatch.training.model import loss_scaled
-from kbatch.training.state import updates_made
+from kbatch.training.model import loss_scaled, updates_made
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 

@@ -27,11 +27,11 @@ from kbatch.training.model import (
     batch_norms,
     build_ahead,
     check_compiled,
+    inner_optimizers,
     installed_step,
     uninstall_step,
     user_step,
 )
-from kbatch.training.state import inner_optimizers
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 

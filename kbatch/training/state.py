@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from kbatch import library_internals
 from kbatch.analysis.batch_sizes import is_integer
-from kbatch.library_internals import layers_of, trained_by
-from kbatch.training.model import user_step
+from kbatch.library_internals import trained_by
+from kbatch.training.model import optimizers_of, user_step
 
 # What `fit` and kbatch set on a model itself.
 _ATTRIBUTES = ("train_step", "history", "stop_training")
@@ -73,60 +73,6 @@ class KeptState:
                 np.array(tf.convert_to_tensor(one.value)) for one in twin.variables[kept:]
             ]
         return self._firsts[id(optimizer)]
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """List the optimizers that a model or a part of it has as attributes, or in one of them."""
-    # The RMSprop that `compile` makes where it is given none comes last, unless it is built.
-    held: list[Any] = [getattr(model, "optimizer", None)]
-    for part in [] if model is None else layers_of(model):
-        for value in vars(part).values():
-            held.append(value)
-            if isinstance(value, (list, tuple, dict)):
-                held += value.values() if isinstance(value, dict) else value
-    found = _with_held([one for one in held if isinstance(one, keras.optimizers.Optimizer)])
-    default = type(getattr(held[0], "inner_optimizer", held[0])) is keras.optimizers.RMSprop
-    return sorted(found, key=lambda one: (not one.built, default and one is held[0]))
-
-
-def training_optimizers(model: Any) -> list[Any]:
-    """List the optimizers that train a model; a part of it, such as a teacher, may have another."""
-    own = getattr(model, "optimizer", None)
-    if model is None or user_step(model) is None:
-        return [] if own is None else [own]
-    parts = layers_of(model, include_self=False)
-    of_parts = [part.optimizer for part in parts if getattr(part, "optimizer", None) is not None]
-    known = _with_held(of_parts)
-    others = [one for one in optimizers_of(model) if all(one is not part for part in known)]
-    return others or of_parts
-
-
-def inner_optimizers(model: Any) -> list[Any]:
-    """List those that make updates; the first one stands for a model in records."""
-    # A loss scale, or one of the user's own that shares variables among several, makes none.
-    stock = keras.optimizers.Optimizer.update_step
-    found = _with_held(training_optimizers(model))
-    return [o for o in found if type(o).update_step is not stock or len(_with_held([o])) == 1]
-
-
-def _with_held(optimizers: list[Any]) -> list[Any]:
-    """List optimizers, each once, and those that they have as attributes or in one of them."""
-    found = list({id(one): one for one in optimizers}.values())
-    for optimizer in found:
-        for one in keras.tree.flatten(list(vars(optimizer).values())):
-            if isinstance(one, keras.optimizers.Optimizer) and all(one is not o for o in found):
-                found.append(one)
-    return found
-
-
-def updates_made(model: Any, batches: int = 0) -> int:
-    """Count what a model's optimizers did not skip, the most of them; without any, `batches`."""
-    counts: list[Any] = [
-        keras.ops.convert_to_numpy(one.iterations)
-        for one in _with_held(training_optimizers(model))
-        if one.built
-    ]
-    return max(map(int, counts), default=batches)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.training.state import inner_optimizers, updates_made
+from kbatch.training.model import inner_optimizers, updates_made
 
 X, Y = models.rows(64)
 

@@ -18,8 +18,8 @@ from kbatch.search.plan import planned_steps
 from kbatch.search.train import TimedFit
 from kbatch.study.trial import Objective
 from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.model import updates_made
 from kbatch.training.shared_graph import SharedGraph
-from kbatch.training.state import updates_made
 from kbatch.training.steps_per_execution import Training, acts_on_batches, steps_within
 
 VAL_LOSS = Objective("val_loss", "min")
