@@ -155,14 +155,16 @@ def set_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
-def replaced_layer_calls(call: Callable[..., Any]) -> AbstractContextManager[None]:
+def replaced_layer_calls(
+    call: Callable[..., Any], *, kind: Any = keras.Layer
+) -> AbstractContextManager[None]:
     """Let `call(layer, plain, ...)` stand in for calls of layers; `plain(...)` makes one."""
-    plain = keras.Layer.__call__
+    plain = kind.__call__
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         return call(self, functools.partial(plain, self), *args, **kwargs)
 
-    return replaced([(keras.Layer, "__call__", called)])
+    return replaced([(kind, "__call__", called)])
 
 
 def layers_in_float32(layers: Sequence[Any]) -> AbstractContextManager[None]:

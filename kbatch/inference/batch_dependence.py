@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from kbatch.inference.call_paths import InferenceInputs, Run
 from kbatch.inference.result import SizeEffect
-from kbatch.library_internals import forward, replaced
+from kbatch.library_internals import forward, replaced_layer_calls
 from kbatch.records.notes import Note
 from kbatch.timing import Setting
 
@@ -196,10 +196,9 @@ def _run_model(model: Any, batch: Any, _: int) -> Any:
 
 def _first_floats_moved(eps: float, rng: np.random.Generator) -> AbstractContextManager[None]:
     """Let operations that make floats of whole numbers or text return them moved by one eps."""
-    plain = keras.Operation.__call__
 
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = plain(self, *args, **kwargs)
+    def called(_: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = plain(*args, **kwargs)
         if any(map(_is_float_tensor, keras.tree.flatten((args, kwargs)))):
             return outputs
         return keras.tree.map_structure(
@@ -207,7 +206,7 @@ def _first_floats_moved(eps: float, rng: np.random.Generator) -> AbstractContext
             outputs,
         )
 
-    return replaced([(keras.Operation, "__call__", called)])
+    return replaced_layer_calls(called, kind=keras.Operation)
 
 
 def _is_float_tensor(value: Any) -> bool:

@@ -7,6 +7,7 @@ have equal descriptions in any process. `Description.uncertain` lists what may d
 description does not.
 """
 
+import argparse
 import dis
 import enum
 import functools
@@ -48,6 +49,7 @@ _TEXTS = (
     *(bytes, complex, range, slice, type(...), enum.Enum, Path),
     *(np.dtype, tf.DType, tf.TensorShape, tf.TensorSpec),
 )
+_NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
 # Keras counts up names and draws seeds that are not given; training sets the others.
 _OF_KERAS = frozenset(
     {"name", "path", "parent_path", "seed", "initial_seed", "called", "built"}
@@ -175,7 +177,7 @@ class Description:
     def _part(self, value: Any, read: frozenset[str] | None = None) -> dict[str, Any]:
         """Describe an object by its class and its attributes."""
         kind = type(value)
-        known = _root(kind) in (*_LIBRARIES, *_STATELESS)
+        known = _root(kind) in (*_LIBRARIES, *_STATELESS) or kind in _NAMESPACES
         if _is_own(kind) or not known:
             self.uncertain.append(name_of(kind))
         # TensorFlow keeps what its tables hold, and other packages may count or take the time.

@@ -144,6 +144,10 @@ def closed(factor):
     return lambda y, p: factor * squared(y, p)
 
 
+def reading(settings):
+    return lambda y, p: settings.factor * squared(y, p)
+
+
 def closed_twice(factor):
     def outer(y, p):
         def inner():
@@ -277,6 +281,7 @@ SHARED = {
     "global number": (with_globals, (1.0, 1.0), (2.0, 1.0)),
     "global array": (with_globals, (1.0, 1.0), (1.0, 2.0)),
     "global of a module": of_module,
+    "namespace": lambda v: model(loss=reading(types.SimpleNamespace(factor=v, unread=object()))),
     "threshold": (lambda v: model(metrics=[keras.metrics.Precision(v, name="m")]), 0.3, 0.6),
     "function as a metric": lambda v: model(weighted_metrics=[closed(v)]),
     "regularizer": (lambda v: model(L.Dense(3, kernel_regularizer=keras.regularizers.L2(v))), 1, 2),

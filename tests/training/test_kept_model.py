@@ -163,6 +163,12 @@ def _with_an_own_loss_of_the_model():
     return model
 
 
+def _with_a_counter():
+    layer = keras.layers.ReLU()
+    layer.counter = tf.Variable(0.0)  # Keras lists only variables of its own.
+    return layer
+
+
 def _with_a_vocabulary():
     layer = keras.layers.IntegerLookup(output_mode="multi_hot")
     layer.adapt(np.arange(6))
@@ -177,6 +183,7 @@ def _stateful():
 
 
 _OF_ITS_OWN = {
+    "variable of a layer": lambda: _functional(_with_a_counter()),
     "own loss of the model": _with_an_own_loss_of_the_model,
     "vocabulary": _with_a_vocabulary,
     "stateful": _stateful,
