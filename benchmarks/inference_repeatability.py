@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from inference_nets import inference_nets
 
 import kbatch
-from kbatch.inference.call_paths import inference_inputs, open_path
+from kbatch.inference.call_paths import inference_inputs, open_path, repeated
 from kbatch.timing import warm_up_calls
 
 SIZES = kbatch.powers_of_two(1, 256)
@@ -62,10 +62,10 @@ def by_kbatch(model, x, seconds: float) -> dict[str, int | None]:
     return found
 
 
-def by_sequence(run, inputs, seconds: float) -> dict[str, int]:
+def by_sequence(run, rows, seconds: float) -> dict[str, int]:
     rates: dict[int, float] = {}
     for size in SIZES:
-        call = functools.partial(run, inputs.batch(size), size)
+        call = functools.partial(run, repeated(rows, size), size)
         warm_up_calls(call)
         began_s, calls = time.perf_counter(), 0
         while calls < 3 or time.perf_counter() - began_s < seconds / len(SIZES):
@@ -86,12 +86,12 @@ def main() -> None:
     options = parser.parse_args()
     model, x = inference_nets()[options.net]
     chosen: dict[str, list[int | None]] = {}
-    inputs = inference_inputs(model, x)
-    with open_path("compiled", model, inputs) as run, neighbour(options.quiet):
+    rows = inference_inputs(model, x).rows
+    with open_path("compiled", model, rows) as run, neighbour(options.quiet):
         for _ in range(options.repeats):
             answers = {
                 **by_kbatch(model, x, options.seconds),
-                **by_sequence(run, inputs, options.seconds),
+                **by_sequence(run, rows, options.seconds),
             }
             for name, size in answers.items():
                 chosen.setdefault(name, []).append(size)

@@ -34,7 +34,7 @@ from inference_nets import inference_nets
 from other_processes import CALM_CORES, OtherProcesses, wait_for_calm
 
 import kbatch
-from kbatch.inference.call_paths import inference_inputs, open_path
+from kbatch.inference.call_paths import inference_inputs, open_path, repeated
 from kbatch.timing import warm_up_calls
 
 QUANTILE = 0.95
@@ -112,9 +112,9 @@ def by_kbatch(model, x, target_s: float) -> Found:
 
 def by_bisection(model, x, target_s: float) -> Found:
     began_s = time.perf_counter()
-    inputs = inference_inputs(model, x)
-    with open_path("compiled", model, inputs) as run:  # Traced again, as kbatch does.
-        prober = Prober(functools.partial(call_of, run, inputs), target_s)
+    rows = inference_inputs(model, x).rows
+    with open_path("compiled", model, rows) as run:  # Traced again, as kbatch does.
+        prober = Prober(functools.partial(call_of, run, rows), target_s)
         low, high = 0, 1
         while high < MOST and prober.keeps(high):
             low, high = high, 2 * high
@@ -126,8 +126,8 @@ def by_bisection(model, x, target_s: float) -> Found:
     return Found(low, prober.probes, time.perf_counter() - began_s)
 
 
-def call_of(run, inputs, batch_size: int) -> Callable[[], object]:
-    return functools.partial(run, inputs.batch(batch_size), batch_size)
+def call_of(run, rows, batch_size: int) -> Callable[[], object]:
+    return functools.partial(run, repeated(rows, batch_size), batch_size)
 
 
 def by_all(prepare: Prepare, target_s: float) -> Found:
@@ -257,9 +257,9 @@ def main() -> None:
     for name, (model, x) in inference_nets().items():
         if options.nets is not None and name not in options.nets:
             continue
-        inputs = inference_inputs(model, x)
-        with open_path("compiled", model, inputs) as run:
-            prepare = functools.partial(call_of, run, inputs)
+        rows = inference_inputs(model, x).rows
+        with open_path("compiled", model, rows) as run:
+            prepare = functools.partial(call_of, run, rows)
             one = prepare(1)
             warm_up_calls(one)
             wait_for_calm(options.wait)

@@ -71,8 +71,8 @@ def _examined(variables: Mapping[str, str]) -> Iterator[Finding]:
     import psutil
     import tensorflow as tf
 
-    from kbatch.device.environment import available_bytes, read_environment
     from kbatch.device.failures import failure_text
+    from kbatch.device.machine import available_bytes, read_environment
 
     yield from gpu_findings(lambda: read_environment().devices, variables)
     yield memory_finding(psutil.virtual_memory().total, available_bytes())
@@ -110,7 +110,7 @@ def gpu_findings(
     tensorflow_devices: Callable[[], Sequence[str]], variables: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Compare the driver's GPUs, read before TensorFlow starts them, with those it sees."""
-    from kbatch.device.gpus import opened_nvml, read_gpu
+    from kbatch.device.machine import opened_nvml, read_gpu
     from kbatch.page.numbers import memory_text
 
     with opened_nvml() as (gpus, unavailable):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kbatch.device.gpus import GpuReading, NvmlGpu, opened_nvml, read_gpu
+from kbatch.device.machine import GpuReading, NvmlGpu, opened_nvml, read_gpu
 from kbatch.records.machine import GpuSample, GpuUsage, UsageRecord
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import psutil
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.device.environment import available_bytes
-from kbatch.device.gpus import (
+from kbatch.device.machine import (
     NO_GPU,
     WORKERS_ON_DEVICE,
     WORKERS_ON_HOST,
+    available_bytes,
     devices_by_bus_id,
     only_gpu,
     opened_nvml,

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.inference.call_paths import InferenceInputs, Run
+from kbatch.inference.call_paths import Run, repeated
 from kbatch.inference.result import SizeEffect
 from kbatch.library_internals import forward, replaced_layer_calls
 from kbatch.records.notes import Note
@@ -44,10 +44,10 @@ _Reference = list[tuple[list[np.ndarray], float]]
 class BatchDependence:
     """What the batch size changes in the outputs, by call path, policy and batch size."""
 
-    def __init__(self, models: Mapping[str, Any], inputs: InferenceInputs):
+    def __init__(self, models: Mapping[str, Any], rows: Any):
         self.found: dict[Setting, SizeEffect] = {}
-        self._models, self._inputs = models, inputs
-        self._repeated = len(keras.tree.flatten(inputs.rows)[0])
+        self._models, self._data = models, rows
+        self._repeated = len(keras.tree.flatten(rows)[0])
         self._rows = min(_ROWS, self._repeated)
         self._smallest: dict[Any, _Reference] = {}  # By call path and policy.
 
@@ -80,7 +80,7 @@ class BatchDependence:
     def _reference(self, run: Run, eager: Run, policy: str, size: int) -> _Reference:
         """Run rows in batches of one size, as they are and moved by one eps."""
         eps, rng = eps_of(policy), np.random.default_rng(0)
-        batch = self._inputs.batch(size * -(-self._rows // size))
+        batch = repeated(self._data, size * -(-self._rows // size))
         expected = _in_batches(run, batch, size, self._rows)
         if any(_is_float(leaf) for leaf in keras.tree.flatten(batch)):
             moved = keras.tree.map_structure(lambda leaf: _moved(leaf, eps, rng), batch)

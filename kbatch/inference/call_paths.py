@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,25 +31,13 @@ from kbatch.library_internals import (
 from kbatch.page.numbers import join_words
 from kbatch.records.notes import Note
 from kbatch.training.data.forms import as_dataset, is_dataset
-from kbatch.training.data.training_data import TrainingData
+from kbatch.training.data.training_data import Sample, TrainingData
 from kbatch.training.dtype_policy import POLICIES, dtype_policy_scope
 
 _MADE_ROWS = 64
 _TEXT = "OSU"  # How NumPy names the kinds of its arrays that hold text.
 # What TensorFlow raises of values, shapes or dtypes that an operation does not take.
 _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
-
-
-class InferenceInputs(NamedTuple):
-    """Rows that are repeated into batches."""
-
-    rows: Any  # Arrays of shape (rows, ...), nested as the model takes them.
-    note: Note | None  # What a reader must know of them.
-
-    def batch(self, batch_size: int) -> Any:
-        count = len(keras.tree.flatten(self.rows)[0])
-        index = np.arange(batch_size) % count
-        return keras.tree.map_structure(lambda leaf: leaf[index], self.rows)
 
 
 # From a batch of arrays and the batch size to outputs, as nested NumPy arrays.
@@ -72,10 +60,10 @@ def check_names(known: Sequence[str], **given: str | Iterable[str]) -> tuple[str
 
 
 @contextlib.contextmanager
-def open_path(name: str, model: Any, inputs: InferenceInputs) -> Iterator[Run]:
-    """Open a call path of a model: a function of a batch and the batch size that calls it."""
+def open_path(name: str, model: Any, rows: Any) -> Iterator[Run]:
+    """Open a call path: a function of a batch, whose rows are like these, and the batch size."""
     signature = keras.tree.map_structure(
-        lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), inputs.rows
+        lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), rows
     )
 
     def serve(batch: Any) -> Any:
@@ -104,7 +92,7 @@ def open_path(name: str, model: Any, inputs: InferenceInputs) -> Iterator[Run]:
         else:
             call = tf.function(serve, input_signature=[signature], jit_compile=xla)
         # Keras takes no arrays of text, and no other arrays beside text.
-        text = any(leaf.dtype.kind in _TEXT for leaf in keras.tree.flatten(inputs.rows))
+        text = any(leaf.dtype.kind in _TEXT for leaf in keras.tree.flatten(rows))
 
         def run(batch: Any, batch_size: int) -> Any:
             if text or not bulk:
@@ -128,7 +116,14 @@ def fetched(outputs: Any) -> Any:
     return keras.tree.map_structure(np.asarray, outputs)
 
 
-def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
+def repeated(rows: Any, batch_size: int) -> Any:
+    """Make a batch of rows, again from the first one where there are fewer."""
+    count = len(keras.tree.flatten(rows)[0])
+    index = np.arange(batch_size) % count
+    return keras.tree.map_structure(lambda leaf: leaf[index], rows)
+
+
+def inference_inputs(model: keras.Model, x: Any = None) -> Sample:
     """Take rows of the data or make some, and run the model on one, which builds it."""
     if type(model).call is keras.Model.call:
         raise InputError(
@@ -144,21 +139,21 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
             f"Received: model={model.name!r} for batches of {fixed[0]} only."
         )
     if x is None:
-        inputs = InferenceInputs(_made_rows(model), Note.of("inputs_made"))
+        inputs = Sample(_made_rows(model), None, Note.of("inputs_made"))
     else:
         x = as_dataset(x)
         if is_dataset(x) and isinstance(x.element_spec, tuple):
             x = x.map(lambda inputs, *targets: (inputs,))  # A prediction needs no targets.
-        found = TrainingData(x).some_rows(model)
-        if found is None:
+        sample = TrainingData(x).some_rows(model)
+        if sample is None:
             raise InputError(
                 "Predictions take arrays or a `tf.data.Dataset`, not a function of the batch size. "
                 f"Received: x of type {type(x).__name__}."
             )
-        rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
-        inputs = InferenceInputs(rows, found.note)
+        rows = sample.rows[0] if isinstance(sample.rows, tuple) else sample.rows
+        inputs = sample._replace(rows=rows)
     try:
-        model(keras.tree.map_structure(tf.constant, inputs.batch(1)), training=False)
+        model(keras.tree.map_structure(tf.constant, repeated(inputs.rows, 1)), training=False)
     except (ValueError, TypeError, KeyError, *_REFUSALS) as error:
         rows = (f"{leaf.dtype} {leaf.shape[1:]}" for leaf in keras.tree.flatten(inputs.rows))
         raise InputError(
@@ -231,7 +226,7 @@ INT8 = "int8"
 
 
 def variants_of(
-    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any
+    model: keras.Model, inputs: Sample, dtype_policies: Any
 ) -> tuple[dict[str, keras.Model], dict[str, float | None], tuple[Note, ...]]:
     """Return the model under each policy, how its outputs differ from float32's, and notes."""
     names: tuple[str, ...] = (policy_of(model),)

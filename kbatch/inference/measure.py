@@ -18,18 +18,18 @@ import keras
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.intervals import calls_for_quantile
-from kbatch.device.environment import read_environment
+from kbatch.device.machine import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_in_use
 from kbatch.errors import InputError, InputTypeError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import (
     CALL_PATHS,
-    InferenceInputs,
     Run,
     check_names,
     inference_inputs,
     open_path,
+    repeated,
     variants_of,
 )
 from kbatch.inference.result import BULK_PATH, InferenceProfile, TimingRecord, check_target
@@ -164,20 +164,20 @@ def profile_inference(
         if measure_memory:
             memory = measure_predict_memory(
                 models,
-                inputs,
+                inputs.rows,
                 sizes,
                 memory_limit_bytes=limit_bytes,
                 time_budget_s=time_budget_s,
                 say=say,
             )
-        dependence = BatchDependence(models, inputs)
+        dependence = BatchDependence(models, inputs.rows)
         sweep = InferenceSweep(
             {
-                (path, policy): stack.enter_context(open_path(path, copy, inputs))
+                (path, policy): stack.enter_context(open_path(path, copy, inputs.rows))
                 for policy, copy in models.items()
                 for path in paths
             },
-            inputs,
+            inputs.rows,
             memory,
             timing,
             chosen=chosen,
@@ -211,7 +211,7 @@ def profile_inference(
 
 def measure_predict_memory(
     models: Mapping[str, keras.Model],
-    inputs: InferenceInputs,
+    rows: Any,
     sizes: Sequence[int],
     *,
     memory_limit_bytes: int | None,
@@ -222,10 +222,10 @@ def measure_predict_memory(
     # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
     why_here = "model on the GPU" if gpu_in_use() else None
     say(f"measuring memory in {'this process' if why_here else 'a worker process'}")
-    rows, policy = TrainingData(inputs.rows), keras.config.dtype_policy().name
+    data, policy = TrainingData(rows), keras.config.dtype_policy().name
     found = MemoryPass()
     for name, model in models.items():
-        load = Workload(lambda model=model: model, rows, policy, training=False)
+        load = Workload(lambda model=model: model, data, policy, training=False)
         with open_probes(load, memory_limit_bytes=memory_limit_bytes, why_here=why_here) as probes:
             given = {"dtype_policy": name, "time_budget_s": time_budget_s, "say": say}
             one = memory_pass(probes, sizes, **given)
@@ -241,7 +241,7 @@ class InferenceSweep(Sweep):
     def __init__(
         self,
         runs: Mapping[tuple[str, str], Run],  # By call path and policy.
-        inputs: InferenceInputs,
+        rows: Any,  # They are repeated into batches.
         memory: MemoryPass,
         timing: TimingPlan,
         *,
@@ -250,12 +250,12 @@ class InferenceSweep(Sweep):
         **settings: Any,
     ):
         super().__init__(timing, **settings)
-        self.runs, self._inputs, self._memory = runs, inputs, memory
+        self.runs, self._rows, self._memory = runs, rows, memory
         self._bulk_examples, self._target_ms = bulk_examples, target_ms
 
     def prepare(self, setting: Setting) -> Callable[[], Any]:
         """Make a batch, and the call of it."""
-        batch = self._inputs.batch(self.examples_per_call(setting))
+        batch = repeated(self._rows, self.examples_per_call(setting))
         run = self.runs[setting.series]
         return lambda: run(batch, setting.size)
 

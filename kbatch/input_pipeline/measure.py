@@ -12,7 +12,7 @@ import keras_tuner
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.device.environment import read_environment
+from kbatch.device.machine import read_environment
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,

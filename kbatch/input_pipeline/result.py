@@ -25,7 +25,7 @@ from kbatch.analysis.intervals import Estimate, over_rounds, ranged_columns, rat
 from kbatch.page.numbers import format_number, in_brackets, percent, setting
 from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
-from kbatch.records.notes import Note, most_important
+from kbatch.records.notes import Note
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -354,11 +354,6 @@ class InputPipelineProfile(Result):
         best = self._best_change
         table.attrs["answer"] = [] if best is None else [best.title]
         return table
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """At most three things that change what to do, the most important first."""
-        return most_important(self.noted)
 
     @property
     def settings(self) -> dict[str, str]:

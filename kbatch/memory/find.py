@@ -8,7 +8,7 @@ import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.device.environment import read_environment
+from kbatch.device.machine import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.memory.probe import MaxBatchExperiment, Probes, open_probes
 from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord, peaks_under

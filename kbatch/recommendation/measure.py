@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.noise_scale import MOMENT_METRICS
-from kbatch.device.environment import read_environment
 from kbatch.device.failures import MEMORY_ERRORS, ran_out_of_memory, refusal
+from kbatch.device.machine import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import DataEnded, InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline

@@ -17,8 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kbatch.device.environment import read_memory_kills, usable_cores
-from kbatch.device.gpus import device_environments, usable_gpus
+from kbatch.device.machine import device_environments, read_memory_kills, usable_cores, usable_gpus
 from kbatch.device.worker import Worker
 from kbatch.errors import WorkerDied
 

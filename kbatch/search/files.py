@@ -12,8 +12,8 @@ from typing import Any
 import keras
 from keras_tuner.engine.trial import TrialStatus
 
-from kbatch.device.environment import read_environment
 from kbatch.device.failures import failure_status, failure_text, failure_traceback
+from kbatch.device.machine import read_environment
 from kbatch.errors import InputError, RecordError
 from kbatch.library_internals import trial_metrics
 from kbatch.records.json_codec import check_local, load_if_readable, read_record, write_record

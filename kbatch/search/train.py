@@ -17,8 +17,8 @@ import tensorflow as tf
 from kbatch.analysis.batch_sizes import is_integer
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.device import failures
-from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import GpuMonitor
+from kbatch.device.machine import read_environment
 from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.library_internals import cache_file, inputs_of_dataset, keep_build_config

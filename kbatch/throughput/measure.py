@@ -10,7 +10,7 @@ import keras_tuner
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_batch_sizes
-from kbatch.device.environment import read_environment
+from kbatch.device.machine import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes

@@ -11,7 +11,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from kbatch.cli.doctor import gpu_findings, memory_finding, package_findings, policy_finding
-from kbatch.device.environment import available_bytes
+from kbatch.device.machine import available_bytes
 
 GIB = 2**30
 

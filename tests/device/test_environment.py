@@ -9,7 +9,7 @@ import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
-from kbatch.device.environment import (
+from kbatch.device.machine import (
     read_cores_left,
     read_environment,
     read_memory_kills,

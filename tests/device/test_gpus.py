@@ -7,7 +7,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from kbatch.device.gpus import device_environments, devices_by_bus_id, opened_nvml, usable_gpus
+from kbatch.device.machine import device_environments, devices_by_bus_id, opened_nvml, usable_gpus
 
 
 @pytest.mark.parametrize(

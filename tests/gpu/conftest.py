@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kbatch.device.gpus import opened_nvml
+from kbatch.device.machine import opened_nvml
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = os.environ.get("KBATCH_GPU_CHECKS") == "cpu"

@@ -23,7 +23,7 @@ def gpus(scale):
 
 def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
     from kbatch.cli.doctor import gpu_findings
-    from kbatch.device.environment import read_environment
+    from kbatch.device.machine import read_environment
 
     environment = read_environment()
     record_property("environment", dataclasses.asdict(environment))
@@ -34,7 +34,7 @@ def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
 
 
 def test_nvml_and_nvidia_smi_agree(gpus, record_property):
-    from kbatch.device.gpus import opened_nvml, read_driver_version, read_gpu
+    from kbatch.device.machine import opened_nvml, read_driver_version, read_gpu
 
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not on the path")

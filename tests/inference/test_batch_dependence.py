@@ -7,7 +7,7 @@ from small_models import mlp
 
 import kbatch
 from kbatch.inference.batch_dependence import BatchDependence
-from kbatch.inference.call_paths import inference_inputs, open_path, variant
+from kbatch.inference.call_paths import inference_inputs, open_path, repeated, variant
 from kbatch.timing import Setting
 
 layers, ops = keras.layers, keras.ops
@@ -24,12 +24,12 @@ def dependence(model, x, *, path="compiled", policy=None, sizes=SIZES):
     if policy is not None:
         model = variant(model, policy)
     name = policy or "float32"
-    inputs = inference_inputs(model, x)
-    seen = BatchDependence({name: model}, inputs)
-    with open_path(path, model, inputs) as run:
+    rows = inference_inputs(model, x).rows
+    seen = BatchDependence({name: model}, rows)
+    with open_path(path, model, rows) as run:
         for size in sizes:
             examples = 64 if path == "predict" else size
-            outputs = run(inputs.batch(examples), size)
+            outputs = run(repeated(rows, examples), size)
             seen.see(Setting((path, name), size), outputs, examples=examples, run=run)
     return seen
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from small_models import mlp, rows
 
 from kbatch.errors import InputError
-from kbatch.inference.call_paths import InferenceInputs, inference_inputs, open_path
+from kbatch.inference.call_paths import inference_inputs, open_path, repeated
 
 NAMES = ("compiled", "xla", "saved_model")
 
@@ -20,9 +20,9 @@ def two_inputs():
     return keras.Model({"left": left, "right": right}, outputs)
 
 
-def outputs_by_path(model, inputs, path, batch_size, bulk_examples=10):
-    with open_path(path, model, inputs) as run:
-        batch = inputs.batch(bulk_examples if path == "predict" else batch_size)
+def outputs_by_path(model, rows, path, batch_size, bulk_examples=10):
+    with open_path(path, model, rows) as run:
+        batch = repeated(rows, bulk_examples if path == "predict" else batch_size)
         run(batch, batch_size)
         return run(batch, batch_size)
 
@@ -32,9 +32,9 @@ def outputs_by_path(model, inputs, path, batch_size, bulk_examples=10):
 def test_every_path_gives_the_outputs_of_the_model_in_the_hosts_memory(make, name):
     model = make()
     inputs = inference_inputs(model)
-    with open_path(name, model, inputs) as run:
+    with open_path(name, model, inputs.rows) as run:
         for batch_size in (1, 7, 100):
-            batch = inputs.batch(batch_size)
+            batch = repeated(inputs.rows, batch_size)
             run(batch, batch_size)
             found, expected = run(batch, batch_size), model(batch, training=False)
             keras.tree.assert_same_structure(found, expected)
@@ -50,7 +50,7 @@ def test_every_call_begins_with_the_array_of_the_caller_and_training_is_off(name
     inputs = keras.Input((50,))
     doubled = keras.layers.Rescaling(2.0)(keras.layers.Dropout(0.5)(inputs))
     held = np.ones((8, 50), "uint8")  # Whole numbers for inputs of floats.
-    with open_path(name, keras.Model(inputs, doubled), InferenceInputs(held, None)) as run:
+    with open_path(name, keras.Model(inputs, doubled), held) as run:
         np.testing.assert_array_equal(run(held, 8), 2.0)
         held[:] = 5
         np.testing.assert_array_equal(run(held, 8), 10.0)
@@ -68,13 +68,13 @@ def hashed_words():
 @pytest.mark.parametrize("name", ("compiled", "saved_model", "predict"))
 def test_every_path_but_one_takes_text(name):
     model = hashed_words()
-    found = outputs_by_path(model, InferenceInputs(TEXT, None), name, 2, 2)
+    found = outputs_by_path(model, TEXT, name, 2, 2)
     np.testing.assert_array_equal(found, model([tf.constant(part) for part in TEXT]))
 
 
 def test_a_model_that_xla_cannot_compile_is_told_what_to_leave_out():
     with pytest.raises(InputError, match=r'leave "xla" out of `call_paths`.*Received: model='):
-        outputs_by_path(hashed_words(), InferenceInputs(TEXT, None), "xla", 2)
+        outputs_by_path(hashed_words(), TEXT, "xla", 2)
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
@@ -87,7 +87,7 @@ def test_the_log_is_quiet_while_a_model_is_saved_and_never_louder_than_it_was(le
         save(*given, **options)
 
     monkeypatch.setattr(tf.saved_model, "save", watched)
-    with open_path("saved_model", mlp(), inference_inputs(mlp())):
+    with open_path("saved_model", mlp(), inference_inputs(mlp()).rows):
         assert (log.level, seen) == (level, [max(level, logging.WARNING)])
 
 
@@ -101,19 +101,19 @@ def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
 
     inputs = keras.Input((3,))
     model = keras.Model(inputs, Counting()(inputs))
-    rows = inference_inputs(model)
+    rows = inference_inputs(model).rows
     traced.clear()
     with open_path("compiled", model, rows) as run:
         for batch_size in (1, 2, 5):
-            run(rows.batch(batch_size), batch_size)
+            run(repeated(rows, batch_size), batch_size)
     assert [shape[0] for shape in traced] == [None]
 
 
 def test_rows_of_the_data_are_repeated_into_batches():
     x, _ = rows(5)
     inputs = inference_inputs(mlp(), x)
-    np.testing.assert_array_equal(inputs.batch(12), x[[0, 1, 2, 3, 4] * 2 + [0, 1]])
-    np.testing.assert_array_equal(inputs.batch(2), x[:2])
+    np.testing.assert_array_equal(repeated(inputs.rows, 12), x[[0, 1, 2, 3, 4] * 2 + [0, 1]])
+    np.testing.assert_array_equal(repeated(inputs.rows, 2), x[:2])
     assert inputs.note is None
 
 
@@ -123,7 +123,7 @@ def test_a_dataset_gives_its_inputs_without_its_targets(batched, targets):
     x, y = rows(6)
     data = tf.data.Dataset.from_tensor_slices((x, y) if targets else x)
     inputs = inference_inputs(mlp(), data.batch(6) if batched else data)
-    np.testing.assert_array_equal(inputs.batch(1), x[:1])
+    np.testing.assert_array_equal(repeated(inputs.rows, 1), x[:1])
 
 
 def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
@@ -135,7 +135,7 @@ def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
     embedded = keras.layers.Embedding(7, 3)(given["b"])
     model = keras.Model(given, embedded)
     inputs = inference_inputs(model)
-    batch = inputs.batch(200)
+    batch = repeated(inputs.rows, 200)
     assert {name: (leaf.shape, leaf.dtype.name) for name, leaf in batch.items()} == {
         "a": ((200, 3, 2), "float32"),
         "b": ((200, 4), "int32"),
@@ -165,7 +165,8 @@ A, B = np.arange(6.0, dtype="float32").reshape(2, 3), np.ones((2, 1), "float32")
 @pytest.mark.parametrize("rows", [{"a": A, "b": B}, {"a": A, "b": B[:, 0]}])
 def test_named_inputs_pass_in_the_order_of_the_model(rows):
     for structure in (lambda a, b: {"b": b, "a": a}, lambda a, b: [b, a]):
-        assert inference_inputs(pair(structure), rows).batch(5)["a"].shape == (5, 3)
+        inputs = inference_inputs(pair(structure), rows)
+        assert repeated(inputs.rows, 5)["a"].shape == (5, 3)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from fake_clock import FakeClock
 from inference_factory import time_s
 
 from kbatch.inference.batch_dependence import BatchDependence
-from kbatch.inference.call_paths import InferenceInputs
 from kbatch.inference.measure import InferenceSweep
 from kbatch.memory.find import MemoryPass
 from kbatch.memory.result import MemoryRecord
@@ -14,7 +13,7 @@ from kbatch.timing import TimingPlan
 
 BULK = 64
 NOT_MEASURED = MemoryPass()
-INPUTS = InferenceInputs(np.zeros((1, 1), "float32"), None)
+ROWS = np.zeros((1, 1), "float32")
 
 
 def swept(
@@ -29,7 +28,7 @@ def swept(
     }
     sweep = InferenceSweep(
         runs,
-        INPUTS,
+        ROWS,
         memory,
         TimingPlan(rounds_beyond=0, **plan),
         chosen=chosen,
@@ -39,7 +38,7 @@ def swept(
     )
     list(sweep.warm_up_all(sizes, larger))
     sweep.run()
-    records = sweep.records(BatchDependence({}, INPUTS))
+    records = sweep.records(BatchDependence({}, ROWS))
     return {(r.call_path, r.batch_size): r for r in records}
 
 

@@ -6,7 +6,6 @@ import pytest
 from inference_factory import make_check, make_failed, make_profile, make_timing, time_s
 
 from kbatch.errors import TargetTooLow
-from kbatch.inference.call_paths import InferenceInputs
 from kbatch.inference.measure import InferenceSweep
 from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.memory.find import MemoryPass
@@ -23,7 +22,7 @@ class Machine(InferenceSweep):
         self.target, self.time_budget_s = target_ms, time_budget_s
         super().__init__(
             {FIRST: self.call},
-            InferenceInputs(np.zeros((1, 1)), None),
+            np.zeros((1, 1)),
             MemoryPass(),
             TimingPlan(),
             chosen=True,
