@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_235,  # Without docstrings, comments and blank lines.
-    "files in kbatch": 128,
+    "lines of code in kbatch": 19_222,  # Without docstrings, comments and blank lines.
+    "files in kbatch": 125,
     "record types": 82,
     "properties": 153,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_787,
-    "kbatch.search.tuner": 18_114,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 12_764,  # HyperModel
-    "kbatch.memory.find": 7_736,  # find_max_batch_size
+    "lines of tests": 26_785,
+    "kbatch.search.tuner": 18_092,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 12_742,  # HyperModel
+    "kbatch.memory.find": 7_730,  # find_max_batch_size
     "kbatch.study.study": 5_019,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_830,  # accumulate_gradients
+    "kbatch.training.accumulation.accumulate": 3_824,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",

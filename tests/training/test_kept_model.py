@@ -8,9 +8,7 @@ import pytest
 import tensorflow as tf
 
 from kbatch.training.learning_rate import scale_model
-from kbatch.training.shared_graph import SharedGraph
-from kbatch.training.shared_graph.description import description
-from kbatch.training.shared_graph.kept_model import GraphNumber
+from kbatch.training.shared_graph import GraphNumber, SharedGraph, description
 from kbatch.training.steps_per_execution import GraphCount
 
 ROWS = 50  # The last batch is a rest at each of the sizes.

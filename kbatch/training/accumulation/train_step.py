@@ -23,8 +23,7 @@ from kbatch.library_internals import (
 from kbatch.records.notes import Note
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
-from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
-from kbatch.training.accumulation.moments import MomentMeans, squared_norm
+from kbatch.training.accumulation.gradient_sum import MicroBatches, MomentMeans, cut, squared_norm
 from kbatch.training.data.forms import each_part, open_spec, parts_of, row_count
 from kbatch.training.model import TrainStep, check_model, user_step
 
