@@ -500,6 +500,11 @@ def built_by(tuner: Any, build: Callable[[], Any]) -> Any:
     return model
 
 
+def build_again(tuner: Any, hp: Any) -> Any:
+    """Build the model of a trial once more, as its tuner does before it trains."""
+    return tuner._build_hypermodel(hp)
+
+
 def keep_build_config(tuner: Any, trial_id: str, model: Any) -> None:
     """Write what `load_model` builds the layers of a trial's model by."""
     from keras_tuner.src import utils

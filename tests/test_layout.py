@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 153,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_785,
+    "lines of tests": 26_800,
     "kbatch.search.tuner": 18_092,  # BatchSizeTuner
     "kbatch.search.hypermodel": 12_742,  # HyperModel
     "kbatch.memory.find": 7_730,  # find_max_batch_size

@@ -227,6 +227,7 @@ def test_a_search_of_keras_tuner(tuner, tmp_path):
     assert isinstance(
         tuner.model.optimizer, keras.optimizers.Adam
     )  # The tuner's own, and not the model's.
+    assert isinstance(internals.build_again(tuner, trial.hyperparameters), keras.Model)
     assert "build_config" in "".join(path.name for path in Path(tuner.project_dir).glob("*/*"))
     assert internals.trial_metrics({"loss": 2.0}, tuner.oracle.objective) == {"loss": 2.0}
     with pytest.raises(keras_tuner.errors.FatalTypeError):

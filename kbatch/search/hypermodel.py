@@ -25,7 +25,7 @@ from kbatch.analysis.learning_rate import (
 from kbatch.device.failures import refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError, PolicyUnsupported, RecordError
-from kbatch.library_internals import built_by
+from kbatch.library_internals import build_again, built_by
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan, SearchRecord
@@ -194,7 +194,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         self._parts = BuiltParts()
         # The model that `build` returned last, and what it was scaled by.
-        self._scaled: tuple[weakref.ref[Any], LearningRateScaling | None] | None = None
+        self._last_built: tuple[Callable[[], Any], LearningRateScaling | None] = lambda: None, None
+        self._number = 0  # Of the training run that `build` is called for, in its trial.
         # keras-tuner does not say which of its executions of a trial it asks for: by trial, how
         # many have completed in a row.
         self._completed: dict[str, int] = {}
@@ -208,7 +209,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_scaled": None}
+        return self.__dict__ | {"_last_built": (None, None)}
 
     @property
     def settings(self) -> dict[str, object]:
@@ -231,11 +232,42 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.batch_sizes = tuple(sorted({*self._given_sizes, size}))
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
-        """Build the model of a trial; keras-tuner calls it."""
-        model, scaling = self._scaled_model(hp, self.seed, explores=True)
+        """Build the model of a trial, scaled to its batch size; keras-tuner calls it."""
+        batch_size, policy = self._declare(hp)[0], self.policy_of(hp)
+        with reads_batch_size(hp) as read:
+            try:
+                model = self._built(hp, policy)
+            except PolicyUnsupported:  # This may only explore the search space.
+                policy = "float32"
+                model = self._built(hp, policy)
+        if isinstance(model, keras.Model) and batch_size % replica_count(model):
+            # Keras averages the first batch over replicas, and ends an execution by one iterator.
+            raise keras_tuner.errors.FatalValueError(
+                "Keras shares a batch evenly among replicas: give `batch_sizes` that are multiples "
+                f"of {replica_count(model)}. Received: batch_size={batch_size}."
+            )
+        scaling = None
+        if self.stock_fit:
+            self._check_model(model, policy or "float32")
+            accumulation.sum_sparse_gradients(model)
+            base_model = None
+            if read and batch_size != self.base_batch_size:
+                base = hp.copy()
+                base.values["batch_size"] = self.base_batch_size
+                base_model = self._built(base, policy)
+            scaling = scale_model(
+                model,
+                batch_size=batch_size,
+                base_batch_size=self.base_batch_size,
+                rule=self.learning_rate_scaling,
+                follow_batch_size=self.follow_batch_size,
+                factor=hp.get(FACTOR_NAME) if self.searches_rate else 1.0,
+                base_model=base_model,
+            )
         if self._first is None:
-            self._describe(hp, model)
-        self._scaled = weakref.ref(model), scaling
+            described = model_facts(model, with_policy=bool(self.dtype_policies))
+            self._first = dict(hp.values), described
+        self._last_built = weakref.ref(model), scaling
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
@@ -282,9 +314,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         try:
             files.check_search(self.settings)
             self.ensure_plan(hp, call, files.tuner)
-            found = None if model is None else self._as_planned(model, hp, number)
-            model, scaling = found or self._built_for(files.tuner, hp, number)
-            return self._train(hp, model, call, files, number, scaling)
+            # keras-tuner builds a model before there is a plan, and with the seed of the first run.
+            if model is None or number or not self._has_policy(model, hp):
+                model = self._built_for(files.tuner, hp, number)
+            return self._train(hp, model, call, files, number)
         except BaseException as error:
             self.graph.release()  # Nothing of a training that failed is kept.
             with contextlib.suppress(RecordError):  # The error says what went wrong before.
@@ -315,8 +348,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         elsewhere = functools.partial(build_to_train, self.wrapped, hp, self.seed)
 
         def build(policy: str) -> Any:
-            model = built_by(tuner, lambda: self._built(hp, policy, self.seed))
-            check_model(model, policy)
+            model = built_by(tuner, lambda: self._built(hp, policy))
+            self._check_model(model, policy)
             # Training runs use the graph that is traced here.
             return self.graph.model_for(accumulation.sum_sparse_gradients(model))
 
@@ -355,8 +388,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if self._first is None or (values is not None and values != self._first[0]):
             hp = keras_tuner.HyperParameters()
             hp.values = dict(values or {})
-            model, _ = self._scaled_model(hp, self.seed, explores=True)
-            self._describe(hp, model)
+            self._first = None
+            self.build(hp)
         assert self._first is not None
         return self._first
 
@@ -367,84 +400,30 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             return named
         return (self.plan and self.plan.dtype_policy) or "float32"
 
-    def _built(self, hp: keras_tuner.HyperParameters, policy: str | None, seed: int | None) -> Any:
+    def _has_policy(self, model: Any, hp: keras_tuner.HyperParameters) -> bool:
+        policy = self.policy_of(hp)
+        return policy is None or model.dtype_policy.name == policy
+
+    def _built_for(self, tuner: Any, hp: keras_tuner.HyperParameters, number: int) -> Any:
+        """Build the model of a training run as its tuner does, which may load weights."""
+        self._number = number
+        try:
+            model = build_again(tuner, hp)
+        finally:
+            self._number = 0
+        if not self._has_policy(model, hp):
+            self._built(hp, self.policy_of(hp))  # It raises why there is none.
+        return model
+
+    def _built(self, hp: keras_tuner.HyperParameters, policy: str | None) -> Any:
         """Build a model; refuse one that trains what the build function has returned before."""
-        model = build_under(self.wrapped, hp, seed, policy)
+        model = build_under(self.wrapped, hp, self._seed_of(self._number), policy)
         if isinstance(model, keras.Model):
             try:
                 self._parts.check(model)
             except InputError as error:
                 raise keras_tuner.errors.FatalValueError(str(error)) from None
         return model
-
-    def _built_for(
-        self, tuner: Any, hp: keras_tuner.HyperParameters, number: int
-    ) -> tuple[Any, LearningRateScaling | None]:
-        """Build the model of a training run as its tuner does."""
-        seed, found = self._seed_of(number), []
-
-        def build() -> Any:
-            model, scaling = self._scaled_model(hp, seed)
-            found.append(scaling)
-            return model
-
-        return built_by(tuner, build), found[0]
-
-    def _scaled_model(
-        self, hp: keras_tuner.HyperParameters, seed: int | None, *, explores: bool = False
-    ) -> tuple[Any, LearningRateScaling | None]:
-        """Build a model and scale it to its batch size; return what it was scaled by.
-
-        A model that only explores the search space may be built in float32 instead.
-        """
-        batch_size, policy = self._declare(hp)[0], self.policy_of(hp)
-        with reads_batch_size(hp) as read:
-            try:
-                model = self._built(hp, policy, seed)
-            except PolicyUnsupported:
-                if not explores:
-                    raise
-                policy = "float32"
-                model = self._built(hp, policy, seed)
-        if isinstance(model, keras.Model) and batch_size % replica_count(model):
-            # Keras averages the first batch over replicas, and ends an execution by one iterator.
-            raise keras_tuner.errors.FatalValueError(
-                "Keras shares a batch evenly among replicas: give `batch_sizes` that are multiples "
-                f"of {replica_count(model)}. Received: batch_size={batch_size}."
-            )
-        if not self.stock_fit:
-            return model, None
-        check_model(model, policy or "float32")
-        self._check_steps(model)
-        accumulation.sum_sparse_gradients(model)
-        base_model = None
-        if read and batch_size != self.base_batch_size:
-            base = hp.copy()
-            base.values["batch_size"] = self.base_batch_size
-            base_model = self._built(base, policy, seed)
-        scaling = scale_model(
-            model,
-            batch_size=batch_size,
-            base_batch_size=self.base_batch_size,
-            rule=self.learning_rate_scaling,
-            follow_batch_size=self.follow_batch_size,
-            factor=hp.get(FACTOR_NAME) if self.searches_rate else 1.0,
-            base_model=base_model,
-        )
-        return model, scaling
-
-    def _as_planned(
-        self, model: Any, hp: keras_tuner.HyperParameters, number: int
-    ) -> tuple[Any, LearningRateScaling | None] | None:
-        """Return a model that keras-tuner has built, None if it is to be built again.
-
-        keras-tuner builds it before there is a plan, and with the seed of the first training run.
-        """
-        built, scaling = self._scaled or (None, None)
-        policy = self.policy_of(hp)
-        if (number and self.seed is not None) or built is None or built() is not model:
-            return None
-        return (model, scaling) if policy in (None, model.dtype_policy.name) else None
 
     def _train(
         self,
@@ -453,9 +432,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         call: FitCall,
         files: TrialFiles,
         number: int,
-        scaling: LearningRateScaling | None,
     ) -> Trained:
         """Train a model that was built for a training run."""
+        built, scaling = self._last_built
+        scaling = scaling if built() is model else None
         batch_size, plan, facts = self._declare(hp)[0], self.plan, ModelFacts(model)
         notes = give_own_paths(call.callbacks, trial_id=files.trial_id, execution=number)
         validation = self.validation_batch_size
@@ -572,18 +552,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             )
         return None
 
-    def _describe(self, hp: keras_tuner.HyperParameters, model: Any) -> None:
-        described = model_facts(model, with_policy=bool(self.dtype_policies))
-        self._first = dict(hp.values), described
-
-    def _check_steps(self, model: Any) -> None:
-        """Check that several replicas run one step at a time."""
-        asked = self.steps_per_execution
+    def _check_model(self, model: Any, policy: str) -> None:
+        """Check that kbatch can train a model under a dtype policy."""
+        try:
+            check_trainable(model)
+            check_active_policy(model, policy)
+        except (TypeError, ValueError) as error:
+            raise keras_tuner.errors.FatalValueError(str(error)) from error
+        asked, replicas = self.steps_per_execution, replica_count(model)
         steps = max(int(model.steps_per_execution), asked if isinstance(asked, int) else 1)
-        if replica_count(model) > 1 and steps > 1:
+        if replicas > 1 and steps > 1:
             raise keras_tuner.errors.FatalValueError(
                 "Keras runs one step an execution on several replicas: leave out "
-                f"`steps_per_execution`. Received: {steps} on {replica_count(model)} replicas."
+                f"`steps_per_execution`. Received: {steps} on {replicas} replicas."
             )
 
     def _check_trained_as_written(self) -> None:
@@ -621,12 +602,3 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _seed_of(self, number: int) -> int | None:
         return None if self.seed is None else self.seed + number
-
-
-def check_model(model: Any, policy: str) -> None:
-    """Check that kbatch can train a model under a dtype policy."""
-    try:
-        check_trainable(model)
-        check_active_policy(model, policy)
-    except (TypeError, ValueError) as error:
-        raise keras_tuner.errors.FatalValueError(str(error)) from error
