@@ -20,9 +20,9 @@ LIMITS = {
     "lines of tests": 26_800,
     "kbatch.search.tuner": 18_092,  # BatchSizeTuner
     "kbatch.search.hypermodel": 12_742,  # HyperModel
-    "kbatch.memory.find": 7_730,  # find_max_batch_size
+    "kbatch.memory.find": 7_735,  # find_max_batch_size
     "kbatch.study.study": 5_019,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_824,  # accumulate_gradients
+    "kbatch.training.accumulation.accumulate": 3_829,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",
