@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_222,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_195,  # Without docstrings, comments and blank lines.
     "files in kbatch": 125,
-    "record types": 82,
-    "properties": 153,
+    "record types": 81,
+    "properties": 149,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_800,
-    "kbatch.search.tuner": 18_092,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 12_742,  # HyperModel
-    "kbatch.memory.find": 7_735,  # find_max_batch_size
-    "kbatch.study.study": 5_019,  # load_study
+    "lines of tests": 26_785,
+    "kbatch.search.tuner": 17_821,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 12_719,  # HyperModel
+    "kbatch.memory.find": 7_485,  # find_max_batch_size
+    "kbatch.study.study": 4_771,  # load_study
     "kbatch.training.accumulation.accumulate": 3_829,  # accumulate_gradients
 }
 TO_DO = {
@@ -88,10 +88,12 @@ EXPERIMENTS = {
 # An engine's worker imports it, and starts a process that trains.
 BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # What is behind another door, opened where a function is called: `Decision.apply` trains, a report
-# is drawn when it is written, and a tracker is written to.
+# is drawn when it is written, a result is rendered when it is shown, and a tracker is written to.
 OTHER_DOORS = {
     ("kbatch.study.decision", "kbatch.training.learning_rate"),
     ("kbatch.page.document", "kbatch.plotting.canvas"),
+    ("kbatch.page.result", "kbatch.page.document"),
+    ("kbatch.study.decision", "kbatch.page.document"),
     ("kbatch.study.study", "kbatch.study.trackers"),
 }
 # The table of names by which a result finds its figures, which are imported when they are drawn.

@@ -287,9 +287,9 @@ def types_in(hint):
 def test_stored_texts_are_codes_but_for_names_and_messages():
     kinds, words, codes = list(map(type, RECORDS.values())), set(), set(KINDS)
     for kind in kinds:  # Which grows by the records that these hold.
-        for name, hint in get_type_hints(kind).items():
-            for found in types_in(hint):
-                words |= {f"{kind.__name__}.{name}"} if found is str else set()
+        for field in dataclasses.fields(kind):
+            for found in types_in(get_type_hints(kind)[field.name]):
+                words |= {f"{kind.__name__}.{field.name}"} if found is str else set()
                 codes |= {*get_args(found)} if get_origin(found) is Literal else set()
                 if dataclasses.is_dataclass(found) and found not in kinds:
                     kinds.append(found)

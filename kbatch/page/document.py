@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from kbatch.page.numbers import format_number, setting
+from kbatch.page.numbers import environment_texts, format_number, setting
 
 if TYPE_CHECKING:
     import jinja2
@@ -65,6 +65,23 @@ class Page(NamedTuple):
     settings: Mapping[str, str]  # What it was measured with.
     environment: Mapping[str, str]  # Machine and software; empty if not recorded.
     command: str | None  # The command line that measured it, None if it was not recorded.
+
+
+def page_of(result: Any) -> Page:
+    """Return what all renderings of a result show."""
+    table, machine = result.table(), result.environment
+    return Page(
+        result.title,
+        result.answer,
+        result.use,
+        shown_columns(table),
+        named_rows(table),
+        result.notes,
+        result.figures(),
+        result.settings,
+        environment_texts(machine),
+        machine.command if machine else None,
+    )
 
 
 def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:

@@ -11,20 +11,10 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from kbatch.errors import RecordError
-from kbatch.page.document import (
-    Figure,
-    Page,
-    html_text,
-    markdown_files,
-    named_rows,
-    notebook_html,
-    shown_columns,
-    table_text,
-)
-from kbatch.page.numbers import environment_texts
 from kbatch.records.json_codec import (
     DAMAGED,
     printable,
@@ -39,6 +29,8 @@ from kbatch.records.notes import Note, most_important
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+    from kbatch.page.document import Figure, Page
 
 # Where the figures of each result are drawn. A module of this table has a function
 # `figures_of(result)`. It is imported when a figure is asked for, so that no result imports its
@@ -56,18 +48,13 @@ FIGURES = {
 class Result(ABC):
     """The base of a frozen dataclass of what was measured; whatever shows it reads this alone."""
 
+    title: str  # What it is a result of, in a few words.
+    answer: str  # The decision, in one sentence.
+    use: str = ""  # How to act on it, in a sentence or two; empty if the answer says it.
+    #: What it was measured with, a text each, ready to be read.
+    settings: Mapping[str, str] = MappingProxyType({})
     noted: tuple[Note, ...]
     environment: EnvironmentRecord | None  # The machine, None if it was not recorded.
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """What it is a result of, in a few words."""
-
-    @property
-    @abstractmethod
-    def answer(self) -> str:
-        """The decision, in one sentence."""
 
     @abstractmethod
     def table(self) -> "pd.DataFrame":
@@ -78,17 +65,7 @@ class Result(ABC):
         """At most three things that change what to do, from `noted` and from the data."""
         return most_important(self.noted)
 
-    @property
-    def use(self) -> str:
-        """How to act on the answer, in a sentence or two; empty where the answer says it."""
-        return ""
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """What it was measured with, a text each, ready to be read."""
-        return {}
-
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> "tuple[Figure, ...]":
         """Return the figures for which there are data, the one that shows the decision first."""
         return importlib.import_module(FIGURES[type(self).__name__]).figures_of(self)
 
@@ -113,33 +90,27 @@ class Result(ABC):
             raise RecordError(f"{printable(str(path))} is damaged: {shown(error)}.") from error
         return found
 
-    def page(self) -> Page:
+    def page(self) -> "Page":
         """Return what all renderings show."""
-        table = self.table()
-        return Page(
-            self.title,
-            self.answer,
-            self.use,
-            shown_columns(table),
-            named_rows(table),
-            self.notes,
-            self.figures(),
-            self.settings,
-            environment_texts(self.environment),
-            self.environment.command if self.environment else None,
-        )
+        from kbatch.page.document import page_of
+
+        return page_of(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.answer}>"
 
     def __str__(self) -> str:
         """Write the answer, the table and the notes for a terminal."""
+        from kbatch.page.document import table_text
+
         table = table_text(self.table())
         return "\n".join(
             [self.answer, *(["", table, ""] if table else []), *(f"Note: {n}" for n in self.notes)]
         ).rstrip()
 
     def _repr_html_(self) -> str:
+        from kbatch.page.document import notebook_html
+
         return notebook_html(self.page())
 
 
@@ -168,6 +139,8 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
         ValueError: If the suffix is another one, a study is empty or the list is.
         OSError: If the folder cannot be written, with what to do.
     """
+    from kbatch.page.document import html_text, markdown_files
+
     given = list(results) if isinstance(results, Sequence) else [results]
     if not given or not all(isinstance(one, Result) for one in given):
         raise ValueError(

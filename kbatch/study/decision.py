@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge, judge_race
 from kbatch.analysis.run_table import first_seed
-from kbatch.page.document import table_text
 from kbatch.records.notes import Note
 from kbatch.study.compare import (
     LeftOut,
@@ -52,6 +51,8 @@ class Page(NamedTuple):
     search: str = ""  # How many trainings there were, which failed or are missing.
 
     def __str__(self) -> str:
+        from kbatch.page.document import table_text
+
         table = table_text(frame_of(self.rows)) if self.rows else ""
         words = (self.use, " ".join(self.limits), self.search)
         above = (self.headline, self.missing, self.certainty, self.change, self.rate)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.errors import RecordError
-from kbatch.page.document import Page
 from kbatch.page.numbers import count_range, pluralize
 from kbatch.page.result import Result
 from kbatch.records import json_codec
@@ -27,6 +26,8 @@ from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, quality_colu
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from kbatch.page.document import Page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Study(Result):
         """The machine, None if it was not recorded."""
         return self.search.environment if self.search else None
 
-    def page(self) -> Page:
+    def page(self) -> "Page":
         """Return what all renderings show."""
         refuse_empty(self)
         return super().page()

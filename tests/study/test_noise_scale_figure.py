@@ -48,34 +48,33 @@ def test_a_study_without_moments_says_what_to_run():
 
 def test_goodput_is_that_of_the_analysis_by_the_noise_scale_of_the_best_trial():
     study = learned_study(3)
-    found, scale = goodput_of(study), study.decide().best.noise_scale
-    rates = {size: rate.value for size, rate in found.throughput.items()}
+    (throughput, found, best, note), scale = goodput_of(study), study.decide().best.noise_scale
+    rates = {size: rate.value for size, rate in throughput.items()}
 
     def expected(noise_scale):
         fixed = {"noise_scale": noise_scale, "base_batch_size": 16}
         return [goodput(size, size / rate, **fixed) for size, rate in rates.items()]
 
-    values = [one.value for one in found.values.values()]
+    values = [one.value for one in found.values()]
     np.testing.assert_allclose(values, expected(scale.value), rtol=1e-12)
-    bars = [one.ends for one in found.values.values()]
+    bars = [one.ends for one in found.values()]
     ends = zip(expected(scale.low), expected(scale.high), strict=True)
     np.testing.assert_allclose(bars, [sorted(both) for both in ends], rtol=1e-12)
-    assert found.best == max(found.values, key=lambda size: found.values[size].value)
-    assert f"of the late half at batch size {study.decide().best.batch_size:,};" in found.note
+    assert best == max(found, key=lambda size: found[size].value)
+    assert f"of the late half at batch size {study.decide().best.batch_size:,};" in note
 
 
 def test_goodput_is_drawn_below_and_a_decision_for_another_size_is_explained():
     study = learned_study()
     upper = plot_noise_scale(study)
     (panel,) = (axes for axes in upper.figure.axes if axes is not upper)
-    found = goodput_of(study)
+    throughput, found, best, note = goodput_of(study)
     lines = {line.get_label(): list(line.get_ydata()) for line in panel.lines}
-    assert lines["goodput"] == [one.value for one in found.values.values()]
-    assert lines["throughput"] == [one.value for one in found.throughput.values()]
-    assert f"largest: {found.best:,}" in [text.get_text() for text in panel.texts]
-    decided = study.decide().batch_size
-    assert decided != found.best
-    assert f"The decision names {decided:,}: goodput predicts" in found.note
+    assert lines["goodput"] == [one.value for one in found.values()]
+    assert lines["throughput"] == [one.value for one in throughput.values()]
+    assert f"largest: {best:,}" in [text.get_text() for text in panel.texts]
+    assert (decided := study.decide().batch_size) != best
+    assert f"The decision names {decided:,}: goodput predicts" in note
 
 
 def test_a_trial_without_moments_takes_the_noise_scale_of_another():
@@ -84,7 +83,7 @@ def test_a_trial_without_moments_takes_the_noise_scale_of_another():
         make_trial(256, learned(256, best=0.9)),
     )
     assert study.decide().best.batch_size == 16
-    assert "at batch size 256" in goodput_of(study).note
+    assert "at batch size 256" in goodput_of(study)[-1]
 
 
 def test_goodput_needs_two_sizes_a_throughput_and_a_resolved_noise_scale():

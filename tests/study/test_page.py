@@ -221,9 +221,7 @@ def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
 def test_what_does_not_change_with_the_seed_is_said(same, certain, words):
     trials = []
     for trial in (make_trial(32, 800), make_trial(64, 805, rate=2000.0)):
-        own = (
-            {name: "same" if name in same else str(seed) for name in BEGINS} for seed in range(3)
-        )
+        own = ({n: "same" if n in same else str(seed) for n in BEGINS} for seed in range(3))
         pairs = zip(trial.executions, own, strict=True)
         runs = tuple(dataclasses.replace(run, **begins) for run, begins in pairs)
         trials.append(dataclasses.replace(trial, executions=runs))

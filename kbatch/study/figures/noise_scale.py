@@ -1,6 +1,6 @@
 """The figure of the gradient noise scale over training, and of the goodput that follows from it."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -20,13 +20,9 @@ HEIGHT_IN, ALONE_IN = 6.0, 4.0
 _LATE = 0.2
 
 
-class Goodput(NamedTuple):
-    """Throughput times what an example is worth, by batch size, both in samples/s."""
-
-    throughput: dict[int, Estimate[float]]
-    values: dict[int, Estimate[float]]  # In samples of the smallest batch size.
-    best: int  # The batch size of the largest.
-    note: str
+# By batch size the throughput, and the goodput in samples of the smallest size, both in samples/s;
+# then the batch size of the largest goodput, and a note.
+Goodput = tuple[dict[int, Estimate[float]], dict[int, Estimate[float]], int, str]
 
 
 def measured_trials(study: Study) -> list[TrialRecord]:
@@ -82,7 +78,7 @@ def goodput_of(study: Study) -> Goodput | None:
             f" The decision names {decided:,}: goodput predicts how fast training advances, not "
             "how good the model is in the end."
         )
-    return Goodput(rates, values, bests[0], note)
+    return rates, values, bests[0], note
 
 
 def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
@@ -150,24 +146,24 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
         "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
         "more."
     )
-    notes = (progress.note, common.bars_text(study.trials)) if progress else ()
+    notes = (progress[-1], common.bars_text(study.trials)) if progress else ()
     notes = (meaning, *notes, common.one_of_each_size_note(measured))
     common.write_conditions([panel, *below], study, *notes)
     return panel
 
 
-def _draw_goodput(panel: Axes, found: Goodput) -> None:
-    sizes = list(found.values)
+def _draw_goodput(panel: Axes, progress: Goodput) -> None:
+    throughput, values, best, _ = progress
+    sizes, most = list(values), values[best].value
     batch_axis(panel, sizes, common.BATCH_LABEL)
-    draw.series(panel, 1, [*found.throughput.items()], label="throughput")
-    draw.series(panel, 0, [*found.values.items()], label="goodput", shaded=True)
+    draw.series(panel, 1, [*throughput.items()], label="throughput")
+    draw.series(panel, 0, [*values.items()], label="goodput", shaded=True)
     panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
     panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.set_ylabel("Goodput, throughput\n(samples/s)")
-    draw.guide(panel, found.best)
-    most = found.values[found.best].value
-    draw.ring(panel, found.best, most)
-    side = "left" if found.best == sizes[0] else "right" if found.best == sizes[-1] else "center"
-    words = f"largest: {found.best:,}"
-    draw.text(panel, words, (found.best, most), (0, 10), ha=side, va="bottom", bold=True)
+    draw.guide(panel, best)
+    draw.ring(panel, best, most)
+    side = "left" if best == sizes[0] else "right" if best == sizes[-1] else "center"
+    words = f"largest: {best:,}"
+    draw.text(panel, words, (best, most), (0, 10), ha=side, va="bottom", bold=True)
     canvas.write_title(panel, "Goodput: throughput times statistical efficiency", columns=2)
