@@ -55,6 +55,10 @@ watched_variables: Any = record.VariableWatcher  # The trainable ones that are r
 calls_in_graph: Any = attrgetter("_inbound_nodes")  # Of a layer on symbolic inputs.
 inputs_of_dataset: Any = methodcaller("_inputs")  # The datasets that a dataset is made from.
 profiles_batches: Any = attrgetter("_should_trace")  # Of a `TensorBoard`.
+# Of a functional model the structures of its symbolic inputs and outputs; of a symbolic tensor the
+# operation that made it, which call of it that was, and the number of its output.
+structures_of: Any = attrgetter("_inputs_struct", "_outputs_struct")
+history_of: Any = attrgetter("_keras_history")
 
 
 @contextlib.contextmanager
@@ -96,17 +100,6 @@ def calls_in(model: Any) -> list[tuple[Any, int, Any, Any]] | None:
         for number, node in enumerate(one._inbound_nodes)
         if id(node) in own
     ]
-
-
-def structures_of(model: Any) -> tuple[Any, Any]:
-    """Return the structures of symbolic inputs and outputs of a functional model."""
-    return model._inputs_struct, model._outputs_struct
-
-
-def history_of(tensor: Any) -> tuple[Any, int, int]:
-    """Return the operation, its call and the number of its output that a symbolic tensor is."""
-    operation, call, output = tensor._keras_history
-    return operation, call, output
 
 
 @functools.cache

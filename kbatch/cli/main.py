@@ -268,13 +268,9 @@ def _report(options: argparse.Namespace) -> None:
 def load_result(path: Path) -> Any:
     """Read a study from the folder of its search, or whatever result a JSON file holds."""
     from kbatch.errors import RecordError
-    from kbatch.inference.result import InferenceProfile
-    from kbatch.input_pipeline.result import InputPipelineProfile
-    from kbatch.memory.result import MaxBatchSizeResult
-    from kbatch.recommendation.result import Recommendation
+    from kbatch.page.result import FIGURES as RESULTS
     from kbatch.records.json_codec import read_json, shown
     from kbatch.study.study import load_study
-    from kbatch.throughput.result import TrainingProfile
 
     if not path.is_file():
         return load_study(path)
@@ -282,15 +278,13 @@ def load_result(path: Path) -> Any:
         kind = shown(read_json(path)["kind"], str)
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
-    kinds = (InferenceProfile, InputPipelineProfile, MaxBatchSizeResult, Recommendation)
-    loads: dict[str, Any] = {one.__name__: one.load for one in (*kinds, TrainingProfile)}
-    loads["Study"] = load_study
-    if kind not in loads:
+    if kind not in RESULTS:
         raise RecordError(
-            f"{path} holds a {kind}: a file must hold one of {', '.join(loads)}. For a study "
+            f"{path} holds a {kind}: a file must hold one of {', '.join(RESULTS)}. For a study "
             "give the folder of its search (`directory/project_name`)."
         )
-    return loads[kind](path)
+    public = importlib.import_module("kbatch")
+    return load_study(path) if kind == "Study" else getattr(public, kind).load(path)
 
 
 def _say_problems(record: Any) -> None:

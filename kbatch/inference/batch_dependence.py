@@ -55,10 +55,14 @@ class BatchDependence:
         """Take the outputs of a call; the first of a path and policy has its smallest batches."""
         series, size = setting
         if series not in self._smallest:
-            eager = functools.partial(_run_model, self._models[series[1]])
-            self._smallest[series] = self._reference(run, eager, series[1], size)
+            self._smallest[series] = self._reference(run, series[1], size)
             return
-        if effects := self._effects(self._smallest[series], outputs, examples):
+        pairs = zip(self._smallest[series], keras.tree.flatten(outputs), strict=False)
+        found = (
+            _effect(rows, _examples(leaf, examples), tolerance, self._repeated)
+            for (rows, tolerance), leaf in pairs
+        )
+        if effects := [effect for effect in found if effect is not None]:
             difference = max(effect.difference or 0.0 for effect in effects)
             changed = [e.changed_argmax for e in effects if e.changed_argmax is not None]
             self.found[setting] = SizeEffect(
@@ -77,7 +81,7 @@ class BatchDependence:
         found = "overflow" if difference is None else f"differ by {100 * difference:.2g} %"
         return (Note.of("depends_on_size", path=path, policy=policy, size=size, found=found),)
 
-    def _reference(self, run: Run, eager: Run, policy: str, size: int) -> _Reference:
+    def _reference(self, run: Run, policy: str, size: int) -> _Reference:
         """Run rows in batches of one size, as they are and moved by one eps."""
         eps, rng = eps_of(policy), np.random.default_rng(0)
         batch = repeated(self._data, size * -(-self._rows // size))
@@ -86,6 +90,7 @@ class BatchDependence:
             moved = keras.tree.map_structure(lambda leaf: _moved(leaf, eps, rng), batch)
             others = _in_batches(run, moved, size, self._rows)
         else:  # Whole numbers and text cannot move: what the first layers make of them does.
+            eager = functools.partial(_run_model, self._models[policy])
             with _first_floats_moved(eps, rng):
                 others = _in_batches(eager, batch, size, self._rows)
         found = []
@@ -94,14 +99,6 @@ class BatchDependence:
             least = _LEAST_EPS * eps * max(map(_largest, rows), default=0.0)
             found.append((rows, max(_TIMES_MOVED * max(moves, default=0.0), least)))
         return found
-
-    def _effects(self, reference: _Reference, outputs: Any, examples: int) -> list[SizeEffect]:
-        """Compare those outputs of a batch, which repeats the rows, that can be compared."""
-        effects = (
-            _effect(rows, _examples(leaf, examples), tolerance, self._repeated)
-            for (rows, tolerance), leaf in zip(reference, keras.tree.flatten(outputs), strict=False)
-        )
-        return [effect for effect in effects if effect is not None]
 
 
 def eps_of(policy: str) -> float:

@@ -139,19 +139,18 @@ def profile_inference(
                 "A latency target is for batches that come one by one: name another call path "
                 f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
             )
-    needed_calls = calls_for_quantile(quantile)
     check_seconds(time_budget_s=time_budget_s)
-    timing = TimingPlan(float(time_budget_s), needed_calls)
-    chosen = batch_sizes is not None
+    timing = TimingPlan(float(time_budget_s), calls_for_quantile(quantile))
     sizes, larger = DEFAULT_SIZES, LARGER_SIZES
+    if latency_slo_ms is not None:
+        timing = dataclasses.replace(
+            timing,
+            time_budget_s=_SHARE_BEFORE_CHECKS * timing.time_budget_s,
+            rounds_beyond=timing.rounds_beyond if batch_sizes is not None else 0,
+        )
+        sizes, larger = DEFAULT_SIZES[::_STEP_WITH_TARGET], ()
     if batch_sizes is not None:
         sizes, larger = check_batch_sizes(batch_sizes), ()
-    if latency_slo_ms is not None:
-        share_s = _SHARE_BEFORE_CHECKS * timing.time_budget_s
-        timing = dataclasses.replace(timing, time_budget_s=share_s)
-        if not chosen:
-            sizes, larger = DEFAULT_SIZES[::_STEP_WITH_TARGET], ()
-            timing = dataclasses.replace(timing, rounds_beyond=0)
     bulk_examples = check_size(bulk_examples, "bulk_examples")
     limit_bytes = check_memory_limit(memory_limit_bytes)
     say = on_progress or (lambda line: None)
@@ -180,7 +179,7 @@ def profile_inference(
             inputs.rows,
             memory,
             timing,
-            chosen=chosen,
+            chosen=batch_sizes is not None,
             bulk_examples=bulk_examples,
             target_ms=latency_slo_ms,
             seed=seed,
@@ -227,8 +226,9 @@ def measure_predict_memory(
     for name, model in models.items():
         load = Workload(lambda model=model: model, data, policy, training=False)
         with open_probes(load, memory_limit_bytes=memory_limit_bytes, why_here=why_here) as probes:
-            given = {"dtype_policy": name, "time_budget_s": time_budget_s, "say": say}
-            one = memory_pass(probes, sizes, **given)
+            one = memory_pass(
+                probes, sizes, dtype_policy=name, time_budget_s=time_budget_s, say=say
+            )
         found = MemoryPass(
             (*found.records, *one.records), one.limit_bytes, (*found.notes, *one.notes)
         )

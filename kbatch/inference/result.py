@@ -66,14 +66,8 @@ class TimingRecord(Timed):
     size_effect: SizeEffect | None = None  #: None for the smallest size, and without floats.
     reason: Note | None = None  #: Why they have no times. If None, they have.
 
-    def latency_bound_s(self, quantile: float) -> float | None:
-        """Bound a quantile of the latency with 95 % confidence; None where it is not known."""
-        if self.call_path == BULK_PATH:
-            return None
-        return quantile_upper_bound(self.latencies_s, quantile=quantile)
-
     def missing_calls(self, quantile: float) -> int:
-        """Return how many calls that bound lacks."""
+        """Return how many calls an upper bound of a quantile lacks."""
         return max(0, calls_for_quantile(quantile) - len(self.latencies_s))
 
 
@@ -176,9 +170,11 @@ class InferenceProfile(Result):
             if named and size == named.batch_size and (path, policy) == self.series[0]:
                 answer.append(place)
             effect, outcome = timing.size_effect, [timing.reason or timing.outcome]
-            missing = timing.missing_calls(self.quantile)
-            if timing.measured and path != BULK_PATH and missing:
-                outcome.append(f"{missing:,} calls too few for the quantile")
+            bound_s, missing = None, timing.missing_calls(self.quantile)
+            if path != BULK_PATH:
+                bound_s = quantile_upper_bound(timing.latencies_s, quantile=self.quantile)
+                if timing.measured and missing:
+                    outcome.append(f"{missing:,} calls too few for the quantile")
             if effect and effect.depends:
                 outcome.append("outputs depend on the batch size")
             rows.append(
@@ -187,9 +183,7 @@ class InferenceProfile(Result):
                     "policy": policy,
                     "batch size": size,
                     **timed_columns(timing, "batch time"),
-                    f"p{100 * self.quantile:g} at most (ms)": _times(
-                        1e3, timing.latency_bound_s(self.quantile)
-                    ),
+                    f"p{100 * self.quantile:g} at most (ms)": _times(1e3, bound_s),
                     "first call (s)": timing.first_call_s,
                     "peak memory (MiB)": _times(2.0**-20, peaks.get((policy, size))),
                     "change by size (%)": _times(100, effect and effect.difference),

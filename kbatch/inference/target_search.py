@@ -79,7 +79,7 @@ class LatencyTargetSearch:
         assert self._next is not None
         (size, _), own = self._next, self._stretches[-1]
         own.append(latencies_s)
-        made, confidence, more = np.concatenate(own), self._confidence, _LONGER * self._step
+        made, confidence, more = np.concatenate(own), self._confidence(), _LONGER * self._step
         # Between infinite values there is nothing to interpolate.
         quantile_s = math.inf if np.isinf(made).any() else float(np.quantile(made, self._quantile))
         use = quantile_s / self._most_s
@@ -87,7 +87,7 @@ class LatencyTargetSearch:
         self._looks += 1
         if not keeps and len(own) == 1:  # Would it keep to the target if more calls were all fast?
             slow = np.sum(made > self._most_s) / (len(made) + more)
-            if slow <= 1 - self._quantile and self._are_rare(own, self._confidence, more=more):
+            if slow <= 1 - self._quantile and self._are_rare(own, self._confidence(), more=more):
                 self._next = (size, more)
                 return
         outcome = "missed" if use > 1 else "verified" if keeps else "unsure"
@@ -106,15 +106,15 @@ class LatencyTargetSearch:
             for check, own, confidence in self._looked
         )
 
-    @property
     def _confidence(self) -> float:
+        """Return how sure the next look has to be."""
         return 1 - _WRONG * 6 / (math.pi * (self._looks + 1)) ** 2
 
     def _guessed(self) -> int:
         return min(self._guess(self._share * self._most_s) or 1, self._high - 1)
 
     def _first_look(self, size: int) -> tuple[int, int]:
-        enough = calls_for_quantile(self._quantile, confidence=self._confidence)
+        enough = calls_for_quantile(self._quantile, confidence=self._confidence())
         self._step = math.ceil(_UNSEEN_RUN * enough)
         self._stretches.append([])
         return size, self._step

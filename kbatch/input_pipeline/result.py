@@ -16,6 +16,7 @@ again. Over whole chunks, or whole epochs, there is one value.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,14 +44,9 @@ _MUCH_WAITING = 0.2
 Ends = tuple[float, float]
 
 
-def input_verdict(
-    ratio: Estimate[float] | None,
-    *,
-    long_run: Ends | None = None,
-    together: Sequence[Estimate[float]] = (),
-) -> str:
+def input_verdict(ratio: Estimate[float] | None, *, long_run: Ends | None = None) -> str:
     """Say what limits training, from the pipeline's rate over that of the step."""
-    if ratio is None or ratio.ends is None or any(map(_is_impossible, together)):
+    if ratio is None or ratio.ends is None:
         return "undetermined"
     if long_run is not None and not _agrees(ratio, long_run):
         return _side(long_run, closest=_CLOSEST_ONCE)
@@ -62,13 +58,6 @@ def input_verdict(
     ):
         return "undetermined"
     return found
-
-
-def _is_impossible(together: Estimate[float]) -> bool:
-    """Return whether both together ran faster than one of them alone, beyond the noise."""
-    # What was timed alone was disturbed then.
-    sure = together.low is not None and together.low > _IMPOSSIBLE_RATIO
-    return sure or together.value > _AGREEING_RATIO
 
 
 def _agrees(ratio: Estimate[float], long_run: Ends) -> bool:
@@ -204,15 +193,6 @@ class ChangeRecord:
         low = self.gain and self.gain.low
         return low is not None and low > CLOSEST_RATIO
 
-    @property
-    def outcome(self) -> str:
-        """What came of it, in a few words."""
-        if self.reason is not None:
-            return f"not tried: {self.reason}"
-        high = self.gain and self.gain.high
-        slower = high is not None and high < 1 / CLOSEST_RATIO
-        return "clear gain" if self.is_clear_gain else "slower" if slower else "no clear gain"
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class InputPipelineProfile(Result):
@@ -235,9 +215,9 @@ class InputPipelineProfile(Result):
     @property
     def verdict(self) -> str:
         """What limits training: `"input-bound"`, `"compute-bound"` or `"undetermined"`."""
-        return input_verdict(
-            self.ratio, long_run=self.long_run_ratio, together=list(self._together_over().values())
-        )
+        if self.disturbed:
+            return "undetermined"
+        return input_verdict(self.ratio, long_run=self.long_run_ratio)
 
     @property
     def ratio(self) -> Estimate[float] | None:
@@ -247,7 +227,18 @@ class InputPipelineProfile(Result):
     @property
     def disturbed(self) -> tuple[str, ...]:
         """Which of `"pipeline"` and `"step"` ran slower alone than together, which cannot be."""
-        return tuple(name for name, over in self._together_over().items() if _is_impossible(over))
+        if not self.together_comparable:
+            return ()
+        alone = {"step": self.step}
+        if self.long_run is None:
+            # Else training may end before a pause of the pipeline; the long reading checks it.
+            alone["pipeline"] = self.pipeline
+        ratios = {n: ratio_over_rounds(self.together.rates, r.rates) for n, r in alone.items()}
+        return tuple(
+            name
+            for name, over in ratios.items()
+            if over and (over.value > _AGREEING_RATIO or (over.low or 0.0) > _IMPOSSIBLE_RATIO)
+        )
 
     @property
     def long_run_ratio(self) -> Ends | None:
@@ -303,8 +294,7 @@ class InputPipelineProfile(Result):
             times = f"{ends} times over one long reading"
         found = f"the pipeline alone is {times} as fast as the train step"
         waits = f"training waits for data {percent(waiting or 0.0)} of its time"
-        much = (waiting or 0.0) > _MUCH_WAITING
-        apart = f", but {waits}: nothing overlaps them" if much else ""
+        apart = f", but {waits}: nothing overlaps them" * ((waiting or 0.0) > _MUCH_WAITING)
         if self.verdict == "undetermined":
             low, high = ratio.ends
             if not self.is_even:
@@ -345,9 +335,14 @@ class InputPipelineProfile(Result):
             "both together": row(self.together, "measured"),
         }
         for change in (*self.best_first, *(c for c in self.changes if c.changed is None)):
+            outcome = "clear gain" if change.is_clear_gain else "no clear gain"
+            if change.reason is not None:
+                outcome = f"not tried: {change.reason}"
+            elif change.gain and (change.gain.high or math.inf) < 1 / CLOSEST_RATIO:
+                outcome = "slower"
             gained = ranged_columns("times as fast", change.gain)
             more = {**gained, "code": change.code, "condition": change.condition}
-            rows[change.title] = row(change.changed, change.outcome, **more)
+            rows[change.title] = row(change.changed, outcome, **more)
         columns = list(dict.fromkeys(name for one in rows.values() for name in one))
         table = pd.DataFrame(list(rows.values()), columns=columns, index=list(rows))
         table.insert(0, "measured", table.index)
@@ -368,14 +363,3 @@ class InputPipelineProfile(Result):
                 f"{format_number(run.duration_s)} s, {run.basis.replace('_', ' ')}"
             )
         return found
-
-    def _together_over(self) -> dict[str, Estimate[float]]:
-        """Rate of both together over that of each alone, by its name."""
-        if not self.together_comparable:
-            return {}
-        alone = {"step": self.step}
-        if self.long_run is None:
-            # Else training may end before a pause of the pipeline; the long reading checks it.
-            alone["pipeline"] = self.pipeline
-        ratios = {n: ratio_over_rounds(self.together.rates, r.rates) for n, r in alone.items()}
-        return {name: ratio for name, ratio in ratios.items() if ratio is not None}

@@ -66,15 +66,16 @@ class TrainingProfile(Result):
         """The micro-batch to train with, and how fast it is."""
         if not (ways := fastest_ways(self.updates)):
             return "No step could be timed."
-        size, steps, rate = self.micro_batch_size, self.steps_per_execution, self._chosen.rate
+        chosen, gain = self._choice()
+        steps, rate = chosen.steps_per_execution, chosen.rate
         assert rate is not None
         together = "" if steps == 1 else f" and {steps:,} steps an execution"
         speed = f"{format_number(rate.value)}{in_brackets(rate)} samples/s"
         than = ""
-        if self.gain is not None:
-            times, largest = format_number(self.gain.value), ways[-1].batch_size
-            than = f", {times}{in_brackets(self.gain)} times as fast as with {largest:,}"
-        return f"Train with micro-batches of {size:,}{together}: {speed}{than}."
+        if gain is not None:
+            times, largest = format_number(gain.value), ways[-1].batch_size
+            than = f", {times}{in_brackets(gain)} times as fast as with {largest:,}"
+        return f"Train with micro-batches of {chosen.batch_size:,}{together}: {speed}{than}."
 
     def table(self) -> "pd.DataFrame":
         """Return what was measured, a row a size and number of steps an execution."""
@@ -95,7 +96,7 @@ class TrainingProfile(Result):
         if all(update.steps_per_execution == 1 for update in self.updates):
             del found["steps per execution"]
         if fastest_ways(self.updates):
-            found.attrs["answer"] = [self.updates.index(self._chosen)]
+            found.attrs["answer"] = [self.updates.index(self._choice()[0])]
         return found
 
     @property
@@ -134,21 +135,20 @@ class TrainingProfile(Result):
     @property
     def micro_batch_size(self) -> int:
         """The fastest size by the rounds that all have; of those that tie, the largest."""
-        return self._chosen.batch_size
+        return self._choice()[0].batch_size
 
     @property
     def steps_per_execution(self) -> int:
         """Steps of an execution at which that size was fastest."""
-        return self._chosen.steps_per_execution
+        return self._choice()[0].steps_per_execution
 
     @property
     def gain(self) -> Estimate[float] | None:
         """Speed of that size over the speed of the largest; None where it is the largest."""
-        return choose_micro_batch(fastest_ways(self.updates))[1]
+        return self._choice()[1]
 
-    @property
-    def _chosen(self) -> TimedUpdate:
-        return choose_micro_batch(fastest_ways(self.updates))[0]
+    def _choice(self) -> tuple[TimedUpdate, Estimate[float] | None]:
+        return choose_micro_batch(fastest_ways(self.updates))
 
     @property
     def efficient(self) -> Estimate[float | None]:
