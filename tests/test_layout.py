@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_195,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_172,  # Without docstrings, comments and blank lines.
     "files in kbatch": 125,
     "record types": 81,
-    "properties": 149,
+    "properties": 146,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 26_785,
-    "kbatch.search.tuner": 17_821,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 12_719,  # HyperModel
-    "kbatch.memory.find": 7_485,  # find_max_batch_size
+    "kbatch.search.tuner": 17_814,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 12_712,  # HyperModel
+    "kbatch.memory.find": 7_478,  # find_max_batch_size
     "kbatch.study.study": 4_771,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_829,  # accumulate_gradients
+    "kbatch.training.accumulation.accumulate": 3_822,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",
