@@ -75,11 +75,12 @@ _SEEDS = 10_000
 
 
 class BatchSizeHyperModel(keras_tuner.HyperModel):
-    """Makes batch size a hyperparameter of any keras-tuner search.
+    """Make the batch size a hyperparameter of any keras-tuner search.
 
-    It works with every tuner. Each trial is built under the dtype policy, its learning rate follows
-    the batch size, batches above `micro_batch_size` are accumulated, and what happened is written
-    to `kbatch.json` beside keras-tuner's own files, for `kbatch.load_study`.
+    It works with every tuner of keras-tuner. Each trial is built under the dtype policy of the
+    search, its learning rate follows the batch size, and batches above `micro_batch_size` are
+    accumulated. Each training run writes a record to `kbatch.json` beside keras-tuner's own files,
+    for `kbatch.load_study`.
 
     Example:
 
@@ -90,51 +91,51 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     >>> kbatch.plot_trials(kbatch.load_study(tuner))
 
     Args:
-        build: A function that builds a compiled model, of keras-tuner's `hp` or of nothing, or a
-            `keras_tuner.HyperModel`. It may read `hp.get("batch_size")`, and makes all that
-            training changes at each call. A HyperModel with its own `fit` trains as it is written:
-            kbatch sets the batch size of its `model.fit`, measures it, and changes nothing else.
+        build: A function that returns a compiled model and takes keras-tuner's `hp` or nothing, or
+            a `keras_tuner.HyperModel`. It may read `hp.get("batch_size")`. Each call must create
+            all layers and optimizers that training changes. A HyperModel with its own `fit` trains
+            as it is written: kbatch sets the batch size of its `model.fit`, measures it, and
+            changes nothing else.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
-        micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
-            Under a `distribution_strategy` each replica has its part of the batch, and this is of
-            that part. `"auto"` takes the most that fit into memory, which is found once, before the
-            first training. Where memory runs out in training after all, later trainings have half
-            of it. None for the whole batch at once. A trial measures the gradient noise scale where
-            its batch is cut, so a size of at most half the batch has it in every trial. A model
-            that `accumulate_gradients` has cut in the build function is left as it is, and one with
-            a `train_step` of its own goes through whole.
-        dtype_policy: Name of a Keras dtype policy. Several make it a hyperparameter
-            (`"dtype_policy"`). None for `"mixed_float16"`, or float32 where an update cannot be
-            made under that, takes more than twice as long on a processor, or several replicas
-            share a batch: Keras looks for overflows on the first of them alone.
-        learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"` or
-            None (it does not). `"auto"` takes what suits the optimizer: linear for SGD, the square
-            root for Adam and its kin, None for others.
-        base_batch_size: Batch size that the learning rate and other settings of the model suit. It
-            is always tried, and a study compares the others with it. None for 32, Keras's default,
-            or the nearest size where 32 lies outside `batch_sizes`; a search that goes on keeps
-            the one that it had.
-        follow_batch_size: Which other settings keep their timescale in examples, with any rule or
-            none. `"beta_2"`, the decay of Adam's second moment (`rho` of RMSprop),
-            `"batch_norm_momentum"`, that of moving statistics, and `"ema_momentum"`, that of an
-            average of the weights (`use_ema`), are taken to the power of the ratio of the batch
-            sizes. `"weight_decay"` of any optimizer is multiplied by that ratio and divided by the
-            factor of the learning rate. `()` leaves all as they are.
-        steps_per_execution: Train steps that Keras starts at once, which changes how long they take
-            and nothing else. `"auto"` times a few steps of the first model, which leave nothing
-            behind, so that an execution takes about 100 ms. It is 1 where the model is run eagerly
-            or on several replicas, has a `train_step` of its own, or where a callback acts on train
-            batches. Beside `steps_per_epoch` it is a divisor of that, since Keras runs whole
-            executions, and 1 if the length of finite data is unknown. None leaves it to the build
-            function, and so does the rest where that sets more than 1.
-        memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
-            on a CPU half of what the host and its control group leave.
-        seed: Seed of weights and shuffling; a further execution of a trial adds its number. If
-            None, `BatchSizeTuner` draws one for the search, and other tuners train from others in
-            each trial.
+        micro_batch_size: Examples that go through a device at once. Larger batches are accumulated.
+            Under a `distribution_strategy` this is a part of the batch of each replica. `"auto"`:
+            the largest size that fits in memory, measured once before the first training; if memory
+            runs out later, the size is halved. `None`: the whole batch at once. A trial measures
+            the gradient noise scale if its batch is cut, so a size of at most half the smallest
+            batch measures it in every trial. A model that the build function has cut with
+            `accumulate_gradients` is not changed, and a model with its own `train_step` is not cut.
+            Default: `"auto"`.
+        dtype_policy: Name of a Keras dtype policy, or several names, which make it a hyperparameter
+            (`"dtype_policy"`). Default: `"mixed_float16"`, or `"float32"` if the model cannot be
+            updated in float16, if that takes more than twice as long on a CPU, or if several
+            replicas share a batch, because Keras checks only the first replica for overflows.
+        learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"`,
+            `None` (it does not follow) or `"auto"`, which is linear for SGD, the square root for
+            Adam and similar optimizers, and `None` for others. Default: `"auto"`.
+        base_batch_size: Batch size that the learning rate and other settings of the model were
+            tuned for. It is always tried, and a study compares the other sizes with it. Default:
+            32, or the nearest of `batch_sizes` if 32 is outside their range. A search that resumes
+            keeps its base size.
+        follow_batch_size: Other settings that keep their timescale in examples. `"beta_2"` (decay
+            of Adam's second moment, `rho` of RMSprop), `"batch_norm_momentum"` and
+            `"ema_momentum"` (average of the weights, `use_ema`) are raised to the power of the
+            ratio of the batch sizes. `"weight_decay"` is multiplied by that ratio and divided by
+            the factor of the learning rate. `()`: no setting follows.
+        steps_per_execution: Train steps that Keras starts at once. This changes how long steps take
+            and nothing else. `"auto"`: as many as take about 100 ms, from a few timed steps that
+            change nothing. It is 1 if the model runs eagerly, runs on several replicas or has its
+            own `train_step`, if a callback acts on train batches, or if the length of finite data
+            is unknown. Next to `steps_per_epoch` it is a divisor of that number, because Keras runs
+            whole executions. `None`: the number that the build function sets. A number above 1 in
+            the build function is always kept. Default: `"auto"`.
+        memory_limit_bytes: Memory in bytes that `"auto"` may use. Default: the memory of the GPU
+            that TensorFlow may use, or half of the free memory of the host or its control group.
+        seed: Seed of weights and shuffling. A further training run of a trial adds its number. If
+            `None`, `BatchSizeTuner` draws one seed for the search, and other tuners draw different
+            seeds for each trial.
 
     Raises:
-        TypeError: If `build` cannot build or a size is no integer.
+        TypeError: If `build` cannot build a model, or a size is not an integer.
         ValueError: If the sizes, the policy or the rule cannot be used.
     """
 
@@ -153,7 +154,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         seed: int | None = None,
     ):
         self.wrapped = as_hypermodel(build)
-        # An inner HyperModel that is not tunable keeps to its defaults; the batch size is tuned.
+        # A wrapped HyperModel that is not tunable keeps its defaults. The batch size is tuned.
         super().__init__(name=self.wrapped.name)
         self.stock_fit = has_stock_fit(self.wrapped)
         self._given_sizes = check_batch_sizes(batch_sizes)
