@@ -79,8 +79,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     It works with every tuner of keras-tuner. Each trial is built under the dtype policy of the
     search, its learning rate follows the batch size, and batches above `micro_batch_size` are
-    accumulated. Each training run writes a record to `kbatch.json` beside keras-tuner's own files,
-    for `kbatch.load_study`.
+    accumulated. Records for `kbatch.load_study` stand beside keras-tuner's own files.
 
     Example:
 
