@@ -33,12 +33,11 @@ def quantity(text: str, units: Mapping[str, float], required: str) -> float:
     return value
 
 
-_POWERS = {
-    f"{unit}{i}": base**power
+_BYTES = {"": 1, "b": 1} | {
+    f"{unit}{end}": base**power
     for power, unit in enumerate("kmgt", start=1)
-    for i, base in (("", 1000), ("i", 1024))
+    for end, base in (("", 1000), ("b", 1000), ("i", 1024), ("ib", 1024))
 }
-_BYTES = {"": 1, "b": 1} | _POWERS | {f"{unit}b": size for unit, size in _POWERS.items()}
 
 
 def memory_size(text: str) -> int:

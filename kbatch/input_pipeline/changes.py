@@ -268,8 +268,7 @@ def kind_of(stage: Any) -> str:
 
 def is_stateless(stage: Any) -> bool:
     """Return whether the function of a map has no state: no random numbers, no Python code."""
-    graph: Any = dataset_graph(stage)
-    return not any(operation.op_def.is_stateful for operation in graph.get_operations())
+    return not any(one.op_def.is_stateful for one in dataset_graph(stage).get_operations())
 
 
 def has_operation(stage: Any, *words: str) -> bool:

@@ -304,13 +304,12 @@ class InputPipelineProfile(Result):
             return f"{found}, which does not decide it{apart}; give a larger `budget_s`"
         if self.verdict == "compute-bound":
             return f"{found}{apart}"
-        if (best := self._best_change) is None or best.gain is None:
+        if (best := self._best_change()) is None or best.gain is None:
             return f"{found}, and {waits}"
         return f"{found}; {best.title} trains {format_number(best.gain.value)} times as fast"
 
-    @property
     def _best_change(self) -> ChangeRecord | None:
-        """The change to make, None where training does not wait or none surely helps."""
+        """Return the change to make, None where training does not wait or none surely helps."""
         sure = [change for change in self.best_first if change.is_clear_gain]
         return sure[0] if sure and self.verdict == "input-bound" else None
 
@@ -346,7 +345,7 @@ class InputPipelineProfile(Result):
         columns = list(dict.fromkeys(name for one in rows.values() for name in one))
         table = pd.DataFrame(list(rows.values()), columns=columns, index=list(rows))
         table.insert(0, "measured", table.index)
-        best = self._best_change
+        best = self._best_change()
         table.attrs["answer"] = [] if best is None else [best.title]
         return table
 

@@ -163,7 +163,7 @@ def timed_updates(
         list(sweep.warm_up(Setting(TOGETHER, s.size) for s, _ in sweep.go_on(ALONE, larger)))
         sweep.run()
         return tuple(
-            sweep.found(setting)
+            TimedUpdate(**sweep.timing_of(setting), steps_per_execution=int(sweep.shares(setting)))
             for one in sweep.tried(ALONE)
             for setting in (one, Setting(TOGETHER, one.size))
             if setting == one or setting in sweep.blocks
@@ -226,8 +226,3 @@ class UpdateSweep(Sweep):
             return 1
         epoch = None if self._examples is None else -(-self._examples // setting.size)
         return execution_steps(alone.call_s, epoch, execution_s=self._execution_s)
-
-    def found(self, setting: Setting) -> TimedUpdate:
-        """Return what was timed of a setting, or why it was not."""
-        steps = int(self.shares(setting))
-        return TimedUpdate(**self.timing_of(setting), steps_per_execution=steps)
