@@ -11,10 +11,10 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_172,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_166,  # Without docstrings, comments and blank lines.
     "files in kbatch": 125,
     "record types": 81,
-    "properties": 146,
+    "properties": 145,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 26_785,
