@@ -1,4 +1,4 @@
-"""Data for the measurement of input pipelines."""
+"""Data in batches, and steps that take them."""
 
 import keras
 import numpy as np
@@ -9,19 +9,20 @@ from kbatch.training.data.forms import rows_of
 
 
 class Rows(keras.utils.PyDataset):
-    """Rows in batches of 8, the last one shorter; counts how often it was asked."""
+    """Rows in batches, the last one shorter; counts how often an epoch ended."""
 
-    def __init__(self, count=20, **settings):
+    def __init__(self, rows=20, size=8, **settings):
         super().__init__(**settings)
-        self.x, self.y = models.rows(count)
-        self.epoch_ends = 0
+        self.rows = models.rows(rows) if isinstance(rows, int) else rows
+        self.size, self.epoch_ends = size, 0
 
     @property
     def num_batches(self):
-        return -(-len(self.x) // 8)
+        return -(-len(self.rows[0]) // self.size)
 
     def __getitem__(self, index):
-        return self.x[8 * index : 8 * index + 8], self.y[8 * index : 8 * index + 8]
+        rows = slice(index * self.size, (index + 1) * self.size)
+        return tuple(part[rows] for part in self.rows)
 
     def on_epoch_end(self):
         self.epoch_ends += 1

@@ -53,6 +53,17 @@ def words(axes):
     return " ".join(" ".join(texts).replace("\N{NO-BREAK SPACE}", " ").split())
 
 
+def panels(axes):
+    """The panels of a figure that have axes of their own."""
+    return [each for each in axes.figure.axes if each.axison]
+
+
+def two_panels(upper):
+    """The upper panel of a figure, and the one that has the labels of both."""
+    (lower,) = (each for each in upper.figure.axes if each.get_xlabel())
+    return upper, lower
+
+
 def shown_texts(figure):
     """Titles, legends, annotations, and the labels of axes that are drawn, with their places."""
     figure.draw_without_rendering()

@@ -48,9 +48,7 @@ class TestedVAE(VAE):
 
 
 def vae(*, kind=TestedVAE):
-    model = kind()
-    model.compile("adam")
-    return model
+    return models.compiled(kind(), "adam")
 
 
 class GAN(keras.Model):
@@ -93,9 +91,7 @@ class GAN(keras.Model):
 
 
 def gan():
-    model = GAN()
-    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.002))
-    return model
+    return models.compiled(GAN(), keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.002))
 
 
 class Distiller(keras.Model):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from kbatch.records.json_codec import write_record
 from kbatch.records.machine import EnvironmentRecord, GpuSample, GpuUsage, UsageRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord, SearchRecord
 from kbatch.study.study import Study
@@ -129,6 +130,14 @@ def make_study(*trials, name="digits", search=None, problems=()):
         trials = (*learned, make_trial(4096, status="out_of_memory"))
     ordered = sorted(trials, key=lambda trial: (trial.batch_size, trial.trial_id))
     return Study(name, tuple(ordered), search or make_search(), tuple(problems))
+
+
+def write_search(folder, *trials, search=None):
+    """Write the records of a search into its folder, which is returned."""
+    write_record(search or make_search(), folder / "kbatch.json")
+    for trial in trials:
+        write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
+    return folder
 
 
 def make_diverged(batch_size, text="diverged: the loss is nan"):

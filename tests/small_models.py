@@ -15,12 +15,20 @@ def rows(count, *, seed=0, features=8, classes=3):
     return x, rng.integers(0, classes, count)
 
 
-def mlp(*, optimizer="adam", **compile_arguments):
-    """A compiled classifier of (rows, 8) into 3 classes, under the global dtype policy."""
+def compiled(model, *arguments, **named):
+    """Compile a model, or one of these layers, and return it."""
+    model = keras.Sequential(model) if isinstance(model, list) else model
+    model.compile(*arguments, **named)
+    return model
+
+
+def mlp(*, inner=(), optimizer="adam", **compile_arguments):
+    """A compiled classifier of (rows, 8) into 3 classes, with layers between its own two."""
     model = keras.Sequential(
         [
             layers.Input((8,)),
             layers.Dense(16, activation="relu"),
+            *inner,
             layers.Dense(3, activation="softmax", dtype="float32"),
         ]
     )
@@ -37,6 +45,18 @@ def own_loss(y, probabilities):
 def stock(*, optimizer="sgd"):
     """The same classifier, with that loss."""
     return mlp(optimizer=optimizer, loss=own_loss)
+
+
+def normalised(**compile_arguments):
+    """One whose statistics move and which draws."""
+    inner = layers.BatchNormalization(), layers.Dropout(0.3)
+    return mlp(inner=inner, **compile_arguments)
+
+
+def state_of(model):
+    """The values of all that changes when a model trains; those of metrics are built late."""
+    variables = *model.variables, *model.optimizer.variables, *model.metrics_variables
+    return [np.array(variable.value) for variable in variables]
 
 
 def linear():

@@ -137,7 +137,6 @@ def of_four_rows():
     ("changed", "error", "message"),
     [
         ({"batch_sizes": (4, 2)}, ValueError, "ascending"),
-        ({"batch_sizes": (1.5,)}, TypeError, "integers"),
         ({"latency_slo_ms": -1}, ValueError, "positive number, in milliseconds"),
         ({"quantile": "0.9"}, ValueError, "between 0 and 1"),
         ({"time_budget_s": "5"}, InputError, "time_budget_s"),

@@ -40,14 +40,6 @@ def nothing_is_left_behind(tmp_path_factory):
     assert workers() == []
 
 
-def mlp():
-    """Small, for it is traced in each test, and without XLA, which compiles each size."""
-    model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, jit_compile=False)
-    return model
-
-
 # Half full, the allocator of so little memory is not fragmented yet. Each time that it has none
 # left it waits ten seconds for some.
 WINDOW = (0.4, 0.5)
@@ -112,7 +104,10 @@ DATA = {
 def test_every_form_of_data_is_run_to_its_end(data):
     size = 50 if callable(data()) else 60
     found = kbatch.find_max_batch_size(
-        models.Locked(mlp), data(), memory_limit_bytes=100 * MB, memory_window=np.array([0.8, 0.9])
+        models.Locked(models.linear),
+        data(),
+        memory_limit_bytes=100 * MB,
+        memory_window=np.array([0.8, 0.9]),
     )
     assert (found.max_batch_size, found.reason.code) == (size, "reached_data")
     assert repr(found.memory_window) == "(0.8, 0.9)"  # As a record holds them.
@@ -160,11 +155,6 @@ def test_predictions_need_no_compiled_model():
     assert (probes.facts().training, reading.rows, reading.peak_bytes > 0) == (False, 8, True)
 
 
-def state(model):
-    variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
-    return [np.array(v.value) for v in variables]
-
-
 def given(*extra, run_eagerly=False):
     """A trained model in mixed_float16 that keeps state of every kind."""
     with dtype_policy_scope("mixed_float16"):
@@ -187,13 +177,13 @@ def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
 
     model = given(Halved(), run_eagerly=True)
     kbatch.accumulate_gradients(model, 1)
-    step, before, history = model.train_step, state(model), model.history
+    step, before, history = model.train_step, models.state_of(model), model.history
     found = kbatch.find_max_batch_size(
         model, *models.rows(40), memory_limit_bytes=100 * MB, max_batch_size=2
     )
     assert found.notes[0].values == {"why": "not sendable"}
     assert found.dtype_policy == "mixed_float16"
-    assert all(map(np.array_equal, state(model), before))
+    assert all(map(np.array_equal, models.state_of(model), before))
     assert model.train_step is step
     assert model.history is history
 
@@ -201,11 +191,11 @@ def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
 @pytest.mark.slow
 def test_a_compiled_model_is_sent_and_stays_as_it_is():
     model = given()
-    before = state(model)
+    before = models.state_of(model)
     found = kbatch.find_max_batch_size(model, *models.rows(40), memory_limit_bytes=100 * MB)
     assert found.noted == ()
     assert found.dtype_policy == "mixed_float16"
-    assert all(map(np.array_equal, state(model), before))
+    assert all(map(np.array_equal, models.state_of(model), before))
     assert "train_step" not in vars(model)
 
 
@@ -262,7 +252,7 @@ REFUSED = [
 def test_what_cannot_be_searched_is_refused(data, changed, error, message):
     with pytest.raises(error, match=message):
         kbatch.find_max_batch_size(
-            models.Locked(mlp), *data, **({"memory_limit_bytes": 100 * MB} | changed)
+            models.Locked(models.linear), *data, **({"memory_limit_bytes": 100 * MB} | changed)
         )
 
 

@@ -1,4 +1,4 @@
-"""The search with probes that are computed: every turn that it can take."""
+"""The search, and the pass over given sizes, with probes that are computed: every turn of them."""
 
 import pickle
 
@@ -6,7 +6,7 @@ import pytest
 
 from kbatch.device.memory import FreeMemory
 from kbatch.errors import OutOfMemoryError, WorkerDied
-from kbatch.memory.find import probe_max_batch
+from kbatch.memory.find import memory_pass, probe_max_batch
 from kbatch.memory.probe import MaxBatchExperiment
 from kbatch.memory.workload import Reading, WorkloadFacts
 from kbatch.records.notes import Note
@@ -218,3 +218,60 @@ def test_a_worker_that_died_of_one_example_is_told_with_what_it_wrote():
     copy = pickle.loads(pickle.dumps(caught.value))
     assert "Check failed: a crash" in copy.__notes__[0]
     assert (str(copy), copy.limit_bytes) == (str(caught.value), LIMIT)
+
+
+def passed(probes, sizes, *, seconds=(), budget_s=100.0):
+    """The outcomes of given sizes, an example of which takes a hundredth of the limit."""
+    probes.each, clock = 100, iter(seconds)
+    found = memory_pass(
+        probes,
+        sizes,
+        dtype_policy="float32",
+        time_budget_s=budget_s,
+        clock=lambda: next(clock, 0.0),
+        say=lambda line: None,
+    )
+    return found.records, [record.outcome for record in found.records]
+
+
+def test_a_single_size_refuses_no_other_one_where_a_worker_runs_out():
+    """Of the 11 % of one example 10 % are there whatever the batch: 64 need 74 %."""
+    for isolated, outcome in ((True, "fits"), (False, "not_run")):
+        assert passed(ComputedProbes(isolated=isolated), (1, 64))[1] == ["fits", outcome]
+
+
+def test_what_is_expected_above_the_window_is_not_run():
+    probes = ComputedProbes()
+    records, outcomes = passed(probes, (1, 2, 4, 8, 16, 32, 64, 128, 256))
+    assert probes.runs == [1, 2, 4, 8, 16, 32, 64]
+    assert outcomes == ["fits"] * 7 + ["not_run"] * 2
+    assert records[7].guarded
+    assert "90%" in records[7].reason
+
+
+def test_memory_that_runs_out_is_a_result_and_nothing_larger_is_run():
+    probes = ComputedProbes(fresh=lambda size, run: 10.0 if size >= 16 else 1.0)
+    probes.processes = 2
+    records, outcomes = passed(probes, (1, 4, 8, 16, 32))
+    assert probes.runs == [1, 4, 8, 16]
+    assert outcomes == ["fits"] * 3 + ["out_of_memory", "not_run"]
+    assert records[3].peak_bytes is None
+    assert records[4].guarded
+    assert "ran out at batch size 16" in records[4].reason
+
+
+def test_sizes_that_a_data_function_does_not_fill_have_no_memory():
+    probes = ComputedProbes(rows=5)
+    records, outcomes = passed(probes, (1, 4, 8, 16))
+    assert probes.runs == [1, 4, 5]
+    assert outcomes == ["fits", "fits", "not_run", "not_run"]
+    assert {(r.peak_bytes, r.refusal) for r in records[2:]} == {
+        (None, "the data function gave 5 examples")
+    }
+
+
+def test_the_time_ends_it_after_two_sizes_without_calling_the_rest_too_large():
+    for seconds, fit in (((0.0, 2.0, 3.0), 3), ((0.0, 9.0, 9.0), 2)):
+        records, outcomes = passed(ComputedProbes(), (1, 2, 4, 8), seconds=seconds, budget_s=2.5)
+        assert outcomes == ["fits"] * fit + ["not_run"] * (4 - fit)
+        assert not any(record.guarded for record in records)

@@ -43,7 +43,8 @@ def random_device(seed, **arguments):
 
 
 def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it():
-    for seed, cap in itertools.product(range(60), [None, 1, 37, 1000]):
+    probed, out = [], 0
+    for seed, cap in itertools.product(range(60), [1, 37, 1000, None]):
         device = random_device(seed, jitter=0.02)
         search = searched(device, limit_bytes=device.limit, max_batch_size=cap)
         answer, memory_bytes = search.answer, search.memory_bytes
@@ -52,6 +53,9 @@ def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it():
         assert device.probed[0] == 1
         if cap is not None:
             assert max(device.probed) <= cap
+        else:
+            probed.append(len(device.probed))
+            out += sum(memory is None for memory in memory_bytes.values())
         if answer.batch_size is None:
             assert memory_bytes[1] is None or memory_bytes[1] > 0.9 * device.limit
             continue
@@ -61,6 +65,9 @@ def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it():
         if answer.reason.code != "in_window":
             below = [b for b, m in memory_bytes.items() if m and m < 0.8 * device.limit]
             assert answer.batch_size == max(below)
+    # Few sizes are run, and fewer run out of memory.
+    assert np.mean(probed) < 8
+    assert out < 0.5 * len(probed)
 
 
 def test_a_line_through_the_origin_never_runs_out():

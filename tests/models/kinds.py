@@ -224,9 +224,7 @@ def in_batch_negatives(y_true, y_pred):
 
 
 def two_towers():
-    model = TwoTowers()
-    model.compile(keras.optimizers.Adagrad(0.1), in_batch_negatives)
-    return model
+    return small_models.compiled(TwoTowers(), keras.optimizers.Adagrad(0.1), in_batch_negatives)
 
 
 def queries(count, *, seed=0):
@@ -283,9 +281,7 @@ class TagLoss(keras.losses.Loss):
 
 
 def named_entities():
-    model = NamedEntities()
-    model.compile("adam", TagLoss())
-    return model
+    return small_models.compiled(NamedEntities(), "adam", TagLoss())
 
 
 def tagged(count, *, seed=0):

@@ -34,14 +34,6 @@ def test_a_model_without_a_call_is_not_profiled():
         kbatch.profile_inference(own_steps.vae(), X)
 
 
-def test_a_model_that_turns_out_to_have_no_weights_goes_through_whole():
-    model = keras.Sequential([layers.Flatten()])
-    model.compile("sgd", "mse")
-    kbatch.accumulate_gradients(model, 4)
-    with pytest.warns(UserWarning, match="not have any trainable weights"):
-        assert model.fit(X, X, batch_size=16, verbose=0).history["loss"] == [0]
-
-
 class MeanWord(layers.Layer):
     """Takes ragged rows of words."""
 
@@ -57,9 +49,7 @@ def ragged_rows():
 
 
 def ragged_model():
-    model = keras.Sequential([MeanWord(), layers.Dense(3)])
-    model.compile("sgd", ON_LOGITS, run_eagerly=True)
-    return model
+    return small_models.compiled([MeanWord(), layers.Dense(3)], "sgd", ON_LOGITS, run_eagerly=True)
 
 
 def test_ragged_rows_are_cut():
@@ -166,9 +156,7 @@ def test_a_race_leaves_the_learning_rate_of_a_hypermodel_with_its_own_fit(tmp_pa
 
 
 def without_weights():
-    model = keras.Sequential([layers.Input((8,)), layers.Flatten()])
-    model.compile("sgd", "mse")
-    return model
+    return small_models.compiled([layers.Input((8,)), layers.Flatten()], "sgd", "mse")
 
 
 def test_what_cannot_be_searched_is_refused_with_what_to_give(tmp_path):
@@ -189,4 +177,6 @@ def test_a_hypermodel_with_its_own_fit_trains_as_written(tmp_path):
     (trial,) = searched(tmp_path, Uncompiled(), X, Y, **given)
     assert {note.code for note in trial.notes} == {"nothing_timed"}
     assert (trial.status, trial.dtype_policy, trial.last.plan) == ("completed", "float32", None)
-    assert trial.last.micro_batch_size == trial.batch_size
+    run = trial.last
+    assert run.micro_batch_size == trial.batch_size
+    assert (run.examples_seen, run.updates, run.train_s, run.total_s) == (None,) * 4

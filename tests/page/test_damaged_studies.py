@@ -9,7 +9,7 @@ import warnings
 import pytest
 from figure_studies import gpu_study, learned_study, target_study, tuned_study
 from record_samples import RECORDS
-from records_factory import make_search, make_study, make_trial
+from records_factory import make_search, make_study, make_trial, write_search
 
 import kbatch
 from kbatch.cli.main import STUDY_FIGURES, load_result
@@ -73,9 +73,7 @@ def project(folder, study):
     """Write the study as a search does; return the files of its trials, and that of all."""
     settings = {**SETTINGS, **study.search.settings} if study.search else SETTINGS
     search = dataclasses.replace(study.search or make_search(), settings=settings)
-    write_record(search, folder / "kbatch.json")
-    for trial in study.trials:
-        write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
+    write_search(folder, *study.trials, search=search)
     return sorted(folder.glob("trial_*/kbatch.json")), folder / "kbatch.json"
 
 

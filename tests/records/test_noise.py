@@ -25,11 +25,6 @@ def test_it_is_that_of_the_late_half():
     assert noise_scale([measured().epochs]) == noise_scale_of_runs([(VARIANCES, NORMS, 23.0)])
 
 
-def test_the_curve_has_a_point_an_epoch():
-    curve = measured([90.0, None, 60.0, -1.0], [3.0, 2.0, -0.1, 2.0]).noise_scale_curve
-    assert curve == {0: 30.0, 2: None, 3: 0.0}
-
-
 def test_a_trial_pools_the_late_halves_of_its_executions():
     trial = make_trial(64, measured(), make_execution(), measured(2 * VARIANCES))
     expected = 1.5 * VARIANCES[6:].mean() / NORMS[6:].mean()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import searches
 import small_models as models
-import tensorflow as tf
+from batch_data import Rows, examples
 
 import kbatch
 from kbatch.training.dtype_policy import dtype_policy_scope
@@ -24,16 +24,7 @@ class Keep(keras.callbacks.Callback):
 
 
 def classifier(optimizer, *inner):
-    model = keras.Sequential(
-        [
-            keras.Input((8,)),
-            layers.Dense(16, activation="relu"),
-            *inner,
-            layers.Dense(3, activation="softmax", dtype="float32"),
-        ]
-    )
-    model.compile(optimizer, models.own_loss, metrics=["accuracy"])
-    return model
+    return models.mlp(inner=inner, optimizer=optimizer, loss=models.own_loss)
 
 
 def normalised(optimizer):
@@ -125,27 +116,13 @@ def test_another_policy_is_refused_with_the_line_that_sets_it(decay):
         decay[0].apply(model)
 
 
-def examples():
-    return tf.data.Dataset.from_tensor_slices(models.rows(94))
-
-
-class Batches(keras.utils.PyDataset):
-    """Nine batches of ten rows and one of four."""
-
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        return tuple(part[10 * index : 10 * index + 10] for part in models.rows(94))
-
-
 # What a search takes as data, and what its callbacks are.
 FORMS = {
     "arrays": lambda: models.rows(94),
-    "examples": lambda: (examples(),),
-    "batches": lambda: (examples().batch(10),),
-    "PyDataset": lambda: (Batches(),),
-    "function": lambda: (lambda size: examples().batch(size).filter(lambda *_: True),),
+    "examples": lambda: (examples(94),),
+    "batches": lambda: (examples(94).batch(10),),
+    "PyDataset": lambda: (Rows(94),),
+    "function": lambda: (lambda size: examples(94).batch(size).filter(lambda *_: True),),
 }
 CALLS = {
     "plain": {},

@@ -35,9 +35,7 @@ def uncompiled():
 
 
 def without_optimizer():
-    model = uncompiled()
-    model.compile(optimizer=None, loss="mse")
-    return model
+    return models.compiled(uncompiled(), optimizer=None, loss="mse")
 
 
 def hypermodel(**arguments):
@@ -63,8 +61,6 @@ def live(*arguments, **keywords):
 
 AT_ONCE = [
     (hypermodel(batch_sizes=()), ValueError, "ascending"),
-    (hypermodel(batch_sizes=(0, 8)), ValueError, r"\[0, 8\]"),
-    (hypermodel(batch_sizes=(8.5,)), TypeError, "integers"),
     (hypermodel(micro_batch_size=0), ValueError, "micro_batch_size=0"),
     (hypermodel(micro_batch_size="large"), ValueError, "micro_batch_size='large'"),
     (hypermodel(steps_per_execution=0), ValueError, "steps_per_execution"),

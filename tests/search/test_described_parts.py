@@ -16,8 +16,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.search.identity import model_facts
+from kbatch.analysis.learning_rate import FOLLOWERS
+from kbatch.search.identity import fit_facts, model_facts
+from kbatch.training.data.training_data import FitCall
+from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.fingerprint import Description, model_fingerprint
+from kbatch.training.learning_rate import scale_model
 from kbatch.training.shared_graph import SharedGraph
 
 L, K = keras.layers, keras.losses
@@ -29,6 +33,24 @@ def model(*layers, optimizer="adam", loss="mse", units=2, **compiled):
         outputs = layer(outputs)
     found = keras.Model(inputs, L.Dense(units)(outputs))
     found.compile(optimizer() if callable(optimizer) else optimizer, loss, **compiled)
+    return found
+
+
+class OwnModel(keras.Model):
+    """Does not describe itself, and is told by its weights."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.dense = L.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def own_model(units):
+    found = OwnModel(units)
+    found.compile("sgd", "mse")
+    found(np.zeros((1, 6), "float32"))
     return found
 
 
@@ -50,10 +72,15 @@ class Settings:
         return self.factor * squared(y, p)
 
 
-class Scaled:
-    def __init__(self, factor):
+class Own:
+    """Holds a factor that no configuration has."""
+
+    def __init__(self, factor, *arguments):
+        super().__init__(*arguments)
         self.factor = factor
 
+
+class Scaled(Own):
     def __call__(self, y, p):
         return self.factor * squared(y, p)
 
@@ -65,36 +92,21 @@ class OfClass(K.Loss):
         return self.factors[0] * squared(y, p)
 
 
-class OwnLoss(K.Loss):
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
+class OwnLoss(Own, K.Loss):
     def call(self, y, p):
         return self.factor * squared(y, p)
 
 
-class OwnMetric(keras.metrics.Mean):
-    def __init__(self, factor):
-        super().__init__(name="own")
-        self.factor = factor
+class OwnMetric(Own, keras.metrics.Mean):
+    pass
 
 
-class OwnRule(keras.regularizers.Regularizer, keras.constraints.Constraint):
-    def __init__(self, factor):
-        self.factor = factor
-
+class OwnRule(Own, keras.regularizers.Regularizer, keras.constraints.Constraint):
     def __call__(self, w):
         return self.factor * keras.ops.sum(w)
 
 
-class OwnLayer(L.Layer):
-    """Its configuration leaves the factor out."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
+class OwnLayer(Own, L.Layer):
     def call(self, x):
         return self.factor * x
 
@@ -114,16 +126,11 @@ class OwnOperation(keras.Operation):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-class OwnOptimizer(keras.optimizers.SGD):
-    def __init__(self, factor):
-        super().__init__(0.1)
-        self.factor = factor
+class OwnOptimizer(Own, keras.optimizers.SGD):
+    pass
 
 
-class OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    def __init__(self, factor):
-        self.factor = factor
-
+class OwnSchedule(Own, keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         return self.factor * 0.1
 
@@ -211,6 +218,11 @@ def of_module(value):
     there = sys.modules.setdefault("settings_of_a_test", types.ModuleType("settings_of_a_test"))
     there.FACTOR, there.UNREAD = value, object()
     return model(loss=lambda y, p: there.FACTOR * squared(y, p))
+
+
+def under(policy):
+    with dtype_policy_scope(policy):
+        return model(L.Dense(3))
 
 
 def scaled_loss(value):
@@ -309,6 +321,9 @@ SHARED = {
     "optimizer": (lambda v: model(optimizer=lambda: keras.optimizers.Adam(epsilon=v)), 0.1, 0.2),
     "loss scale": (scaled_loss, 2.0, 4.0),
     "clipping": (lambda v: model(optimizer=lambda: keras.optimizers.SGD(clipnorm=v)), 0.1, 0.2),
+    "kind of optimizer": (lambda v: model(optimizer=v), "adam", "sgd"),
+    "XLA": (lambda v: model(jit_compile=v), True, False),
+    "policy": (under, "float32", "mixed_float16"),
 }
 UNSHARED = {
     "method": lambda v: model(loss=Settings(v).scaled),
@@ -330,6 +345,7 @@ UNSHARED = {
     ),
     "lambda": lambda v: model(L.Lambda(lambda x: v * x)),
     "own layer": lambda v: model(OwnLayer(v)),
+    "own model": (own_model, 3, 5),
     "no configuration": beside_an_operation_without_a_configuration,
     "own optimizer": lambda v: model(optimizer=lambda: OwnOptimizer(v)),
     "schedule": lambda v: model(optimizer=lambda: keras.optimizers.SGD(OwnSchedule(v))),
@@ -341,12 +357,22 @@ PARTS = {
 }
 
 
+def facts_and_fingerprint(built):
+    return model_facts(built), model_fingerprint(built)
+
+
+# Settings of an optimizer: what was found of the memory and the steps of a model holds for both.
+SETTINGS = ("optimizer", "loss scale", "clipping", "own optimizer", "schedule")
+SETTINGS += ("excluded from decay",)
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_builds_that_differ_in_a_part_are_two_searches_and_share_nothing(name):
     build, first, other = PARTS[name]
-    here, same, there = (model_facts(build(value)) for value in (first, first, other))
+    here, same, there = (facts_and_fingerprint(build(value)) for value in (first, first, other))
     assert here == same
-    assert here != there
+    assert here[0] != there[0]
+    assert (here[1] == there[1]) == (name in SETTINGS)
     graph = SharedGraph()
     kept = graph.model_for(build(first))
     assert graph.model_for(build(other)) is not kept
@@ -360,12 +386,91 @@ def test_equal_builds_share_a_graph(name):
     assert graph.model_for(build(value)) is kept
 
 
-@pytest.mark.parametrize("name", UNSHARED)
-def test_builds_with_a_part_of_the_users_own_never_share(name):
-    build, value, _ = PARTS[name]
+def noisy(y, p):
+    return squared(y, p + keras.random.normal(keras.ops.shape(p)))
+
+
+def noisy_by_an_operation(y, p):
+    return squared(y, p + tf.raw_ops.RandomStandardNormal(shape=tf.shape(p), dtype=tf.float32))
+
+
+def with_an_own_loss():
+    found = model()
+    plain = found.compute_loss
+    found.compute_loss = lambda *args, **kwargs: 2.0 * plain(*args, **kwargs)
+    return found
+
+
+def with_a_counter():
+    layer = L.ReLU()
+    layer.counter = tf.Variable(0.0)  # Keras lists only variables of its own.
+    return model(layer)
+
+
+def with_a_vocabulary():
+    layer = L.IntegerLookup(output_mode="multi_hot")
+    layer.adapt(np.arange(6))
+    return model(layer)
+
+
+def stateful():
+    inputs = keras.Input(batch_shape=(8, 2, 3))
+    found = keras.Model(inputs, L.LSTM(1, stateful=True)(inputs))
+    found.compile("adam", "mse")
+    return found
+
+
+FLOAT64 = {"scale": False, "center": False, "dtype": "float64"}
+# Builds with a part of the user's own, or of models that may keep state elsewhere.
+ALONE = {name: functools.partial(*PARTS[name][:2]) for name in UNSHARED} | {
+    "variable of a layer": with_a_counter,
+    "own loss of the model": with_an_own_loss,
+    "vocabulary": with_a_vocabulary,
+    "stateful": stateful,
+    "float64 statistics": lambda: model(L.BatchNormalization(**FLOAT64)),
+    "draws in a loss": lambda: model(loss=noisy),
+    "draws by an operation": lambda: model(loss=noisy_by_an_operation),
+    "eager": lambda: model(run_eagerly=True),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_builds_that_may_differ_unseen_never_share(name):
     graph = SharedGraph()
-    kept = graph.model_for(build(value))
-    assert graph.model_for(build(value)) is not kept
+    for _ in range(2):
+        built = ALONE[name]()
+        assert graph.model_for(built) is built
+
+
+def test_models_that_have_a_layer_in_common_share_no_graph():
+    layer, graph = L.BatchNormalization(), SharedGraph()
+    first, second = graph.model_for(model(layer)), model(layer)
+    assert graph.model_for(second) is second is not first
+
+
+CHANGES = {
+    "decay": lambda m: setattr(m.optimizer, "weight_decay", 0.5),
+    "schedule": lambda m: setattr(m.optimizer, "learning_rate", OwnSchedule(2.0)),
+    "momentum": lambda m: setattr(m.layers[2], "momentum", 0.5),
+    "frozen": lambda m: setattr(m.layers[1], "trainable", False),
+    "of a layer": lambda m: setattr(m.layers[1], "seen", True),
+    "loss": lambda m: setattr(m, "loss", noisy),
+    "steps": lambda m: setattr(m, "steps_per_execution", 2),
+    "recompiled": lambda m: m.compile(keras.optimizers.AdamW(1e-2), m.loss),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_a_callback_changed_is_not_used_again(name):
+    def build():
+        return model(L.Dense(4), L.BatchNormalization(), optimizer=keras.optimizers.AdamW(1e-2))
+
+    graph = SharedGraph()
+    first = graph.model_for(build())
+    assert graph.model_for(build()) is first
+    CHANGES[name](first)
+    second = build()
+    assert graph.model_for(second) is second
 
 
 @pytest.mark.parametrize(
@@ -396,7 +501,10 @@ def test_descriptions_are_equal_in_any_process():
 
 
 def all_facts():
-    return {name: model_facts(build(value)) for name, (build, value, _) in PARTS.items()}
+    stop = keras.callbacks.EarlyStopping(monitor="loss", patience=3)
+    call = {"x": np.eye(6), "y": {"b": np.ones(6), "a": np.zeros(6)}, "callbacks": [stop]}
+    found = {name: facts_and_fingerprint(build(v)) for name, (build, v, _) in PARTS.items()}
+    return json.loads(json.dumps(found | {"fit": fit_facts(FitCall((), call))}))
 
 
 def test_a_description_leaves_out_comments_names_and_places():
@@ -419,14 +527,24 @@ def test_a_method_is_described_by_the_attributes_that_it_reads():
     assert of[0] == of[1] != of[2]
 
 
+def test_what_follows_the_batch_size_is_no_other_model():
+    def scaled(batch_size):
+        found = model(L.BatchNormalization(), optimizer="adamw")
+        sizes = {"batch_size": batch_size, "base_batch_size": 8}
+        scale_model(found, **sizes, rule="sqrt", follow_batch_size=FOLLOWERS)
+        return model_fingerprint(found)
+
+    assert scaled(8) == scaled(16) == scaled(64)
+
+
 def test_training_does_not_change_what_a_model_is():
     metrics = ["mae", keras.metrics.AUC(), keras.metrics.F1Score()]
     trained = model(L.BatchNormalization(), L.Dropout(0.1), optimizer="adamw", metrics=metrics)
-    before = model_fingerprint(trained), model_facts(trained)
+    before = facts_and_fingerprint(trained)
     x, y = np.ones((8, 6)), np.tile([0.0, 1.0], (8, 1))
     trained.fit(x, y, validation_data=(x, y), verbose=0)
     trained.predict(x, verbose=0)
-    assert (model_fingerprint(trained), model_facts(trained)) == before
+    assert facts_and_fingerprint(trained) == before
 
 
 def attending(x):

@@ -8,25 +8,13 @@ import numpy as np
 import pytest
 import searches
 import tensorflow as tf
+from batch_data import Rows
 
 import kbatch
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(94, 6)).astype("float32")
 SIDES = (X.sum(axis=1, keepdims=True) > 0).astype("float32")
-
-
-class Sequence(keras.utils.PyDataset):
-    def __init__(self, size):
-        super().__init__()
-        self.size = size
-
-    def __len__(self):
-        return -(-len(X) // self.size)
-
-    def __getitem__(self, index):
-        rows = slice(index * self.size, (index + 1) * self.size)
-        return X[rows], SIDES[rows]
 
 
 def line():
@@ -37,17 +25,19 @@ def line():
 
 
 def test_a_sequence_trains_as_in_a_plain_fit(tmp_path):
-    fit = {"validation_data": Sequence(94), "shuffle": False}
+    fit = {"validation_data": Rows((X, SIDES), 94), "shuffle": False}
     hypermodel = searches.hypermodel(
         line, (8, 16), micro_batch_size="auto", dtype_policy="float32", learning_rate_scaling=None
     )
 
     def search():
-        arguments = {"data": (Sequence(16),), "objective": "val_loss", "fit": fit}
+        arguments = {"data": (Rows((X, SIDES), 16),), "objective": "val_loss", "fit": fit}
         return searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
 
     tuner = search()
-    plain = {size: line().fit(Sequence(size), epochs=2, verbose=0, **fit) for size in (8, 16)}
+    plain = {
+        size: line().fit(Rows((X, SIDES), size), epochs=2, verbose=0, **fit) for size in (8, 16)
+    }
     study = kbatch.load_study(tuner)
     assert {trial.batch_size for trial in study.trials} == {8, 16}
     for trial in study.trials:

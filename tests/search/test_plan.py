@@ -127,15 +127,19 @@ class Begins(keras.callbacks.Callback):
         self.states.append((float(layer.calls), layer.count, float(loss.calls)))
 
 
-@pytest.mark.parametrize("kind", [keras_tuner.GridSearch, kbatch.BatchSizeTuner])
-@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
-@pytest.mark.parametrize("size", ["auto", 4])
+@pytest.mark.parametrize(
+    ("kind", "eager", "size"),
+    [
+        (keras_tuner.GridSearch, False, "auto"),
+        (keras_tuner.GridSearch, True, 4),
+        (kbatch.BatchSizeTuner, False, 4),
+        (kbatch.BatchSizeTuner, True, "auto"),
+    ],
+)
 def test_every_training_begins_in_the_state_of_a_fresh_build(tmp_path, kind, eager, size):
     def build():
         parts = [layers.Input((8,)), Untracked(), layers.Dense(3, activation="softmax")]
-        model = keras.Sequential(parts)
-        model.compile("sgd", Annealed(), run_eagerly=eager)
-        return model
+        return models.compiled(parts, "sgd", Annealed(), run_eagerly=eager)
 
     Begins.states.clear()
     settings = {"dtype_policy": None, "micro_batch_size": size}
@@ -227,20 +231,6 @@ class RunsOut(keras.callbacks.Callback):
             self.model.train_function = run_out
 
 
-def with_dropout():
-    model = keras.Sequential(
-        [
-            layers.Input((8,)),
-            layers.Dense(16),
-            layers.BatchNormalization(),
-            layers.Dropout(0.3),
-            layers.Dense(3, activation="softmax", dtype="float32"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
 class Counts(keras.callbacks.Callback):
     """Counts the epochs and batches that it has seen, into a file at the end."""
 
@@ -273,7 +263,7 @@ def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp
     settings = {"dtype_policy": "mixed_float16", "base_batch_size": 16}
     tuner = {"kind": kbatch.BatchSizeTuner, "fit": fit}
     study = search(
-        tmp_path / "auto", models.Locked(with_dropout), (16,), settings=settings, **tuner
+        tmp_path / "auto", models.Locked(models.normalised), (16,), settings=settings, **tuner
     )
     assert list(tmp_path.glob("**/*.h5"))
     (run,) = runs(study)
@@ -288,7 +278,7 @@ def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp
     # Nothing of the step that ran out is left when it begins again.
     assert alive == [False] * 2
     settings["micro_batch_size"] = 8
-    same_results(study, search(tmp_path / "given", with_dropout, (16,), settings=settings))
+    same_results(study, search(tmp_path / "given", models.normalised, (16,), settings=settings))
 
 
 def test_under_a_tuner_of_keras_tuner_later_trials_have_half(tmp_path):
@@ -330,10 +320,8 @@ def test_halved_own_step_leaves_larger_sizes_out():
     after = halved(before, facts, rows=32, size=32)
     assert (after.number, after.micro_batch_size, most_in_memory(after)) == (2, 31, 31)
     assert notes_on_size(after, "auto", model, 8) == ()
-    with pytest.raises(OutOfMemoryError, match="more than 31 do not") as caught:
+    with pytest.raises(OutOfMemoryError, match="more than 31 do not"):
         notes_on_size(after, "auto", model, 32)
-    # Whether 31 fit was not tried.
-    assert (caught.value.examples, caught.value.fitting_examples) == (32, None)
 
 
 def test_halved_a_given_size_is_kept():

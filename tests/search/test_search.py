@@ -99,17 +99,6 @@ def test_what_a_fit_of_the_users_returns_is_what_counts(tmp_path):
     assert kbatch.load_study(tuner).decide().best.batch_size == 32
 
 
-def test_a_loop_of_the_users_is_recorded_as_not_measured(tmp_path):
-    class Loop(Returns):
-        def fit(self, hp, model, x, y, **kwargs):
-            return {"val_accuracy": float(model.train_on_batch(x[:8], y[:8])[0])}
-
-    study = kbatch.load_study(searches.search(tmp_path, searches.stock(Loop(), (8,))))
-    assert "nothing_timed" in searches.noted(study)
-    ((run,),) = (trial.executions for trial in study.trials)
-    assert (run.examples_seen, run.updates, run.train_s, run.total_s) == (None,) * 4
-
-
 def test_a_fit_that_goes_on_by_itself_does_not_go_on_from_another_trial(tmp_path):
     class EpochByEpoch(Returns):
         def fit(self, hp, model, *args, epochs, **kwargs):

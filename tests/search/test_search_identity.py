@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import keras_tuner
@@ -15,7 +12,6 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.records.training_run import RECORD_NAME
 from kbatch.search.files import search_lock
 from kbatch.search.identity import fit_facts, model_facts
 from kbatch.training.data.training_data import FitCall
@@ -114,21 +110,6 @@ def test_another_search_is_refused_before_any_trial_and_the_difference_named(fou
     assert "`project_name`" in str(error.value)
     assert "overwrite=True" in str(error.value)
     assert len(kbatch.load_study(found / "search").trials) == 1
-
-
-ELSEWHERE = (
-    "import pathlib, sys, test_search_identity as test; test.again(pathlib.Path(sys.argv[1]))"
-)
-
-
-@pytest.mark.slow
-def test_the_same_search_is_no_other_one_in_another_process(found):
-    before = (found / "search" / RECORD_NAME).read_text()
-    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "7"}
-    subprocess.run([sys.executable, "-c", ELSEWHERE, str(found)], env=environment, check=True)
-    assert (found / "search" / RECORD_NAME).read_text() == before
-    assert kbatch.load_study(found / "search").problems == ()
 
 
 def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):

@@ -4,21 +4,14 @@ import keras
 import numpy as np
 import pytest
 import searches
+import small_models as models
 import tensorflow as tf
 
 import kbatch
 
 
 def build(*more):
-    parts = [
-        keras.Input((8,)),
-        keras.layers.Dense(16, activation="relu"),
-        keras.layers.Dropout(0.2),
-        keras.layers.Dense(3, activation="softmax", dtype="float32"),
-    ]
-    model = keras.Sequential([*parts, *more])
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
+    return models.mlp(inner=(keras.layers.Dropout(0.2), *more))
 
 
 def searched(directory, build, *callbacks):

@@ -10,6 +10,7 @@ import pytest
 import searches
 import small_models as models
 import tensorflow as tf
+from batch_data import Rows
 from keras_tuner.src.engine.trial import TrialStatus
 
 import kbatch
@@ -292,21 +293,13 @@ ROWS = zeros(4000)
 DATASET = tf.data.Dataset.from_tensor_slices(ROWS)
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        return ROWS[0][:100], ROWS[1][:100]
-
-
 def of_size(size):
     return DATASET.batch(size)
 
 
 @pytest.mark.parametrize(
     ("arguments", "largest"),
-    [(ROWS, 256), (zeros(10**6), 1024), ((DATASET,), 256), ((Batches(),), 256), ((of_size,), 256)],
+    [(ROWS, 256), (zeros(10**6), 1024), ((DATASET,), 256), ((Rows(4000),), 256), ((of_size,), 256)],
 )
 def test_the_data_fill_the_largest_size_eight_times(arguments, largest):
     data = TrainingData(*arguments)

@@ -1,16 +1,13 @@
 import dataclasses
 
 import pytest
+from figure_samples import panels
 from figure_studies import gpu_study
 from records_factory import make_gpu, make_study, make_trial, make_usage
 
 import kbatch
 from kbatch.records.machine import GpuSample
 from kbatch.study.figures.gpu_timeline import plot_gpu_timeline, watched_usage
-
-
-def panels(axes):
-    return [a for a in axes.figure.axes if a.axison]
 
 
 def test_it_shows_what_was_read():

@@ -7,23 +7,20 @@ from pathlib import Path
 
 import pytest
 from figure_studies import learned_study
-from records_factory import make_search, make_trial
+from records_factory import make_search, make_trial, write_search
 
 import kbatch
 from kbatch.cli.main import main
 from kbatch.errors import RecordError
-from kbatch.records.json_codec import write_record
 from kbatch.study.study import load_study
 
 
 @pytest.fixture
 def project(tmp_path):
     """A search's folder with three trials, their names not in the order of their sizes."""
-    folder = tmp_path / "results" / "digits"
-    write_record(make_search(), folder / "kbatch.json")
-    for name, size in {"0": 128, "1": 16, "2": 64}.items():
-        write_record(make_trial(size, trial_id=name), folder / f"trial_{name}" / "kbatch.json")
-    return folder
+    sizes = {"0": 128, "1": 16, "2": 64}
+    trials = (make_trial(size, trial_id=name) for name, size in sizes.items())
+    return write_search(tmp_path / "results" / "digits", *trials)
 
 
 @pytest.mark.parametrize("give", [str, lambda p: p, lambda p: types.SimpleNamespace(project_dir=p)])
@@ -99,10 +96,8 @@ def test_what_cannot_be_shown_is_replaced(project, tmp_path):
 
 @pytest.mark.parametrize("how", ["damaged", "lost"])
 def test_a_missing_trial_may_have_been_the_best_and_every_page_says_so(how, tmp_path, capsys):
-    study, folder = learned_study(2, sizes=(16, 64, 256)), tmp_path / "search"
-    write_record(make_search(), folder / "kbatch.json")
-    for trial in study.trials:
-        write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
+    study = learned_study(2, sizes=(16, 64, 256))
+    folder = write_search(tmp_path / "search", *study.trials)
     file = folder / f"trial_{study.decide().trial.trial_id}" / "kbatch.json"
     # keras-tuner's file says that it ended.
     file.with_name("trial.json").write_text('{"status": "COMPLETED"}')

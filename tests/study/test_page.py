@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
+from figure_samples import words
 from records_factory import make_diverged, make_epochs, make_execution, make_search, make_study
 from records_factory import make_trial as trial_of
 
@@ -94,7 +94,7 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
 
 
 def test_a_size_is_as_fast_by_the_whole_interval():
-    for speedup, words in (
+    for speedup, told in (
         ((1.02, 0.97, 1.04), "as fast"),
         ((0.98, 0.7, 1.5), "time not told apart (0.70 to 1.5)"),
         ((1.04, 1.02, 1.06), "1.04 times sooner (1.02 to 1.06)"),
@@ -103,7 +103,7 @@ def test_a_size_is_as_fast_by_the_whole_interval():
     ):
         found = dataclasses.replace(certain(), speedup=Estimate(*speedup))
         page = with_page(found, found.trials, {}, missing=0).page
-        assert page.change.startswith(f"32 -> 64: {words}, ")
+        assert page.change.startswith(f"32 -> 64: {told}, ")
 
 
 def test_what_build_gave_stands_beside_what_is_set():
@@ -273,18 +273,13 @@ def test_a_figure_names_as_tied_no_size_between_that_left_the_race():
     trials = (*repeated[:2], left, repeated[2])
     study = make_study(*trials, search=make_search(base_batch_size=32, strategy="race"))
     assert study.decide().tied == (32, 64, 256)
-    assert "As good: 32, 64 and 256." in words_of(kbatch.plot_trials(study))
+    assert "As good: 32, 64 and 256." in words(kbatch.plot_trials(study))
 
 
 def test_a_figure_calls_sizes_as_good_only_where_they_are_certified():
     study = make_study(*(make_trial(size, 800, count=1) for size in (32, 64, 256)))
     assert not study.decide().certified
-    assert "Not told apart: 32 to 256." in words_of(kbatch.plot_trials(study))
-
-
-def words_of(ax):
-    texts = ax.figure.findobj(Text)
-    return " ".join(text.get_text().replace("\N{NO-BREAK SPACE}", " ") for text in texts)
+    assert "Not told apart: 32 to 256." in words(kbatch.plot_trials(study))
 
 
 def test_a_race_that_ended_in_its_first_round_compares_all_that_it_tried():

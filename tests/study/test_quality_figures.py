@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+from figure_samples import panels
 from figure_studies import learned, learned_study
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
@@ -49,10 +50,6 @@ def test_bars_of_throughput_end_within_the_axis():
     fast = make_trial(64, *runs)
     panel = plot_pareto(make_study(make_trial(32, rate=900.0), fast))
     assert 1.12 * fast.throughput.value < fast.throughput.high < panel.get_xlim()[1]
-
-
-def panels(axes):
-    return [a for a in axes.figure.axes if a.axison]
 
 
 def test_a_curve_sums_up_what_was_spent():

@@ -5,8 +5,15 @@ import os
 import shutil
 
 import pytest
-from records_factory import make_execution, make_gpu, make_search, make_trial, make_usage
-from test_trackers import two_executions, write_project
+from records_factory import (
+    make_execution,
+    make_gpu,
+    make_search,
+    make_trial,
+    make_usage,
+    write_search,
+)
+from test_trackers import two_executions
 
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
@@ -20,7 +27,7 @@ def project(tmp_path):
     usage = make_usage(make_gpu(energy_j=500.0))
     odd = make_trial(128, hyperparameters={"learning_rate": 0.5, "units[0]: x/..": 3}, usage=usage)
     out = make_trial(4096, status="out_of_memory")
-    return write_project(tmp_path / "digits", two_executions(), odd, out)
+    return write_search(tmp_path / "digits", two_executions(), odd, out)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +109,7 @@ def test_mlflow_is_given_what_it_does_not_have(mlflow, project):
     # Writing an execution was cut off, and another one has ended.
     client = mlflow.MlflowClient()
     client.delete_tag(first["0128-0"].info.run_id, "kbatch.status")
-    write_project(project, make_trial(128, make_execution(128), make_execution(128, seed=1)))
+    write_search(project, make_trial(128, make_execution(128), make_execution(128, seed=1)))
     # A search that goes on may have other sizes.
     write_record(make_search(batch_sizes=[16, 32]), project / "kbatch.json")
     load_study(project).log_to("mlflow")
@@ -221,7 +228,7 @@ def test_wandb_is_given_what_it_does_not_have(wandb, project, tmp_path):
     for _ in range(2):
         load_study(project).log_to("wandb")
     first = executions_written(tmp_path)
-    write_project(project, make_trial(256))
+    write_search(project, make_trial(256))
     load_study(project).log_to("wandb")
     # The study's run is written each time, an execution once.
     second = executions_written(tmp_path)

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from figure_samples import two_panels, words
 from figure_studies import TARGET, learned_study, target_study, to_target
 from records_factory import make_epochs, make_study, make_trial
 
@@ -11,15 +12,6 @@ from kbatch.study.figures.time_to_target import (
     target_of,
     target_points,
 )
-
-
-def panels(axes):
-    (lower,) = [a for a in axes.figure.axes if a.get_xlabel()]
-    return axes, lower
-
-
-def texts(panel):
-    return " ".join(text.get_text().replace("\n", " ") for text in panel.texts).replace("\xa0", " ")
 
 
 def updates_to_target(run):
@@ -47,11 +39,11 @@ def test_the_fit_is_that_of_every_execution_and_names_the_critical_batch_size():
     assert fit.fewest_steps == expected.fewest_steps
     assert fit.critical_batch_size == expected.critical_batch_size
     assert f"B_crit {expected.critical_batch_size.value:.0f} (" in text
-    _, lower = panels(plot_time_to_target(study))
+    _, lower = two_panels(plot_time_to_target(study))
     curve = next(line for line in lower.lines if len(line.get_xdata()) == 100)
     x, y = np.asarray(curve.get_xdata(), float), np.asarray(curve.get_ydata(), float)
     np.testing.assert_allclose(y, fit.fewest_steps + fit.fewest_examples / x)
-    assert f"B_crit {fit.critical_batch_size.value:,.0f}" in texts(lower)
+    assert f"B_crit {fit.critical_batch_size.value:,.0f}" in words(lower)
 
 
 def test_a_target_of_the_record_needs_no_argument_and_another_one_can_be_given():
@@ -69,12 +61,12 @@ def test_without_a_target_it_says_what_to_do():
 
 
 def test_a_size_that_missed_the_target_is_hollow_and_said_to_take_more():
-    axes, lower = panels(plot_time_to_target(target_study()))
+    axes, lower = two_panels(plot_time_to_target(target_study()))
     for panel in (axes, lower):
-        assert "not met" in texts(panel)
+        assert "not met" in words(panel)
         hollow = [line for line in panel.lines if line.get_markerfacecolor() == "#ffffff"]
         assert [line.get_xdata()[0] for line in hollow] == [2048]
-    assert "out of memory" in texts(lower)
+    assert "out of memory" in words(lower)
 
 
 def test_one_execution_that_misses_makes_a_size_that_misses():
@@ -89,16 +81,16 @@ def test_a_trial_that_met_the_target_without_an_update_has_no_point():
         *(make_trial(16 * k, epochs=e, target=TARGET) for k, e in ((1, none), (2, some)))
     )
     assert [point.batch_size for point in target_points(study, TARGET)] == [32]
-    _, lower = panels(plot_time_to_target(study))
-    assert "no updates" in texts(lower)
+    _, lower = two_panels(plot_time_to_target(study))
+    assert "no updates" in words(lower)
     # Where marks stand too near to each other, the reasons are below.
     near = [make_trial(size, epochs=none, target=TARGET) for size in range(60, 76, 2)]
-    _, lower = panels(plot_time_to_target(make_study(*study.trials, *near)))
-    assert "batch size 16 (no updates), 60 (no updates)" in texts(lower)
+    _, lower = two_panels(plot_time_to_target(make_study(*study.trials, *near)))
+    assert "batch size 16 (no updates), 60 (no updates)" in words(lower)
 
 
 def test_perfect_scaling_halves_with_the_batch_from_the_smallest_on():
-    axes, lower = panels(plot_time_to_target(target_study(sizes=(16, 64, 256), missed=())))
+    axes, lower = two_panels(plot_time_to_target(target_study(sizes=(16, 64, 256), missed=())))
     for panel, first in ((axes, None), (lower, 360)):
         (line,) = [line for line in panel.lines if line.get_linestyle() == "--"]
         (x0, x1), (y0, y1) = line.get_xdata(), line.get_ydata()

@@ -3,21 +3,13 @@
 import sys
 
 import pytest
-from records_factory import make_execution, make_search, make_study, make_trial
+from records_factory import make_execution, make_study, make_trial, write_search
 
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.cli import main as cli
-from kbatch.records.json_codec import write_record
 from kbatch.study.study import load_study
 from kbatch.study.trackers import tracked_runs
 from kbatch.study.trial import trial_row
-
-
-def write_project(folder, *trials):
-    write_record(make_search(), folder / "kbatch.json")
-    for trial in trials:
-        write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
-    return folder
 
 
 def two_executions(size=64):
@@ -33,7 +25,7 @@ def two_executions(size=64):
 def project(tmp_path):
     """A search of two sizes, two executions of one and one of the other, which ran out."""
     out = make_trial(4096, status="out_of_memory")
-    return write_project(tmp_path / "digits", two_executions(), out)
+    return write_search(tmp_path / "digits", two_executions(), out)
 
 
 def by_key(*trials):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from figure_samples import two_panels, words
 from matplotlib.colors import to_hex
 from records_factory import make_epochs, make_execution, make_search, make_study, make_trial
 
@@ -18,15 +19,8 @@ from kbatch.study.figures.trials import draw_trials, plot_trials
 from kbatch.study.trial import Objective
 
 
-def panels(study, ax=None):
-    upper = plot_trials(study, ax)
-    (lower,) = [a for a in upper.figure.axes if a.get_xlabel()]
-    return upper, lower
-
-
-def texts(panel):
-    found = [panel.get_title(loc="left"), *(text.get_text() for text in panel.texts)]
-    return " ".join(" ".join(found).replace("\xa0", " ").split())
+def panels(study):
+    return two_panels(plot_trials(study))
 
 
 def test_every_completed_trial_is_drawn_in_both_panels():
@@ -63,10 +57,10 @@ def test_of_searched_rates_the_best_of_each_size_is_joined_and_named_by_its_rate
     (others,) = [line for line in lower.lines if line.get_marker() == "."]
     assert sorted(others.get_ydata()) == [0.1, 0.94]
     assert "." in [line.get_marker() for line in upper.lines]
-    assert "take batch size 16, learning rate 0.004: 0.9500" in texts(lower)
+    assert "take batch size 16, learning rate 0.004: 0.9500" in words(lower)
     # The axis ends where the sizes do.
     assert lower.get_ylim()[0] > 0.5
-    assert "Grey: 2 other trials, 1 of them outside the axis" in texts(lower)
+    assert "Grey: 2 other trials, 1 of them outside the axis" in words(lower)
 
 
 def test_a_size_far_from_all_others_lies_outside_the_axis_and_is_named():
@@ -85,7 +79,7 @@ def test_a_size_far_from_all_others_lies_outside_the_axis_and_is_named():
     for trial in trials[:3]:  # Their bars are whole.
         low, high = trial.metric("val_loss").ends
         assert least < low < high < most
-    assert "batch size 128 (5,000)" in texts(lower)
+    assert "batch size 128 (5,000)" in words(lower)
 
 
 def test_the_trial_that_runs_is_a_hollow_mark():
@@ -115,12 +109,12 @@ def test_no_line_goes_through_a_size_that_was_tried_at_a_far_rate_alone():
         assert [list(line.get_xdata()) for line in joined] == [[32, 64]]
         hollow = [line for line in panel.lines if line.get_markerfacecolor() == PAPER]
         assert [list(line.get_xdata()) for line in hollow] == [[128]]
-    assert "Hollow: trained only at a learning rate far from the best one." in texts(panel)
+    assert "Hollow: trained only at a learning rate far from the best one." in words(panel)
     # Its quality would take up the other figures.
     assert {point[0].batch_size for point in pareto_points(study)[1]} == {32, 64}
     assert [trial.batch_size for trial, _ in learning_curves(study)[1]] == [32, 64]
     for plot in (plot_pareto, plot_learning_curves):
-        shown = " ".join(map(texts, plot(study).figure.axes))
+        shown = " ".join(map(words, plot(study).figure.axes))
         assert "Left out: batch size 128, trained only at" in shown
 
 
@@ -134,15 +128,15 @@ def test_a_failed_trial_is_marked_at_the_bottom_edge():
         assert list(zip(*crosses.get_data(), strict=True)) == [(64, 0), (128, 0)]
         assert to_hex(crosses.get_color()) == ALARM
         assert crosses.get_transform() == panel.get_xaxis_transform()
-    assert "failed" in texts(lower)
-    assert "out of memory" in texts(lower)
+    assert "failed" in words(lower)
+    assert "out of memory" in words(lower)
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_metric_that_is_nan_in_every_trial_is_said_without_a_warning():
     nan = make_execution(epochs=make_epochs((math.nan,)))
     upper, lower = panels(make_study(make_trial(64, nan, nan, nan)))
-    assert "n/a (not measured in any trial)" in texts(lower)
+    assert "n/a (not measured in any trial)" in words(lower)
     upper.figure.draw_without_rendering()
 
 

@@ -35,11 +35,6 @@ def network(**changed):
     return model
 
 
-def state(model):
-    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
-    return [keras.ops.convert_to_numpy(v) for v in variables]
-
-
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("before", ["plain", "accumulating"])
 def test_executions_are_steps_of_training_whatever_was_run_before(before, eager):
@@ -81,14 +76,14 @@ def test_the_model_is_given_back_as_it_was(before):
         model.fit(X, Y, batch_size=8, verbose=0)
     if before == "accumulating":
         kbatch.accumulate_gradients(model, 6)
-    values, function = state(model), model.train_function
+    values, function = models.state_of(model), model.train_function
     accumulation = accumulation_of(model)
     with train_steps(model) as sweep:
         for steps in (1, 3):
             sweep.call(BATCH, steps)()
-        assert not np.array_equal(values[0], state(model)[0])
+        assert not np.array_equal(values[0], models.state_of(model)[0])
     # Metrics are built by the first step, and come last.
-    for one, other in zip(values, state(model), strict=False):
+    for one, other in zip(values, models.state_of(model), strict=False):
         np.testing.assert_array_equal(one, other)
     assert model.train_function is function
     assert accumulation_of(model) == accumulation

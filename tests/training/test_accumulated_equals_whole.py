@@ -93,21 +93,9 @@ def test_nested_inputs_of_a_subclass_frozen_layers_and_variables_that_the_loss_d
         assert_equal_training(build, ((X, (X[::-1].copy(),)), Y))
 
 
-def with_dropout():
-    model = keras.Sequential(
-        [
-            keras.layers.Input((8,)),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dropout(0.5),
-            keras.layers.Dense(3, activation="softmax"),
-        ]
-    )
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
-
-
 def test_dropout_is_the_same_for_a_seed():
-    model, runs = built(accumulating(with_dropout(), 8), *DATA), []
+    dropping = models.mlp(inner=[keras.layers.Dropout(0.5)], optimizer="sgd")
+    model, runs = built(accumulating(dropping, 8), *DATA), []
     model.fit(*DATA, verbose=0)
     state = KeptState(model)  # With the step that is traced by now.
     for _ in range(2):

@@ -107,9 +107,7 @@ def frozen():
 
 def stateful():
     kept = keras.layers.LSTM(3, stateful=True)
-    model = keras.Sequential([keras.layers.Input((4, 2), batch_size=8), kept])
-    model.compile("sgd", "mse")
-    return model
+    return models.compiled([keras.layers.Input((4, 2), batch_size=8), kept], "sgd", "mse")
 
 
 def accumulating_by_keras():
@@ -215,8 +213,7 @@ def test_a_train_step_bound_by_the_user_runs_on_the_whole_batch_and_comes_back()
 
 
 def test_a_model_without_loss_is_refused():
-    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
-    model.compile("sgd")
+    model = models.compiled([keras.layers.Input((8,)), keras.layers.Dense(3)], "sgd")
     kbatch.accumulate_gradients(model, 8)
     with pytest.raises(ValueError, match="no loss to minimise"):
         model.train_on_batch(X[:32], Y[:32])

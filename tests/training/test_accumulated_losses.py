@@ -212,16 +212,6 @@ def test_penalties_count_once_and_those_of_rows_by_the_row():
     assert_equal_training(penalised, (X, Y))
 
 
-def test_a_model_trained_on_added_losses_only():
-    def build():
-        inputs = keras.Input((8,))
-        model = keras.Model(inputs, Averaged()(layers.Dense(4)(inputs)))
-        model.compile(sgd())
-        return model
-
-    assert_equal_training(build, (X,))
-
-
 class OwnMask(layers.Layer):
     def compute_mask(self, inputs, mask=None):
         return inputs[..., 0] > 0.5
@@ -269,21 +259,6 @@ def test_a_compute_loss_that_widens_kerases():
         return model
 
     assert_equal_training(build, (tokens(), TAGS), sample_weight=random(94, 7))
-
-
-class WithoutTraining(keras.Sequential):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
-        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred))
-
-
-def test_a_compute_loss_of_the_users():
-    def build():
-        model = WithoutTraining([layers.Input((8,)), layers.Dense(3, activation="softmax")])
-        loss = "sparse_categorical_crossentropy"
-        model.compile(sgd(), loss, metrics=["accuracy"], run_eagerly=True)
-        return model
-
-    assert_equal_training(build, (X, Y))
 
 
 def test_a_single_loss_with_weights_and_variables_with_an_axis_of_one():

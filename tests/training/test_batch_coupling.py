@@ -80,9 +80,7 @@ def called_often():
         layers.Flatten()(masked(layers.Masking()(kept))),
     ]
     outputs = layers.Dense(3, activation="softmax")(layers.Concatenate()(found))
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
+    return models.compiled(keras.Model(inputs, outputs), "sgd", "sparse_categorical_crossentropy")
 
 
 class Twice(keras.Model):
@@ -106,9 +104,7 @@ class InLoop(Twice):
 
 
 def subclassed(kind=Twice):
-    model = kind()
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
+    return models.compiled(kind(), "sgd", "sparse_categorical_crossentropy")
 
 
 def renormalised():

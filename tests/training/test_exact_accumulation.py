@@ -155,8 +155,7 @@ def test_draws_are_repeated(eager):
 def test_moving_statistics_advance_once():
     def build(**arguments):
         found = [layers.Input((8,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(3)]
-        model = keras.Sequential(found)
-        model.compile(sgd(), "mse")
+        model = small_models.compiled(found, sgd(), "mse")
         return accumulating(model, 8, **arguments)
 
     targets = np.random.default_rng(6).normal(size=(94, 3)).astype("float32")
@@ -187,9 +186,7 @@ class DrawnElsewhere(layers.Layer):
 def test_draws_that_cannot_be_repeated_are_refused(by_numpy, eager, said):
     def build():
         found = [layers.Input((8,)), DrawnElsewhere(by_numpy), layers.Dense(4)]
-        model = keras.Sequential(found)
-        model.compile(sgd(), supervised_contrastive, run_eagerly=eager)
-        return model
+        return small_models.compiled(found, sgd(), supervised_contrastive, run_eagerly=eager)
 
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"twice.*{said}"):
         in_parts(build)().fit(X[:30], Y[:30], verbose=0)
@@ -223,15 +220,17 @@ class Stepping(keras.Model):
             loss = supervised_contrastive(y, self.second(hidden))
             loss += sum(tf.reduce_sum(one) for one in self.losses)
             loss += 0.01 * tf.reduce_mean(tf.square(self.first.trainable_weights[0]))
-        weights = self.first.trainable_weights
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
         self.shown.update_state(loss, sample_weight=tf.shape(x)[0])
-        return {"shown": self.shown.result(), "loss": loss}
+        return {"shown": self.shown.result()} | self.updated(tape, loss, self.first)
+
+    def updated(self, tape, loss, part=None):
+        weights = (part or self).trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
 
 
 def stepping(kind=Stepping, **arguments):
-    model = kind()
-    model.compile(keras.optimizers.Adam(0.01), **arguments)
+    model = small_models.compiled(kind(), keras.optimizers.Adam(0.01), **arguments)
     model(X[:2])
     return model
 
@@ -258,9 +257,7 @@ class Penalised(Stepping):
                 tape.watch(x)
                 found = tf.reduce_sum(self(x))
             loss = tf.reduce_mean(tf.square(tape.gradient(found, x)))
-        weights = self.trainable_weights
-        self.optimizer.apply(outer.gradient(loss, weights), weights)
-        return {"loss": loss}
+        return self.updated(outer, loss)
 
 
 class Early(Stepping):
@@ -271,9 +268,7 @@ class Early(Stepping):
         with tf.GradientTape() as tape:
             loss = supervised_contrastive(y, self(x))
         self.second.bias.assign_add(tf.ones(3))
-        weights = self.trainable_weights
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
+        return self.updated(tape, loss)
 
 
 class Reduced(Stepping):
@@ -300,9 +295,7 @@ class Ragged(Stepping):
         with tf.GradientTape() as tape:
             rows = tf.RaggedTensor.from_uniform_row_length(self.first(data[0]), 1)
             loss = tf.reduce_sum(layers.Lambda(lambda x: x.to_tensor()[:, 0])(rows))
-        weights = self.first.trainable_weights
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
+        return self.updated(tape, loss, self.first)
 
 
 @pytest.mark.parametrize(
@@ -396,8 +389,7 @@ class Tied(keras.Model):
 
 
 def tied(**arguments):
-    model = Tied()
-    model.compile(sgd(), **arguments)
+    model = small_models.compiled(Tied(), sgd(), **arguments)
     model.table.build()
     model.frozen(model.back(model(X[:2])))
     model.compared.seen.reset_state()

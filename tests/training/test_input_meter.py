@@ -14,23 +14,16 @@ def metered(rows, batch_size):
     )
 
 
-def test_counts_what_was_taken_and_nothing_else():
+def test_counts_what_was_taken_and_goes_on_while_the_largest_batch_begins_anew():
     meter, dataset = metered(94, 32)
-    for _ in dataset.take(2):
-        pass
-    assert meter.read()[:3] == (2, 64, 32)
-    for _ in dataset:
-        pass
-    assert meter.read()[:3] == (5, 158, 32)
-
-
-def test_the_counts_go_on_and_the_largest_batch_begins_anew():
-    meter, dataset = metered(94, 32)
-    for _ in dataset:
-        pass
-    for _ in meter.attach(tf.data.Dataset.range(10).batch(4)):
-        pass
-    assert meter.read()[:3] == (6, 104, 4)
+    for rows, counts in (
+        (dataset.take(2), (2, 64, 32)),
+        (dataset, (5, 158, 32)),
+        (meter.attach(tf.data.Dataset.range(10).batch(4)), (8, 168, 4)),
+    ):
+        for _ in rows:
+            pass
+        assert meter.read()[:3] == counts
 
 
 def test_time_between_requests_is_not_waiting():

@@ -13,25 +13,6 @@ from kbatch.training.state import KeptState, kept_state
 layers = keras.layers
 
 
-def with_seeds(optimizer):
-    model = keras.Sequential(
-        [
-            layers.Input((8,)),
-            layers.Dense(8),
-            layers.BatchNormalization(),
-            layers.Dropout(0.5),
-            layers.Dense(3, activation="softmax", dtype="float32"),
-        ]
-    )
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def everything(model):
-    variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
-    return [np.array(variable.value) for variable in variables]
-
-
 def eager(model):
     """The model as it trains without being traced, which takes longer than a few steps."""
     model.run_eagerly = True
@@ -62,25 +43,25 @@ OPTIMIZERS = {
 def test_all_variables_are_as_before_and_training_goes_on_as_if_nothing_was(policy, optimizer):
     with dtype_policy_scope(policy):
         keras.utils.set_random_seed(0)
-        model = with_seeds(OPTIMIZERS[optimizer]())
+        model = models.normalised(optimizer=OPTIMIZERS[optimizer]())
     train(model)
     state = KeptState(model)
-    before = everything(model)
+    before = models.state_of(model)
     first = train(model).history["loss"]
     state.restore()
-    assert all(map(np.array_equal, everything(model), before))
+    assert all(map(np.array_equal, models.state_of(model), before))
     assert train(model).history["loss"] == first
 
 
 def test_a_model_that_was_never_trained_starts_from_its_first_update():
     keras.utils.set_random_seed(0)
-    model = eager(with_seeds("adam"))
+    model = eager(models.normalised())
     with kept_state(model):
         train(model)
     assert int(model.optimizer.iterations) == 0
     once = train(model).history["loss"]
     keras.utils.set_random_seed(0)
-    assert train(eager(with_seeds("adam"))).history["loss"] == once
+    assert train(eager(models.normalised())).history["loss"] == once
 
 
 def test_its_train_step_history_and_stop_are_put_back():
@@ -105,11 +86,11 @@ def test_its_train_step_history_and_stop_are_put_back():
 def test_it_is_put_back_after_an_error_too():
     model = eager(models.mlp())
     train(model)
-    before = everything(model)
+    before = models.state_of(model)
     with pytest.raises(KeyboardInterrupt), kept_state(model):
         train(model)
         raise KeyboardInterrupt
-    assert all(map(np.array_equal, everything(model), before))
+    assert all(map(np.array_equal, models.state_of(model), before))
 
 
 def test_a_model_that_only_predicts_needs_no_optimizer():

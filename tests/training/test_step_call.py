@@ -1,11 +1,11 @@
 """The train step of a model outside of `fit`: what a call does, and what is put back."""
 
-import keras
 import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
 
+from kbatch.training.data.forms import first_rows
 from kbatch.training.state import kept_state
 from kbatch.training.step_call import StepCall, held_by_host
 from kbatch.training.steps_per_execution import counted_steps
@@ -16,20 +16,6 @@ BATCH = (tf.constant(X), tf.constant(Y))
 
 def batches():
     return iter(tf.data.Dataset.from_tensors(held_by_host(BATCH)).repeat())
-
-
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("several", [False, True])
-def test_execute_makes_as_many_updates_as_it_is_asked_for(several, eager):
-    model = models.mlp(run_eagerly=eager)
-    with kept_state(model) as state:
-        step = StepCall(model, state, several=several)
-        assert step.several == (several and not eager)
-        for steps in (1, 5, 3, 3):
-            before = int(model.optimizer.iterations)
-            step.execute(batches(), steps)
-            assert int(model.optimizer.iterations) - before == steps
-    assert int(model.optimizer.iterations) == 0
 
 
 @pytest.mark.parametrize("counted", [False, True])
@@ -46,17 +32,23 @@ def test_kept_state_puts_the_steps_of_an_execution_back(counted):
     assert int(tf.convert_to_tensor(model.steps_per_execution)) == 4
 
 
-def test_restore_puts_the_weights_back_and_keeps_what_was_compiled():
-    model = models.mlp()
-    weights = model.get_weights()
+def test_a_call_is_one_train_step_and_restore_puts_the_state_back_and_keeps_what_was_compiled():
+    """One step also of a model that makes several an execution."""
+    model, twin = models.mlp(steps_per_execution=4), models.mlp(run_eagerly=True)
+    twin.set_weights(model.get_weights())
+    twin.train_on_batch(*BATCH)
     with kept_state(model) as state:
-        step = StepCall(model, state)
+        step, before = StepCall(model, state), models.state_of(model)
+        assert not step.has_seen(BATCH)
         step(BATCH)
-        assert not all(map(np.array_equal, model.get_weights(), weights))
+        assert int(model.optimizer.iterations) == 1
+        assert step.has_seen(BATCH) and not step.has_seen(first_rows(BATCH, 3))
+        for one, other in zip(model.get_weights(), twin.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
         function = model.train_function
         step.restore()
-        assert all(map(np.array_equal, model.get_weights(), weights))
+        for one, other in zip(before, models.state_of(model), strict=False):
+            np.testing.assert_array_equal(one, other)
+        assert model.metrics_variables and not any(map(float, model.metrics_variables))
         assert model.train_function is function
-        assert step.has_seen(BATCH)
     assert model.train_function is None
-    assert keras.ops.convert_to_numpy(model.optimizer.iterations) == 0

@@ -10,6 +10,7 @@ import pytest
 import searches
 import small_models as models
 import tensorflow as tf
+from small_models import normalised
 
 import kbatch
 from kbatch.errors import InputError
@@ -32,21 +33,6 @@ X, Y = models.rows(94)
 def training(**changed):
     plain = {"batch_size": 8, "epoch_steps": 100, "epochs": 2, "budget": None, "callbacks": ()}
     return Training(**(plain | changed))
-
-
-def normalised(**compiled):
-    model = keras.Sequential(
-        [
-            keras.Input((8,)),
-            keras.layers.Dense(8),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.3),
-            keras.layers.Dense(3, activation="softmax", dtype="float32"),
-        ]
-    )
-    arguments = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
-    model.compile(metrics=["accuracy"], **(arguments | compiled))
-    return model
 
 
 def scheduled():

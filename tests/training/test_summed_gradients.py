@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from equal_training import accumulating, built
+from small_models import compiled
 
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.accumulation.train_step import SummingTrainStep
@@ -99,9 +100,7 @@ def test_the_train_step_of_keras_stays_where_it_makes_no_difference():
 
     def of(layer, optimizer):
         tokens = layers.Input((12,), dtype="int32")
-        model = keras.Sequential([tokens, layer, layers.Flatten(), layers.Dense(3)])
-        model.compile(optimizer, "mse")
-        return model
+        return compiled([tokens, layer, layers.Flatten(), layers.Dense(3)], optimizer, "mse")
 
     assert step_of(of(layers.Dense(4), "adam")) is type(None)
     assert step_of(of(layers.Embedding(WORDS, 4), "sgd")) is type(None)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import small_models as models
 import tensorflow as tf
+from batch_data import Rows
 
 from kbatch.errors import DataEnded, InputError
 from kbatch.search.train import SharedInput
@@ -32,21 +33,8 @@ def sliced(*parts):
     return tf.data.Dataset.from_tensor_slices(parts)
 
 
-class Sequence(keras.utils.PyDataset):
-    def __init__(self, size, workers=1):
-        super().__init__(workers=workers)
-        self.size = size
-        self.epochs = []
-
-    def __len__(self):
-        return -(-len(X) // self.size)
-
-    def __getitem__(self, index):
-        rows = slice(index * self.size, (index + 1) * self.size)
-        return X[rows].astype("float64"), Y[rows]
-
-    def on_epoch_end(self):
-        self.epochs.append("ended")
+def batched(size=7, **settings):
+    return Rows((X.astype("float64"), Y), size, **settings)
 
 
 FORMS = {
@@ -55,9 +43,9 @@ FORMS = {
     "pandas": TrainingData(pd.DataFrame(X.astype("float64")), pd.Series(Y)),
     "examples": TrainingData(sliced(X, Y)),
     "batches": TrainingData(sliced(X, Y).batch(7)),
-    "PyDataset": TrainingData(Sequence(7)),
-    "PyDataset of three workers": TrainingData(Sequence(7, workers=3)),
-    "function of PyDatasets": TrainingData(Sequence, shuffle=False),
+    "PyDataset": TrainingData(batched()),
+    "PyDataset of three workers": TrainingData(batched(workers=3)),
+    "function of PyDatasets": TrainingData(batched, shuffle=False),
     "function": TrainingData(lambda batch_size: sliced(X, Y).batch(batch_size)),
 }
 
@@ -134,14 +122,14 @@ def test_nested_parts_and_weights_keep_their_structure():
 
 
 def test_a_sequence_is_shuffled_by_batches_and_told_where_an_epoch_ends():
-    sequence = Sequence(32)
+    sequence = batched(32)
     dataset = batches_of(TrainingData(sequence)).dataset
     orders = [
         [len(x) for x, _ in dataset] + [float(next(iter(dataset))[0][0, 0])] for _ in range(6)
     ]
     assert len({order[-1] for order in orders}) > 1
-    assert len(sequence.epochs) == 11
-    kept = batches_of(TrainingData(Sequence(32), shuffle=False)).dataset
+    assert sequence.epoch_ends == 11
+    kept = batches_of(TrainingData(batched(32), shuffle=False)).dataset
     np.testing.assert_allclose(np.concatenate([x for x, _ in kept]), X)
 
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 import kbatch
 from kbatch.errors import InputError
 from kbatch.search.train import TimedFit
-from kbatch.training.data.batches import ArrayRows, held_batches
 
 X, Y = np.arange(188.0).reshape(94, 2).astype("float32"), np.arange(94) % 3
 
@@ -43,6 +42,11 @@ def test_each_epoch_has_an_order_of_its_own_which_its_seed_decides_alone():
     assert first[0] != first[1] != first[2] != list(range(94))
     keras.utils.set_random_seed(5)
     assert orders(0, 32) == first
+    # Iterators that are not read, or begun only, as Keras makes them, take no order away.
+    dataset = kbatch.training_dataset(X, Y, 16, seed=0)
+    next(iter(dataset))
+    iter(dataset)
+    assert [order(dataset).tolist() for _ in range(3)] == first
     assert orders(1, 16) != first
     keras.utils.set_random_seed(5)
     assert len({tuple(one) for _ in range(2) for one in orders(None, 16)}) == 6
@@ -97,42 +101,6 @@ def test_what_a_search_refuses_is_refused(arguments, words):
 def test_a_seed_is_a_number():
     with pytest.raises(ValueError, match="seed=-1"):
         kbatch.training_dataset(X, Y, 16, seed=-1)
-
-
-NUMBERS = np.arange(94)[:, None]
-
-
-def epochs(dataset, count):
-    """The rows of so many epochs, read by one iterator."""
-    batches = dataset.as_numpy_iterator()
-    found = []
-    for _ in range(count):
-        rows = []
-        while len(rows) < len(NUMBERS):
-            rows += next(batches)[0].ravel().tolist()
-        found.append(rows)
-    return found
-
-
-def test_orders_depend_on_the_epoch_alone():
-    expected = epochs(ArrayRows((NUMBERS,), shuffle=True).endless(16, seed=3), 3)
-    assert all(sorted(rows) == NUMBERS.ravel().tolist() for rows in expected)
-    assert expected[0] != expected[1] != expected[2]
-    rows = ArrayRows((NUMBERS, None), shuffle=True)
-    assert epochs(rows.endless(32, seed=3), 3) == expected
-    # Iterators that are not read, or begun only, as Keras makes them, take no order away.
-    once = rows.epoch(16, seed=3)
-    next(iter(once))
-    iter(once)
-    assert [epochs(once, 1)[0] for _ in range(3)] == expected
-
-
-def test_batches_of_an_epoch_end_with_its_rest():
-    batches = ArrayRows((NUMBERS,), shuffle=False).endless(32, seed=0).as_numpy_iterator()
-    found = [next(batches)[0].ravel().tolist() for _ in range(6)]
-    assert [len(batch) for batch in found] == [32, 32, 30] * 2
-    held = list(held_batches((NUMBERS,), 32).as_numpy_iterator())
-    assert [batch.ravel().tolist() for (batch,) in held] == found[:3] == found[3:]
 
 
 @pytest.mark.parametrize("steps", [1, 5])
