@@ -11,14 +11,14 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_166,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_169,  # Without docstrings, comments and blank lines.
     "files in kbatch": 125,
     "record types": 81,
     "properties": 145,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_174,
-    "kbatch.search.tuner": 17_814,  # BatchSizeTuner
+    "lines of tests": 26_176,
+    "kbatch.search.tuner": 17_819,  # BatchSizeTuner
     "kbatch.search.hypermodel": 12_712,  # HyperModel
     "kbatch.memory.find": 7_478,  # find_max_batch_size
     "kbatch.study.study": 4_771,  # load_study

@@ -143,6 +143,10 @@ class SearchProgress:
             if self._line is not None:
                 self._line.print(text)
 
+    def plan_begins(self) -> None:
+        """Show that the plan of the search is being made."""
+        self._update("plan", None, "timing the first updates")
+
     def trial_begins(
         self,
         values: Mapping[str, Any],

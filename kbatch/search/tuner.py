@@ -353,10 +353,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _make_plan(self, call: FitCall) -> None:
         """Make the plan of the search before its first trial."""
-        if self.oracle.remaining_trials() == 0:
+        if self._race is None and self.oracle.remaining_trials() == 0:
             return
         hp = self.oracle.get_space()
         hp.values["batch_size"] = self.hypermodel.base_batch_size
+        self.progress.plan_begins()
         try:
             self.hypermodel.ensure_plan(hp, call, self)
         except (InputError, RecordError) as error:

@@ -62,7 +62,8 @@ def test_the_plan_is_made_once_whatever_the_learning_rate(study):
     assert (study.plan.dtype_policy, study.plan.largest_batch_size) == ("float32", 32)
 
 
-def test_search_makes_the_plan_before_the_first_trial(monkeypatch, tmp_path):
+@pytest.mark.parametrize("strategy", ["grid", "race"])
+def test_search_makes_the_plan_before_the_first_trial(monkeypatch, tmp_path, strategy):
     run_trial, known = kbatch.BatchSizeTuner.run_trial, []
 
     def watched(tuner, *arguments, **keywords):
@@ -70,7 +71,8 @@ def test_search_makes_the_plan_before_the_first_trial(monkeypatch, tmp_path):
         run_trial(tuner, *arguments, **keywords)
 
     monkeypatch.setattr(kbatch.BatchSizeTuner, "run_trial", watched)
-    search(tmp_path, models.stock, (8, 16), kind=kbatch.BatchSizeTuner)
+    more = {"strategy": strategy, "max_executions": 2} if strategy == "race" else {}
+    search(tmp_path, models.stock, (8, 16), kind=kbatch.BatchSizeTuner, **more)
     assert known == [True, True]
 
 
