@@ -51,7 +51,7 @@ def kbatch_search(probe: Probe) -> int | None:
             search.tell(size, probe.run(size))
         except OutOfMemory:
             search.tell(size, None)
-    return search.answer.batch_size if search.answer else None
+    return search.answer[0] if search.answer else None
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ def gpu_findings(
 
     with opened_nvml() as (gpus, unavailable):
         for gpu in gpus:
-            total_bytes, used_bytes = gpu.memory_total_bytes, read_gpu(gpu).memory_used_bytes
+            total_bytes, used_bytes = gpu.memory_total_bytes, read_gpu(gpu)[0].memory_used_bytes
             free, held = "free memory n/a (the driver does not show it)", False
             if total_bytes is not None and used_bytes is not None:
                 free = f"{memory_text(total_bytes - used_bytes)} of {memory_text(total_bytes)} free"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kbatch.device.machine import GpuReading, NvmlGpu, opened_nvml, read_gpu
+from kbatch.device.machine import NvmlGpu, opened_nvml, read_gpu
 from kbatch.records.machine import GpuSample, GpuUsage, UsageRecord
 
 if TYPE_CHECKING:
@@ -30,17 +30,18 @@ class _GpuTally:
     def __init__(self, gpu: NvmlGpu, tensorflow_devices: tuple[str, ...]):
         self._gpu = gpu
         self._devices = tensorflow_devices
-        self._values = array.array("d")  # A time and a reading after the other, NaN for None.
+        self._values = array.array("d")  # A sample and its energy after the other, NaN for None.
 
     def add(self, time_s: float) -> None:
-        row = (time_s, *read_gpu(self._gpu))
+        sample, energy_mj = read_gpu(self._gpu, time_s)
+        row = (*dataclasses.astuple(sample), energy_mj)
         self._values.extend(math.nan if value is None else value for value in row)
 
     def halve(self) -> None:
         self._values = array.array("d", self._rows()[::2].tobytes())
 
     def _rows(self) -> np.ndarray:
-        return np.array(self._values).reshape(-1, 1 + len(GpuReading._fields))
+        return np.array(self._values).reshape(-1, 1 + len(dataclasses.fields(GpuSample)))
 
     def usage(self, duration_s: float) -> GpuUsage:
         rows = self._rows()

@@ -21,7 +21,7 @@ import psutil
 import pynvml
 
 from kbatch import __version__
-from kbatch.records.machine import EnvironmentRecord
+from kbatch.records.machine import EnvironmentRecord, GpuSample
 
 _PACKAGES = ("tensorflow", "keras", "keras-tuner", "numpy")
 
@@ -173,15 +173,6 @@ class NvmlGpu(NamedTuple):
     index: int | None = None  # In NVML and `nvidia-smi`, None if it is not listed.
 
 
-class GpuReading(NamedTuple):
-    """What one GPU shows now; None for what it does not report."""
-
-    utilization: float | None  # Share of the driver's last window in which some kernel ran.
-    memory_used_bytes: int | None  # In use or reserved.
-    power_w: float | None
-    energy_counter_mj: int | None  # Since the driver was loaded.
-
-
 @contextlib.contextmanager
 def opened_nvml() -> Iterator[tuple[tuple[NvmlGpu, ...], str | None]]:
     """Open the library for a block, which may be nested, and list the GPUs that answer.
@@ -203,22 +194,26 @@ def opened_nvml() -> Iterator[tuple[tuple[NvmlGpu, ...], str | None]]:
             pynvml.nvmlShutdown()
 
 
-def read_gpu(gpu: NvmlGpu) -> GpuReading:
-    """Read one GPU; what it does not report is None, and all of it without a handle."""
+def read_gpu(gpu: NvmlGpu, time_s: float = 0.0) -> tuple[GpuSample, int | None]:
+    """Read one GPU, and its counter of energy since the driver was loaded, in mJ.
+
+    What it does not report is None, and all of it without a handle.
+    """
     if gpu.handle is None:
-        return GpuReading(None, None, None, None)
+        return GpuSample(time_s), None
 
     def read(name: str, *arguments: Any) -> Any:
         return _known(getattr(pynvml, name), gpu.handle, *arguments)
 
     utilization, memory = read("nvmlDeviceGetUtilizationRates"), read("nvmlDeviceGetMemoryInfo")
     power_mw = read("nvmlDeviceGetPowerUsage")
-    return GpuReading(
+    sample = GpuSample(
+        time_s,
         utilization=None if utilization is None else utilization.gpu / 100,
         memory_used_bytes=None if memory is None else memory.used,
         power_w=None if power_mw is None else power_mw / 1e3,
-        energy_counter_mj=read("nvmlDeviceGetTotalEnergyConsumption"),
     )
+    return sample, read("nvmlDeviceGetTotalEnergyConsumption")
 
 
 def read_driver_version() -> str | None:

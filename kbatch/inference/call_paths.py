@@ -70,12 +70,11 @@ def open_path(name: str, model: Any, rows: Any) -> Iterator[Run]:
         return model(batch, training=False)
 
     bulk, xla = name == BULK_PATH, name == "xla"
-    with contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:  # For a saved model.
         if bulk:
             call: Any = model.predict
         elif name == "saved_model":
-            folder = tempfile.TemporaryDirectory(prefix="kbatch-")
-            path = str(Path(stack.enter_context(folder)) / "model")
+            path = str(Path(folder, "model"))
             archive: Any = keras.export.ExportArchive()
             archive.track(model)
             archive.add_endpoint("serve", serve, input_signature=[signature])

@@ -93,16 +93,16 @@ def probe_max_batch(
 ) -> MaxBatchSizeResult:
     """Search with real probes, and run the answer again."""
     experiment = MaxBatchExperiment(probes, memory_window, max_batch_size)
-    answer, refuted, noted = experiment.search(), 0, ()
-    while answer.batch_size and not experiment.confirmed(answer.batch_size):
-        answer, refuted = experiment.search(), refuted + 1
+    (found, reason), refuted, noted = experiment.search(), 0, ()
+    while found and not experiment.confirmed(found):
+        (found, reason), refuted = experiment.search(), refuted + 1
         if refuted == _MOST_CONFIRMATIONS:
             noted = (Note.of("peaks_differ", refuted=refuted),)
             break
-    size, facts, free = experiment.size_of(answer), experiment.facts, experiment.free
+    size, facts, free = experiment.fitting(found), experiment.facts, experiment.free
     return MaxBatchSizeResult(
         max_batch_size=size,
-        reason=answer.reason,
+        reason=reason,
         limit_bytes=facts.limit_bytes,
         memory_window=memory_window,
         training=facts.training,

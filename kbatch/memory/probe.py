@@ -260,7 +260,7 @@ class MaxBatchExperiment:
             return None
         if reading.rows < size or self._outcome(self._memory[size]) != "fits":
             return None
-        return MaxBatchAnswer(size, reason)
+        return size, reason
 
     def confirmed(self, size: int) -> bool:
         """Run the answer in a fresh process, and again after another size."""
@@ -273,11 +273,11 @@ class MaxBatchExperiment:
             self._measure(size, "mixed_sizes")
         return self._outcome(self._memory[size]) == "fits"
 
-    def size_of(self, answer: MaxBatchAnswer) -> int:
+    def fitting(self, size: int | None) -> int:
         """Return the size that was found; raise where not even one example fits."""
-        if answer.batch_size is None:
+        if size is None:
             raise no_example_fits(self.facts, self._window, self._memory[1], self._died)
-        return answer.batch_size
+        return size
 
     def is_bound(self, size: int) -> bool:
         """Return whether memory set the size, and not the end of the data or of the search."""

@@ -42,10 +42,9 @@ Outcome = Literal["fits", "above_window", "out_of_memory"]
 Purpose = Literal["search", "fresh_process", "mixed_sizes"]
 
 
-class MaxBatchAnswer(NamedTuple):
-    # Largest measured size that is not above the window; None if not even one example fits.
-    batch_size: int | None
-    reason: Note  # Why it is this one.
+# The largest measured size that is not above the window, None if not even one example fits, and why
+# it is this one.
+MaxBatchAnswer = tuple[int | None, Note]
 
 
 class MaxBatchSearch:
@@ -99,11 +98,11 @@ class MaxBatchSearch:
         """What was found, None while there are sizes to measure."""
         inside = [b for b, m in self._fitting.items() if self._low <= m <= self._high]
         if inside:
-            return MaxBatchAnswer(max(inside), Note.of("in_window"))
+            return max(inside), Note.of("in_window")
         below, above = self._bracket()
         known = 1 in self.memory_bytes and not self._is_unsure(below, above)
         reason = self._reason_to_end(below, above) if known else None
-        return None if reason is None else MaxBatchAnswer(below or None, reason)
+        return None if reason is None else (below or None, reason)
 
     @property
     def _fitting(self) -> dict[int, float]:

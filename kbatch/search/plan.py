@@ -314,13 +314,13 @@ def _most_that_fit(
     ) as probes:
         # No answer is run again: if memory runs out later, the plan is halved.
         experiment = MaxBatchExperiment(probes, MEMORY_WINDOW, rows)
-        found = experiment.largest() or experiment.search()
-    most = experiment.size_of(found)
+        found, reason = experiment.largest() or experiment.search()
+    most = experiment.fitting(found)
     if own or not experiment.is_bound(most) or most >= rows:
         return most, "own_step" if own else "fits", None
     shared = (f" {one}" for one in experiment.facts.notes if one.code == "gpu_shared")
     more = next(shared, "")
-    return most, "cut", Note.of("cut_to_fit", size=most, reason=found.reason, more=more)
+    return most, "cut", Note.of("cut_to_fit", size=most, reason=reason, more=more)
 
 
 def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:

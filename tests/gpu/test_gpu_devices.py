@@ -43,7 +43,7 @@ def test_nvml_and_nvidia_smi_agree(gpus, record_property):
     text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
     shown = {row[0]: row[1:] for row in csv.reader(text.splitlines(), skipinitialspace=True)}
     with opened_nvml() as (found, _):
-        readings = {gpu.uuid: (gpu, read_gpu(gpu)) for gpu in found}
+        readings = {gpu.uuid: (gpu, read_gpu(gpu)[0]) for gpu in found}
         driver = read_driver_version()
     assert set(readings) == set(shown)
     for uuid, (gpu, reading) in readings.items():

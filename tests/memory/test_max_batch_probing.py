@@ -106,7 +106,7 @@ def test_the_largest_size_ends_the_search_where_it_fits():
     assert [run[0] for run in experiment.runs] == [64]
     assert not experiment.is_bound(64)
     found, experiment = searched(ComputedProbes(), max_batch_size=5000)
-    assert experiment.is_bound(found.batch_size)
+    assert experiment.is_bound(found[0])
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_where_it_does_not_the_search_finds_what_it_does_without(cap, known, run
     found, _ = searched(probes, max_batch_size=cap)
     plain = probe(ComputedProbes(**known), max_batch_size=cap)
     assert probes.runs[: len(runs)] == runs
-    assert found.batch_size == pytest.approx(plain.max_batch_size, rel=0.01)
-    assert found.reason == plain.reason
+    assert found[0] == pytest.approx(plain.max_batch_size, rel=0.01)
+    assert found[1] == plain.reason
 
 
 def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
@@ -139,7 +139,7 @@ def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
 
     probes = NoAlgorithm()
     found, _ = searched(probes, max_batch_size=5000)
-    assert found.batch_size <= 100
+    assert found[0] <= 100
     assert probes.runs[0] == 1
 
 

@@ -47,7 +47,7 @@ def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it():
     for seed, cap in itertools.product(range(60), [1, 37, 1000, None]):
         device = random_device(seed, jitter=0.02)
         search = searched(device, limit_bytes=device.limit, max_batch_size=cap)
-        answer, memory_bytes = search.answer, search.memory_bytes
+        (answer, reason), memory_bytes = search.answer, search.memory_bytes
         assert list(memory_bytes) == device.probed
         assert len(set(device.probed)) == len(device.probed) < 30
         assert device.probed[0] == 1
@@ -56,15 +56,15 @@ def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it():
         else:
             probed.append(len(device.probed))
             out += sum(memory is None for memory in memory_bytes.values())
-        if answer.batch_size is None:
+        if answer is None:
             assert memory_bytes[1] is None or memory_bytes[1] > 0.9 * device.limit
             continue
-        memory = memory_bytes[answer.batch_size]
+        memory = memory_bytes[answer]
         assert memory <= 0.9 * device.limit
-        assert (answer.reason.code == "in_window") == (memory >= 0.8 * device.limit)
-        if answer.reason.code != "in_window":
+        assert (reason.code == "in_window") == (memory >= 0.8 * device.limit)
+        if reason.code != "in_window":
             below = [b for b, m in memory_bytes.items() if m and m < 0.8 * device.limit]
-            assert answer.batch_size == max(below)
+            assert answer == max(below)
     # Few sizes are run, and fewer run out of memory.
     assert np.mean(probed) < 8
     assert out < 0.5 * len(probed)
@@ -75,7 +75,7 @@ def test_a_line_through_the_origin_never_runs_out():
     for seed in range(40):
         each = 10 ** np.random.default_rng(seed).uniform(-4, -1.2) * GB
         device = Device(limit=8 * GB, fixed=0.0, each=each)
-        assert searched(device, limit_bytes=device.limit).answer.reason.code == "in_window"
+        assert searched(device, limit_bytes=device.limit).answer[1].code == "in_window"
         assert len(device.probed) == 2
 
 
@@ -99,7 +99,7 @@ def test_where_the_window_cannot_be_reached_it_says_why(fixed, each, cap, size, 
 
 def test_memory_that_does_not_grow_ends_the_search():
     search = searched(lambda b: 1 * GB, limit_bytes=8 * GB)
-    assert "hardly grows" in search.answer.reason
+    assert "hardly grows" in search.answer[1]
     assert len(search.memory_bytes) < 30
 
 
@@ -108,13 +108,13 @@ def test_an_answer_that_a_second_measurement_refutes_is_not_given_again():
     for seed in range(60):
         device = random_device(seed, jitter=0.02)
         search = searched(device, limit_bytes=device.limit)
-        first, asked = search.answer, list(device.probed)
-        if first.reason.code != "in_window":
+        (first, reason), asked = search.answer, list(device.probed)
+        if reason.code != "in_window":
             continue
-        search.tell(first.batch_size, 0.95 * device.limit)
+        search.tell(first, 0.95 * device.limit)
         while (size := search.ask()) is not None:
             search.tell(size, device(size))
-        assert search.answer.batch_size is None or search.answer.batch_size < first.batch_size
+        assert (search.answer[0] or 0) < first
         assert device.probed[: len(asked)] == asked
         assert max(map(device.probed.count, device.probed)) <= 3
 
@@ -128,10 +128,10 @@ def test_a_jump_over_the_window_is_found_to_two_percent_and_said(jump):
         asked.append(size)
         return 1e6 + 300.0 * size if size <= 1_024_000 else jump and jump * 1e9
 
-    answer = searched(probe, limit_bytes=1e9).answer
-    assert 1_024_000 / 1.02 <= answer.batch_size <= 1_024_000
-    assert answer.reason.startswith(f"memory jumps: {answer.batch_size} need 3")
-    assert ("run out" in answer.reason) == (jump is None)
+    size, reason = searched(probe, limit_bytes=1e9).answer
+    assert 1_024_000 / 1.02 <= size <= 1_024_000
+    assert reason.startswith(f"memory jumps: {size} need 3")
+    assert ("run out" in reason) == (jump is None)
     assert len(asked) <= 14
 
 
