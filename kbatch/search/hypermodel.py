@@ -1,6 +1,5 @@
 """Batch size as a hyperparameter: a HyperModel around your own."""
 
-import contextlib
 import copy
 import functools
 import secrets
@@ -320,13 +319,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             return self._train(hp, model, call, files, number)
         except BaseException as error:
             self.graph.release()  # Nothing of a training that failed is kept.
-            with contextlib.suppress(RecordError):  # The error says what went wrong before.
+            own = isinstance(error, (InputError, RecordError))
+            if not own:  # Such as that the directory holds another search.
                 files.record_failure(self, hp, error)
             ended = self._end_of(error, files.project)
             if ended is None:
                 raise
             # The messages of kbatch say enough without a cause.
-            own = isinstance(error, (InputError, RecordError))
             raise ended from (None if own else error)
 
     def ensure_plan(self, hp: keras_tuner.HyperParameters, call: FitCall, tuner: Any) -> None:

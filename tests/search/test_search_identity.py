@@ -164,6 +164,7 @@ def test_a_tuner_of_keras_tuner_refuses_other_settings_before_its_next_trial(tmp
     search(tmp_path, max_trials=1, **arguments)
     with pytest.raises(ValueError, match="seed: 0 there, 1 here"):
         search(tmp_path, max_trials=2, model={"seed": 1}, **arguments)
+    assert len(kbatch.load_study(tmp_path / "search").trials) == 1
     # Its trials may train for other numbers of epochs.
     study = kbatch.load_study(search(tmp_path, max_trials=2, fit={"epochs": 2}, **arguments))
     assert [trial.status for trial in study.trials] == ["completed", "completed"]
