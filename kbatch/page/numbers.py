@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from kbatch.analysis.intervals import Estimate
@@ -52,6 +52,12 @@ def join_words(words: Iterable[str]) -> str:
     """Join words as in a sentence, such as "16, 32 and 64"."""
     *head, last = words
     return f"{', '.join(head)} and {last}" if head else last
+
+
+def at_most(names: Sequence[str], most: int = 5) -> list[str]:
+    """Return the first five names, and how many there are more."""
+    more = len(names) - most
+    return [*names[:most], *([f"{more:,} more"] if more > 0 else [])]
 
 
 def pluralize(number: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError, InputError, RecordError
 from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
-from kbatch.page.numbers import pluralize
+from kbatch.page.numbers import at_most, pluralize
 from kbatch.records.training_run import RECORD_NAME
 from kbatch.search import identity, tuner_arguments
 from kbatch.search.files import (
@@ -37,7 +37,7 @@ from kbatch.search.oracle import BatchSizeOracle, trial_result
 from kbatch.search.parallel import ParallelTrials, explored_space
 from kbatch.search.progress import FitReporter, SearchProgress
 from kbatch.search.race import RaceStrategy
-from kbatch.study.compare import at_most, check_tolerance
+from kbatch.study.compare import check_tolerance
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.data.training_data import FitCall

@@ -13,7 +13,7 @@ import numpy as np
 
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.run_table import Run
-from kbatch.page.numbers import count_range, pluralize, setting, where_measured
+from kbatch.page.numbers import at_most, count_range, join_words, pluralize, setting, where_measured
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 from kbatch.records.training_run import TIMES, Budget, ExecutionRecord, NoOutcomes
@@ -35,7 +35,6 @@ LeftOutReason = Literal[
 LeftOut = tuple[TrialRecord, LeftOutReason]
 # Why executions are not compared validation example by validation example.
 Unpaired = NoOutcomes | Literal["time", "not_recorded", "other_examples"]
-_MOST_NAMED = 5
 
 
 def as_compared(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -190,6 +189,14 @@ def is_share(objective: Objective, best: float) -> bool:
     return objective.direction == "max" and 0 <= best <= 1
 
 
+def tolerance_text(best: TrialRecord | None, tolerance: float | None) -> str:
+    """Write the tolerance: in the unit of a metric between 0 and 1, else as a share of the best."""
+    value, tolerance = (best and best.judged_value) or 0.0, tolerance or 0.0
+    if best is None or not value or is_share(best.objective, value):
+        return setting(tolerance)
+    return f"{100 * tolerance / abs(value):.2g} %"
+
+
 def training_seconds(run: ExecutionRecord) -> float | None:
     """Return the seconds of training, without what the first steps take to compile."""
     rate = run.samples_per_second
@@ -271,10 +278,13 @@ def missing_text(missing: int) -> str:
     return Note.of("trials_missing", count=missing) if missing else ""
 
 
-def at_most(names: Sequence[str]) -> list[str]:
-    """Return the first five names, and how many there are more."""
-    more = len(names) - _MOST_NAMED
-    return [*names[:_MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])]
+def sizes_text(sizes: Sequence[int], trials: Iterable[TrialRecord]) -> str:
+    """Name batch sizes: "16 to 64" where they are three or more neighbours among all."""
+    among = sorted({trial.batch_size for trial in trials})
+    places = [among.index(size) for size in sizes]
+    if len(sizes) > 2 and places[-1] - places[0] == len(sizes) - 1:
+        return f"{sizes[0]:,} to {sizes[-1]:,}"
+    return join_words(at_most([f"{size:,}" for size in sizes]))
 
 
 def trained_runs(trials: Iterable[TrialRecord]) -> list[ExecutionRecord]:

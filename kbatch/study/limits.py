@@ -118,9 +118,21 @@ def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
 
 
 def limit_notes(found: Decision, trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Compare the trial that is named with larger batch sizes of its settings."""
+    """Say what limits the batch size that is named, and what its trials leave open."""
     if (best := found.trial) is None:
         return
+    words = metric_words(best.objective.name)
+    yield from _binding_here(found, best, trials, words)
+    if found.tolerance is not None:
+        yield from _still_rising(best, found.tolerance, words)
+    yield from _failures(best, trials)
+    yield from _lagging(found.trials)
+
+
+def _binding_here(
+    found: Decision, best: TrialRecord, trials: Sequence[TrialRecord], words: str
+) -> Iterator[Note]:
+    """Compare the trial that is named with larger batch sizes of its settings."""
     # While it waits for data, its samples/s say nothing about the device.
     if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
         yield from _waiting(trials)
@@ -146,7 +158,6 @@ def limit_notes(found: Decision, trials: Sequence[TrialRecord]) -> Iterator[Note
         how = f"at most {most:,} examples fit in it at once, so batches are cut into {size:,}"
         yield Note.of("memory_binds", how=how)
     if (gain := _given_up_for_updates(found, best, trials)) is not None:
-        words = metric_words(best.objective.name)
         yield Note.of("updates_bind", gain=format_number(gain, 2), words=words)
 
 
@@ -178,7 +189,7 @@ def _above(first: Estimate[float] | None, second: Estimate[float] | None) -> boo
     return ends[0] is not None and ends[1] is not None and ends[0][0] > ends[1][1]
 
 
-def still_rising(trial: TrialRecord, tolerance: float) -> Iterator[Note]:
+def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[Note]:
     """Say where the objective still got better in the last fifth of training."""
     name, sign = trial.objective.name, 1 if trial.objective.direction == "max" else -1
     curves = [[epoch.finite(name) for epoch in run.epochs] for run in trial.executions]
@@ -191,11 +202,10 @@ def still_rising(trial: TrialRecord, tolerance: float) -> Iterator[Note]:
     gain = sign * sum(gains) / len(gains) if gains else 0.0
     if gain > tolerance / 2:
         last = "epoch" if number == 1 else f"{number:,} epochs"
-        words, by = metric_words(name), format_number(gain, 2)
-        yield Note.of("still_rising", words=words, gain=by, last=last)
+        yield Note.of("still_rising", words=words, gain=format_number(gain, 2), last=last)
 
 
-def failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
+def _failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
     """Say what successes leave open where the size that is named, or a neighbour, has failed."""
     sizes = sorted({trial.batch_size for trial in trials})
     place, succeeded = sizes.index(named.batch_size), len(named.executions)
@@ -258,7 +268,7 @@ def _rates(trials: Iterable[TrialRecord]) -> Iterator[Note]:
         yield Note.of("rates_by_callback", went=join_words(went))
 
 
-def lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:
+def _lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:
     """Say where validation shows averages that lag, and not what the model has learnt."""
     lags = [(lag, t) for t in trials for e in t.executions if (lag := _lag(e)) is not None]
     if lags:

@@ -16,19 +16,19 @@ from kbatch.study.compare import (
     LeftOutReason,
     Unpaired,
     as_compared,
-    at_most,
     budget_text,
     differing,
-    is_share,
     is_time,
     missing_text,
     rate_factor,
     rates_of_settings,
+    sizes_text,
+    tolerance_text,
     trial_name,
     value_of,
 )
 from kbatch.study.decision import Decision, Page, Row
-from kbatch.study.limits import MUCH_DATA_WAIT, failures, lagging, limit_notes, still_rising
+from kbatch.study.limits import MUCH_DATA_WAIT, limit_notes
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, judged_column
 from kbatch.training.metrics import is_fraction, metric_words
 
@@ -77,18 +77,18 @@ def with_page(
         note = Note.of("nothing_completed", advice=advice)
         page = Page(f"No batch size can be named: {why}.", lost, note)
         return dataclasses.replace(found, page=page)
-    limits = (
-        *limit_notes(found, trials),
-        *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
-        *failures(trial, trials),
-        *lagging(found.trials),
-    )
-    race = search.get("strategy") == "race"
+    # What is known comes first, and is then worded.
+    limits = tuple(limit_notes(found, trials))
+    name, budget = trial_name(trial, differing(trials)), budget_text(trials)
+    tied = sizes_text(found.tied, trials) if found.tied else ""
+    within = tolerance_text(found.best, found.tolerance)
+    words, race = metric_words(trial.objective.name), search.get("strategy") == "race"
+    settled = _settled_by(found, race)
     page = Page(
-        headline=_headline(found, trial, trials, race),
+        headline=_headline(found, trial, name, budget, settled),
         missing=lost,
-        certainty=_certainty(found, trials, race),
-        change=_change(found, trial),
+        certainty=_certainty(found, race, settled, words, within, tied),
+        change=_change(found, trial, words, within),
         rate=_rate(found, trial, search),
         rows=_rows(found, trials),
         use=_use(found, trial.last),
@@ -98,16 +98,13 @@ def with_page(
     return dataclasses.replace(found, page=page)
 
 
-def _headline(
-    found: Decision, trial: TrialRecord, trials: Sequence[TrialRecord], race: bool
-) -> str:
+def _headline(found: Decision, trial: TrialRecord, name: str, budget: str, settled: str) -> str:
     kept = trial.batch_size == found.base_batch_size and rate_factor(trial) == 1
-    rate, budget = found.learning_rate, budget_text(trials)
-    text = f"{'Keep' if kept else 'Take'} batch size {trial_name(trial, differing(trials))}"
+    rate = found.learning_rate
+    text = f"{'Keep' if kept else 'Take'} batch size {name}"
     text += f" with learning rate {setting(rate)}" if rate else ""
     text += f", {'' if trial.last.target else 'for '}{budget}" if budget else ""
     if not found.certified:
-        settled = _settled_by(found, race)
         text += f": nothing is certified{f'; {settled}' if settled else ''}"
     return f"{text}."
 
@@ -145,15 +142,15 @@ def _settled_by(found: Decision, race: bool) -> str:
     return f"more executions would settle it only with {' or '.join(ways)}"
 
 
-def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> Note:
+def _certainty(
+    found: Decision, race: bool, settled: str, words: str, within: str, tied: str
+) -> Note:
     judgement, best = found.judgement, found.best
     if judgement is None or best is None:
         return Note.of("several_objectives")
-    words, within = metric_words(best.objective.name), tolerance_text(found)
     sure = f"{100 * found.confidence:.3g} % confidence"
     finding = f"every other size that was compared is worse by more than {within} ({sure})"
-    if found.tied:
-        tied = sizes_text(found.tied, trials)
+    if tied:
         finding = f"whether {tied} differ by more than {within} is open ({sure})"
     best_mean = f"{found.batch_size:,} has the best mean {words}"
     if found.batch_size != best.batch_size:
@@ -173,13 +170,13 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
         case "pinned":
             return Note.of("pinned", best_mean=best_mean)
     more = ""
-    if found.certified and not found.certain and (settled := _settled_by(found, race)):
+    if found.certified and not found.certain and settled:
         more = f" {settled[0].upper()}{settled[1:]}."
     if judgement.pinned == "weights":
         more += " All executions began with the same weights, so what others change is not known."
     elif judgement.pinned == "order":
         more += " All executions saw the examples in one order, so another one is not known."
-    if found.certain and found.tied:
+    if found.certain and tied:
         which = "it is the smallest that trains within 5 % of the fastest"
         if not judgement.costs:
             kinds = device_kinds(found.trials)
@@ -210,23 +207,7 @@ def _open_sizes(found: Decision) -> str:
     return "".join(texts)
 
 
-def tolerance_text(found: Decision) -> str:
-    """Write the tolerance: in the unit of a metric between 0 and 1, else as a share of the best."""
-    tolerance, best = found.tolerance or 0.0, (found.best and found.best.judged_value) or 0.0
-    share = found.best is not None and is_share(found.best.objective, best)
-    return setting(tolerance) if share or not best else f"{100 * tolerance / abs(best):.2g} %"
-
-
-def sizes_text(sizes: Sequence[int], trials: Sequence[TrialRecord]) -> str:
-    """Name batch sizes: "16 to 64" where they are three or more neighbours among all."""
-    among = sorted({trial.batch_size for trial in trials})
-    places = [among.index(size) for size in sizes]
-    if len(sizes) > 2 and places[-1] - places[0] == len(sizes) - 1:
-        return f"{sizes[0]:,} to {sizes[-1]:,}"
-    return join_words(at_most([f"{size:,}" for size in sizes]))
-
-
-def _change(found: Decision, trial: TrialRecord) -> str:
+def _change(found: Decision, trial: TrialRecord, words: str, within: str) -> str:
     """Say what the named size changes against the base size, with one number a quantity."""
     base, size, parts = found.base_batch_size, trial.batch_size, []
     compared = next((other for other in found.trials if other.batch_size == base), None)
@@ -246,13 +227,12 @@ def _change(found: Decision, trial: TrialRecord) -> str:
             number, way = format_number(speedup.value, digits), "longer" if longer else "sooner"
             parts.append(f"{number} times {way}{in_brackets(speedup, digits)}")
     if trial.last.target is None and not is_time(trial.objective):
-        words, within = metric_words(trial.objective.name), f"within {tolerance_text(found)}"
         pairs = found.judgement.certified if found.judgement and found.certified else ()
         if {base, size} <= {certified for certified, _ in pairs}:
-            parts.append(f"{words} as good {within}")
+            parts.append(f"{words} as good within {within}")
         elif base in found.tied:
             # A number here would contradict that they are not told apart.
-            parts.append(f"{words} not told apart {within}")
+            parts.append(f"{words} not told apart within {within}")
         else:
             own, before = (one.judged_value or 0.0 for one in (trial, compared))
             gained, fraction = own - before, is_fraction(trial.objective.name)

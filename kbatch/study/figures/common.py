@@ -7,10 +7,10 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
-from kbatch.page.numbers import join_words, pluralize
+from kbatch.page.numbers import at_most, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
-from kbatch.study.compare import at_most, caption, differing, missing_text, trial_name
+from kbatch.study.compare import caption, differing, missing_text, trial_name
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord, judged_column

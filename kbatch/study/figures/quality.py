@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import join_words
+from kbatch.page.numbers import at_most, join_words
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
-from kbatch.study.compare import at_most, differing, rates_of_settings, trial_name
+from kbatch.study.compare import differing, rates_of_settings, trial_name
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range

@@ -8,12 +8,11 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
+from kbatch.page.numbers import at_most, format_number, in_brackets, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.plotting.draw import batch_axis, plain_log_labels
 from kbatch.records.training_run import EpochRecord, Target, epochs_to_target
-from kbatch.study.compare import at_most
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord, mean_of

@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import FACTOR_NAME
-from kbatch.page.numbers import format_number, join_words, pluralize, setting
+from kbatch.page.numbers import at_most, format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED, figure_bytes, series_style
 from kbatch.plotting.draw import batch_axis
-from kbatch.study.compare import as_compared, at_most, differing, setting_texts
+from kbatch.study.compare import as_compared, differing, setting_texts, sizes_text
 from kbatch.study.figures import common
-from kbatch.study.page import LEFT_OUT, sizes_text
+from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
 
