@@ -3,7 +3,6 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from kbatch.analysis.intervals import Estimate, ranged_columns
@@ -32,6 +31,8 @@ from kbatch.study.limits import MUCH_DATA_WAIT, limit_notes
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, judged_column
 from kbatch.training.metrics import is_fraction, metric_words
 
+# The outcomes of trials that are compared.
+_COMPARED = ("take", "worse", "as good", "not told apart")
 # Lines of the table, so that a page has 15 at most.
 _MOST_ROWS = 7
 _LONGEST_REASON = 60
@@ -62,6 +63,11 @@ _UNPAIRED: Mapping[Unpaired, str] = {
     "no_sums": "the metric does not add up over batches, or keeps too many numbers",
     "unknown_length": "the validation data are many and of unknown length",
     "shuffled": "the validation data have another order or other rows in each epoch",
+}
+
+_PINNED: Mapping[str | None, str] = {
+    "weights": " All executions began with the same weights, so what others change is not known.",
+    "order": " All executions saw the examples in one order, so another one is not known.",
 }
 
 
@@ -169,28 +175,23 @@ def _certainty(
             return Note.of("no_outcomes", why=why, finding=finding, best_mean=best_mean)
         case "pinned":
             return Note.of("pinned", best_mean=best_mean)
-    more = ""
+    more = _PINNED.get(judgement.pinned, "")
     if found.certified and not found.certain and settled:
-        more = f" {settled[0].upper()}{settled[1:]}."
-    if judgement.pinned == "weights":
-        more += " All executions began with the same weights, so what others change is not known."
-    elif judgement.pinned == "order":
-        more += " All executions saw the examples in one order, so another one is not known."
-    if found.certain and tied:
-        which = "it is the smallest that trains within 5 % of the fastest"
-        if not judgement.costs:
-            kinds = device_kinds(found.trials)
-            ran = f", as trials ran on {join_words(kinds)}" if len(kinds) > 1 else ""
-            which = f"it has the best mean; times are not compared{ran}"
-        finding = f"of the sizes compared whose {words} lies within {within} of the best, {which}"
-        return Note.of("certain", sure=f" ({sure})", finding=finding, more=more)
-    if found.certain:
-        return Note.of("certain", sure="", finding=finding, more=more)
-    if found.certified:
+        more = f" {settled[0].upper()}{settled[1:]}.{more}"
+    if found.certified and not found.certain:
         given = {"words": words, "within": within, "sure": sure, "open": _open_sizes(found)}
         return Note.of("certified", **given, more=more)
-    finding = f"{finding[0].upper()}{finding[1:]}"
-    return Note.of("not_certified", finding=finding, best_mean=best_mean, more=more)
+    if not found.certain:
+        finding = f"{finding[0].upper()}{finding[1:]}"
+        return Note.of("not_certified", finding=finding, best_mean=best_mean, more=more)
+    if tied:
+        which, kinds = "it is the smallest that trains within 5 % of the fastest", []
+        if not judgement.costs:
+            kinds = device_kinds(found.trials)
+            which = "it has the best mean; times are not compared"
+        which += f", as trials ran on {join_words(kinds)}" if len(kinds) > 1 else ""
+        finding = f"of the sizes compared whose {words} lies within {within} of the best, {which}"
+    return Note.of("certain", sure=f" ({sure})" if tied else "", finding=finding, more=more)
 
 
 def _open_sizes(found: Decision) -> str:
@@ -275,10 +276,10 @@ def _rows(found: Decision, trials: Sequence[TrialRecord]) -> tuple[Row, ...]:
     words = _TIME_COLUMNS.get(name) or metric_words(name)
     columns = ("batch size", "learning rate", "samples/s", words, f"{words}, judged")
     columns += ("runs", "outcome")
-    trials = as_compared(trials)
-    judged = (_pair(found, trial) is not None for trial, *_ in rates_of_settings(trials))
-    rows = sorted(zip(judged, rows_of(found, trials, None), strict=True), key=itemgetter(0))
-    by_size: dict[Any, Row] = {row["batch size"]: row for _, row in rows}  # Of a size the last.
+    rows = rows_of(found, as_compared(trials), None)
+    # Of a size the one that is compared, else the last.
+    rows.sort(key=lambda row: row["outcome"] in _COMPARED)
+    by_size: dict[Any, Row] = {row["batch size"]: row for row in rows}
     shown = [by_size[size] for size in sorted(by_size)]
     place = next(place for place, row in enumerate(shown) if row["outcome"] == "take")
     first = max(0, min(place - _MOST_ROWS // 2, len(shown) - _MOST_ROWS))
@@ -409,17 +410,14 @@ def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective |
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def _pair(found: Decision, trial: TrialRecord) -> tuple[int, float] | None:
-    """Return the pair that judges a trial, None where it is not compared."""
-    pairs = found.judgement.pairs if found.judgement else ()
-    compared = zip(found.trials, pairs, strict=False)
-    return next((pair for one, pair in compared if one.trial_id == trial.trial_id), None)
+def _is_compared(found: Decision, trial: TrialRecord) -> bool:
+    return trial.trial_id in [one.trial_id for one in found.trials]
 
 
 def _against_best(found: Decision, trial: TrialRecord) -> Row:
     """Write how much worse a trial is than the best mean, and its time over the least."""
-    judgement, pair = found.judgement, _pair(found, trial)
-    if judgement is None or pair is None or len(found.trials) < 2:
+    judgement, pair = found.judgement, (trial.batch_size, rate_factor(trial))
+    if judgement is None or not _is_compared(found, trial) or len(found.trials) < 2:
         return {}
     unit, factor = (" (points)", 100) if is_fraction(trial.objective.name) else ("", 1)
     gap = judgement.gaps.get(pair)
@@ -431,12 +429,12 @@ def _outcome(found: Decision, trial: TrialRecord) -> str:
     """Say what is known of a trial: how it compares, why it is not compared, or how it ended."""
     if found.trial is not None and trial.trial_id == found.trial.trial_id:
         return "take"
-    if (pair := _pair(found, trial)) is not None and found.judgement is not None:
+    if found.judgement is not None and _is_compared(found, trial):
         if trial.batch_size in found.worse:
             return "worse"
-        if pair in found.judgement.certified and not found.judgement.obstacle:
-            return "as good"
-        return "not told apart"
+        certified = () if found.judgement.obstacle else found.judgement.certified
+        alike = (trial.batch_size, rate_factor(trial)) in certified
+        return "as good" if alike else "not told apart"
     for one, why in found.left_out:
         if one.trial_id == trial.trial_id:
             met = trial.last.target is None or trial.seconds_to_target is not None
