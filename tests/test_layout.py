@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_162,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_122,  # Without docstrings, comments and blank lines.
     "files in kbatch": 125,
-    "record types": 79,
-    "properties": 145,
+    "record types": 78,
+    "properties": 144,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 26_177,
-    "kbatch.search.tuner": 17_813,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 12_706,  # HyperModel
-    "kbatch.memory.find": 7_472,  # find_max_batch_size
-    "kbatch.study.study": 4_771,  # load_study
+    "kbatch.search.tuner": 17_790,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 12_703,  # HyperModel
+    "kbatch.memory.find": 7_467,  # find_max_batch_size
+    "kbatch.study.study": 4_748,  # load_study
     "kbatch.training.accumulation.accumulate": 3_822,  # accumulate_gradients
 }
 TO_DO = {

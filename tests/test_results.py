@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
@@ -17,8 +18,7 @@ from records_factory import make_study, make_trial
 import kbatch
 from kbatch.cli.main import load_result
 from kbatch.errors import RecordError
-from kbatch.page.document import Page as Content
-from kbatch.page.document import html_text, markdown_files, named_rows, shown_columns, table_text
+from kbatch.page.document import html_text, markdown_files, shown_columns, table_text
 from kbatch.page.result import FIGURES, Result, write_report
 from kbatch.records.json_codec import write_record
 from kbatch.records.notes import KINDS, Note, most_important
@@ -106,8 +106,7 @@ def test_in_a_notebook_it_is_whole_html_without_what_notebooks_take_away(result)
     page = Page(result._repr_html_())
     assert page.open == []
     assert not any(map(page.found, ("script", "style", "link", "body")))
-    answer = result.page().answer
-    assert answer.split(":")[0].split("`")[0] in page.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert result.answer.split(":")[0].split("`")[0] in page.text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_of_many_rows_a_notebook_shows_the_first_and_counts_the_rest():
@@ -153,11 +152,10 @@ def test_a_file_of_another_kbatch_is_refused_with_what_to_do(tmp_path):
 
 
 def test_several_results_make_one_document_with_their_answers_first():
-    pages = [record.page() for record in RECORDS.values()]
-    text = html_text(pages).replace("\N{NO-BREAK SPACE}", " ")
+    text = html_text([*RECORDS.values()]).replace("\N{NO-BREAK SPACE}", " ")
     first = text.index("</header>")
-    for page in pages:
-        assert page.answer.split(":")[0] in text[:first]
+    for record in RECORDS.values():
+        assert record.answer.split(":")[0] in text[:first]
     assert text.count("<article") == len(RECORDS)
     ids = re.findall(r' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
@@ -229,8 +227,8 @@ def test_long_texts_stand_below_the_table_in_a_terminal():
 
 
 def test_every_rendering_writes_the_same_table():
-    shown = shown_columns(TABLE), named_rows(TABLE)
-    content = Content("Title", "Answer.", "Do `it`.", *shown, (), (), {}, {}, None)
+    said = {"title": "Title", "answer": "Answer.", "use": "Do `it`.", "notes": (), "settings": {}}
+    content = SimpleNamespace(**said, environment=None, figures=tuple, table=lambda: TABLE)
     text = html_text([content])
     assert re.search(r'<tr class="answer">\s*<th[^>]*><span class="tag">answer', text)
     page = Page(text)

@@ -1,4 +1,4 @@
-"""A page of a result, and its renderings.
+"""The renderings of a result, each of all that it says.
 
 A terminal gets its table as text, HTML is one file, Markdown has its figures in files beside it,
 and a notebook gets a cell.
@@ -6,7 +6,7 @@ and a notebook gets a cell.
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote
@@ -50,38 +50,6 @@ class ShownColumn(NamedTuple):
     numeric: bool  # Whether it holds numbers, which stand to the right.
     texts: list[str]
     values: list[Any]  # To sort by; None where there is none.
-
-
-class Page(NamedTuple):
-    """One result, as all its renderings show it."""
-
-    title: str  # What it is a result of, in a few words.
-    answer: str  # The decision, in one sentence.
-    use: str  # How to act on it, empty where the answer says it.
-    columns: list[ShownColumn]  # Of its table, those that have a value.
-    named_rows: list[bool]  # Whether the answer names each row of it.
-    notes: tuple[str, ...]
-    figures: tuple[Figure, ...]  # The one that shows the decision first, wide.
-    settings: Mapping[str, str]  # What it was measured with.
-    environment: Mapping[str, str]  # Machine and software; empty if not recorded.
-    command: str | None  # The command line that measured it, None if it was not recorded.
-
-
-def page_of(result: Any) -> Page:
-    """Return what all renderings of a result show."""
-    table, machine = result.table(), result.environment
-    return Page(
-        result.title,
-        result.answer,
-        result.use,
-        shown_columns(table),
-        named_rows(table),
-        result.notes,
-        result.figures(),
-        result.settings,
-        environment_texts(machine),
-        machine.command if machine else None,
-    )
 
 
 def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
@@ -148,43 +116,45 @@ def _word(value: Any) -> str:
     return f"{value:,}" if _is_number(value) else " ".join(str(value).split())
 
 
-def html_text(pages: Sequence[Page]) -> str:
+def html_text(results: Sequence[Any]) -> str:
     """Write results as one HTML page."""
     from kbatch.plotting.canvas import WIDTH_IN, detached_axes, svg_address
 
-    drawings = {}
+    drawings, offered = {}, [result.figures() for result in results]
     # For a desk and print; and for a telephone, where texts stay as large and captions take more
     # lines.
     widths = {"wide": (WIDTH_IN, 1.0), "narrow": (3.6, 1.15)}
-    for place, page in enumerate(pages, start=1):
-        for figure in page.figures:
+    for place, figures in enumerate(offered, start=1):
+        for figure in figures:
             drawing: dict[str, str] = {}
             for name, (width_in, taller) in widths.items():
-                if name == "narrow" or figure is page.figures[0]:
+                if name == "narrow" or figure is figures[0]:
                     axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
                     drawing |= {name: svg_address(axes), "alt_text": str(axes.get_label())}
             drawings[place, figure.name] = drawing
-    return templates().get_template("report.html").render(pages=pages, drawings=drawings)
+    shown = {"results": results, "figures": offered, "drawings": drawings}
+    return templates().get_template("report.html").render(shown)
 
 
-def notebook_html(page: Page) -> str:
+def notebook_html(result: Any) -> str:
     """Write a result as a piece of HTML for the output of a cell."""
     # It has no style sheet, which notebooks take away, and no colours, for light and dark pages.
-    return templates().get_template("notebook.html").render(page=page, most=40)
+    return templates().get_template("notebook.html").render(result=result, most=40)
 
 
-def markdown_files(pages: Sequence[Page], path: Path) -> dict[Path, bytes]:
+def markdown_files(results: Sequence[Any], path: Path) -> dict[Path, bytes]:
     """Return the files of a document, the text last."""
     from kbatch.plotting.canvas import detached_axes, figure_bytes
 
-    files, pictures = {}, {}
-    for place, page in enumerate(pages, start=1):
-        for figure in page.figures:
-            name = f"{path.stem}-{f'{place}-' if len(pages) > 1 else ''}{figure.name}.png"
+    files, pictures, offered = {}, {}, [result.figures() for result in results]
+    for place, figures in enumerate(offered, start=1):
+        for figure in figures:
+            name = f"{path.stem}-{f'{place}-' if len(results) > 1 else ''}{figure.name}.png"
             axes = figure.draw(detached_axes(figure.height_in))
             files[path.with_name(name)] = figure_bytes(axes, ".png")
             pictures[place, figure.name] = {"address": quote(name), "alt_text": axes.get_label()}
-    text = templates().get_template("report.md").render(pages=pages, pictures=pictures)
+    shown = {"results": results, "figures": offered, "pictures": pictures}
+    text = templates().get_template("report.md").render(shown)
     return {**files, path: text.encode()}
 
 
@@ -206,7 +176,8 @@ def templates() -> "jinja2.Environment":
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    for function in (prose, in_cell, plain, plain_prose, fenced):
+    texts = (prose, in_cell, plain, plain_prose, fenced)
+    for function in (*texts, shown_columns, named_rows, environment_texts):
         environment.filters[function.__name__] = function
     return environment
 

@@ -8,8 +8,6 @@ from datetime import datetime
 from kbatch.analysis.intervals import Estimate
 from kbatch.records.machine import EnvironmentRecord
 
-_UNKNOWN = "n/a (not reported by the system)"
-
 
 def format_number(value: float, digits: int = 3) -> str:
     """Write a measured number with a few significant digits, such as 12,300 or 0.972."""
@@ -82,7 +80,6 @@ def environment_texts(environment: EnvironmentRecord | None) -> dict[str, str]:
     """Return machine and software by name, nothing where they were not recorded."""
     if environment is None:
         return {}
-    memory, load = environment.memory_bytes, environment.load_average
     started = environment.created_at
     with contextlib.suppress(ValueError):  # What is no time stays as it is.
         at = datetime.fromisoformat(started)
@@ -91,8 +88,8 @@ def environment_texts(environment: EnvironmentRecord | None) -> dict[str, str]:
         "Started": started,
         "Device": environment.device,
         "Processor": f"{environment.cpu}, {environment.cpu_count} usable",
-        "Host memory": memory_text(memory) if memory else _UNKNOWN,
-        "Load average at the start": _UNKNOWN if load is None else f"{load:.2f}",
+        "Host memory": memory_text(environment.memory_bytes),
+        "Load average at the start": f"{environment.load_average:.2f}",
         "Platform": environment.platform,
         **environment.versions,
     }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from kbatch.page.document import Figure, Page
+    from kbatch.page.document import Figure
 
 # Where the figures of each result are drawn. A module of this table has a function
 # `figures_of(result)`. It is imported when a figure is asked for, so that no result imports its
@@ -84,17 +84,11 @@ class Result(ABC):
     def load(cls, path: Path | str) -> Self:
         """Read a result that `save` wrote."""
         found = read_record(cls, Path(path))
-        try:  # Values that do not fit each other are found where the page is made of them.
-            found.page()
+        try:  # Values that do not fit each other are found where they are shown.
+            _ = (str(found), found.use, found.settings, found.figures())
         except DAMAGED as error:
             raise RecordError(f"{printable(str(path))} is damaged: {shown(error)}.") from error
         return found
-
-    def page(self) -> "Page":
-        """Return what all renderings show."""
-        from kbatch.page.document import page_of
-
-        return page_of(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.answer}>"
@@ -111,7 +105,7 @@ class Result(ABC):
     def _repr_html_(self) -> str:
         from kbatch.page.document import notebook_html
 
-        return notebook_html(self.page())
+        return notebook_html(self)
 
 
 def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[Path, ...]:
@@ -153,9 +147,8 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
             "A report's `path` must end in `.html` (one file) or `.md` (with figures beside "
             f"it). Received: path={str(path)!r}."
         )
-    pages = [one.page() for one in given]
     html = path.suffix.lower() == ".html"
-    files = {path: html_text(pages).encode()} if html else markdown_files(pages, path)
+    files = {path: html_text(given).encode()} if html else markdown_files(given, path)
     for file, data in files.items():
         write_whole_file(file, data)
     return tuple(files)

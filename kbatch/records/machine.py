@@ -21,10 +21,9 @@ class EnvironmentRecord:
     platform: str  # Operating system and processor architecture.
     cpu: str
     cpu_count: int  # Processors that this process may use.
-    memory_bytes: int | None  # Of the host.
+    memory_bytes: int  # Of the host.
     devices: tuple[str, ...]  # TensorFlow's, such as "GPU:0 NVIDIA H100"; "CPU" without a GPU.
-    # Mean number of running processes over the minute before, None where it is not known.
-    load_average: float | None
+    load_average: float  # Mean number of running processes over the minute before.
     command: str
     created_at: str  # Start of the study, ISO 8601 in UTC.
 

@@ -239,12 +239,7 @@ class ExecutionRecord:
     def accumulation_steps(self) -> int | None:
         """Micro-batches of a replica's part of a full batch; None before it is known."""
         size = self.micro_batch_size
-        return None if size is None else -(-self.replica_batch_size // size)
-
-    @property
-    def replica_batch_size(self) -> int:
-        """Examples that a replica has of a full batch, the most where they differ by one."""
-        return -(-self.batch_size // self.replicas)
+        return None if size is None else -(-self.batch_size // self.replicas // size)
 
     @property
     def diverged(self) -> bool:

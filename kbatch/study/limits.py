@@ -148,7 +148,7 @@ def _binding_here(
     if scale and scale.ends is not None and best.batch_size > scale.ends[1]:
         yield Note.of("noise_binds", scale=format_number(scale.value or 0.0, 2))
     run, size = best.last, best.last.micro_batch_size
-    rows, most = run.replica_batch_size, run.most_in_memory
+    rows, most = -(-run.batch_size // run.replicas), run.most_in_memory
     if larger and all(trial.status == "out_of_memory" for trial in larger):
         ran_out = f"the next larger batch size, {min(trial.batch_size for trial in larger):,}, ran "
         less = "out of it, and a smaller `micro_batch_size` needs less"
@@ -175,18 +175,13 @@ def _given_up_for_updates(
         return None
     for trial in larger:
         fewer = (trial.mean(lambda e: e.updates) or made) < made  # Not with `steps_per_epoch`.
-        faster = _above(trial.throughput, best.throughput)
+        rates = [one.throughput and one.throughput.ends for one in (trial, best)]
+        faster = rates[0] and rates[1] and rates[0][0] > rates[1][1]
         if not (fewer and faster and trial.batch_size in found.worse):
             return None
     fastest = max(trial.samples_per_second or 0.0 for trial in larger)
     gain = fastest / (best.samples_per_second or fastest)
     return gain if gain > 1 + _SMALL_GAIN else None
-
-
-def _above(first: Estimate[float] | None, second: Estimate[float] | None) -> bool:
-    """Return whether an interval is known to lie above another."""
-    ends = first and first.ends, second and second.ends
-    return ends[0] is not None and ends[1] is not None and ends[0][0] > ends[1][1]
 
 
 def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[Note]:

@@ -27,8 +27,6 @@ from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, quality_colu
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kbatch.page.document import Page
-
 
 @dataclasses.dataclass(frozen=True)
 class Study(Result):
@@ -112,13 +110,9 @@ class Study(Result):
         """The machine, None if it was not recorded."""
         return self.search.environment if self.search else None
 
-    def page(self) -> "Page":
-        """Return what all renderings show."""
-        refuse_empty(self)
-        return super().page()
-
     def _repr_html_(self) -> str:
         try:
+            refuse_empty(self)
             return super()._repr_html_()
         except ValueError as error:  # What is looked at must not raise: it says what is missing.
             return f"<p>{html.escape(str(error))}</p>"

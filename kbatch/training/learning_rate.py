@@ -275,7 +275,7 @@ def apply_settings(model: Any, run: ExecutionRecord) -> Any:
     facts = ModelFacts(model)
     if not facts.own_step and facts.cut_by_user is None:
         size = run.micro_batch_size
-        if size is not None and size < run.replica_batch_size:
+        if size is not None and run.accumulation_steps != 1:
             Accumulation(size).apply(model)
         else:
             uninstall_step(model)

@@ -16,12 +16,12 @@ HOSTILE = "<script>alert('x')</script> a|b\nsecond `<i>line</i>` *here* [x](y) `
 @functools.cache
 def plain_html():
     """The page of a study, for tests that only read it: drawing takes a second."""
-    return html_text([make_study().page()])
+    return html_text([make_study()])
 
 
 def render_markdown(study):
     """The text of a report in Markdown."""
-    return markdown_files([study.page()], Path("report.md"))[Path("report.md")].decode()
+    return markdown_files([study], Path("report.md"))[Path("report.md")].decode()
 
 
 def hostile_study():
@@ -75,7 +75,7 @@ def test_the_page_can_be_used_without_seeing_it():
 
 
 def test_hostile_texts_stay_texts():
-    page = Page(html_text([hostile_study().page()]))
+    page = Page(html_text([hostile_study()]))
     assert len(page.found("script")) == 1
     assert page.found("b") == page.found("i") == []
     words = page.text

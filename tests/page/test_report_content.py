@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 from records_factory import make_diverged, make_execution, make_study, make_trial
 
+from kbatch.page.document import markdown_files
 from kbatch.records.notes import Note
 from kbatch.study.limits import caveats
 
@@ -60,14 +63,13 @@ def test_problems_and_notes_of_trials_are_notes_of_the_study():
 
 
 def test_the_page_says_how_to_reproduce_and_where_it_was_measured():
-    page = make_study().page()
-    assert page.command == "python examples/digits.py --seed 0"
-    assert page.settings["seed"] == "0"
-    assert page.settings["batch_sizes"] == "[16, 32, 64, 128]"
-    assert page.settings["seeds of the executions"] == "0"
-    assert page.settings["training data"] == "1,437 examples an epoch"
-    assert page.environment["Host memory"] == "64.0 GiB"
-    assert page.environment["tensorflow"] == "2.21.0"
+    study = make_study()
+    assert study.settings["batch_sizes"] == "[16, 32, 64, 128]"
+    assert study.settings["seed"] == study.settings["seeds of the executions"] == "0"
+    assert study.settings["training data"] == "1,437 examples an epoch"
+    text = markdown_files([study], Path("report.md"))[Path("report.md")].decode()
+    assert "sh\npython examples/digits.py --seed 0\n" in text
+    assert "| Host memory | 64.0 GiB |" in text and "| tensorflow | 2.21.0 |" in text
 
 
 def beside(**changed):

@@ -25,7 +25,7 @@ RECORDS = [
     make_execution(usage=make_usage()),
     make_execution(usage=make_usage(make_gpu(), make_gpu(energy_j=None, power_w=None))),
     make_trial(64, make_execution(), make_execution(seed=1), hyperparameters={"units": 8}),
-    make_environment(memory_bytes=None, load_average=None, devices=("GPU:0 X", "GPU:1 X")),
+    make_environment(devices=("GPU:0 X", "GPU:1 X")),
     make_search(),
     make_study(problems=("trial_3/kbatch.json is damaged",)),
     Study("empty", ()),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kbatch.page.document import Figure
-from kbatch.study.study import Study
+from kbatch.study.study import Study, refuse_empty
 
 # More curves cannot be distinguished, and make a page heavy.
 _MOST_CURVES = 24
@@ -16,9 +16,8 @@ def figures_of(study: Study) -> tuple[Figure, ...]:
     # Each file of figures is loaded when it is needed: a search draws those of the trials alone.
     from kbatch.study.figures import gpu_timeline, noise_scale, quality, time_to_target, trials
 
+    refuse_empty(study)
     found: list[Figure] = []
-    if not study.trials:
-        return ()
 
     def offer(plot: Callable[..., Any], title: str, height_in: float, **options: Any) -> None:
         found.append(Figure.of(plot, study, title, height_in, **options))
