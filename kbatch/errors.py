@@ -91,8 +91,8 @@ class DeviceLostError(RuntimeError):
     def __init__(self):
         super().__init__(
             "The device failed in a way that lasts as long as this process: no later step could be "
-            "trusted. Start the script again, or restart the notebook's kernel; a search goes on "
-            'from its last finished trial. With `executor="local", max_parallel=1` each execution '
+            "trusted. Start the script again, or restart the notebook's kernel; a search resumes "
+            'after its last finished trial. With `executor="local", max_parallel=1` each execution '
             "has a process of its own."
         )
 
@@ -109,7 +109,7 @@ class WorkerDied(RuntimeError):
             f"The worker process ended with status {exit_code} while it worked. "
             f"The end of what it wrote:\n{tail}"
         )
-        self.exit_code = exit_code  # A signal's number, negative, where one ended it.
+        self.exit_code = exit_code  # Negative if a signal ended it: the number of the signal.
         self.tail = tail  # The end of what it wrote.
         self.out_of_memory = exit_code in _MEMORY_EXITS  # So it may be: a crash leaves them too.
 

@@ -36,8 +36,8 @@ with min(1, 0.72 (m - 1) / k^1.5) of the error, and a pair's own variance has 1 
 level. Of two pairs it is 0.9 of the error at the first look, and 0.3 / k^1.5 at look k. The levels
 do not split the error: summed over five looks they are 1.13 times the error for two pairs, 2.1
 times for three and 3.5 times for six. Looks share data, so most searches that err at one look err
-at others too. That extended searches err in at most the given share is shown by simulation
-(`benchmarks/judge_errors.py`), not proved. The bounds by examples have the whole error at each
+at others too. Simulations (`benchmarks/judge_errors.py`) show that extended searches err in
+at most the given share; this is not proved. The bounds by examples have the whole error at each
 look, because all looks are at the same examples.
 """
 

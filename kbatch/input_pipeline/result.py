@@ -309,7 +309,7 @@ class InputPipelineProfile(Result):
         return f"{found}; {best.title} trains {format_number(best.gain.value)} times as fast"
 
     def _best_change(self) -> ChangeRecord | None:
-        """Return the change to make, None where training does not wait or none surely helps."""
+        """Return the change to make, None if training does not wait or none surely helps."""
         sure = [change for change in self.best_first if change.is_clear_gain]
         return sure[0] if sure and self.verdict == "input-bound" else None
 

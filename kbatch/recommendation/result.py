@@ -302,7 +302,7 @@ class Recommendation(Result):
     def input_rates(self) -> tuple[float, float, float]:
         """The least, the likely and the highest examples per second that the data deliver.
 
-        They are by a long reading if there is one, and infinite if nothing is known.
+        They come from a long reading if there is one, and are infinite if nothing is known.
         """
         profile, low, high = self.pipeline, math.inf, math.inf
         rate = None if profile is None else profile.pipeline.samples_per_second

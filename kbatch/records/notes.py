@@ -91,7 +91,7 @@ def _one_execution(race: bool, shown: str, best_mean: str) -> str:
 KINDS: dict[str, str | Callable[..., str]] = {
     "depends_on_size": (
         "Predictions depend on the batch size: at {size} ({path}, {policy}) outputs {found}, "
-        "more than by rounding. A layer mixes the examples of a batch, as BatchNormalization "
+        "more than rounding explains. A layer mixes the examples of a batch, as BatchNormalization "
         "with `training=True` does, or overflows."
     ),
     "target_not_verified": (

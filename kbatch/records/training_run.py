@@ -226,7 +226,7 @@ class ExecutionRecord:
     #: Epochs that `fit` was asked for, `epochs` less `initial_epoch`, summed over its calls; None
     #: before the training. A callback may have ended it earlier.
     epochs_asked: int | None = None
-    steps_per_epoch: int | None = None  #: As `fit` was given it; None if it was not.
+    steps_per_epoch: int | None = None  #: The argument of `fit`; None if it was not given.
 
     def __repr__(self) -> str:
         """Sum the execution up in a line."""
@@ -248,7 +248,7 @@ class ExecutionRecord:
 
     @property
     def seconds_to_target(self) -> float | None:
-        """Seconds of training until an epoch met the target; None without one, or if none did."""
+        """Seconds of training until an epoch met the target; None if there is none or none did."""
         return None if self.target is None else seconds_to_target(self.target, self.epochs)
 
     @property

@@ -66,7 +66,7 @@ _MOST_COMPARED = 1024
 
 
 class BuiltParts:
-    """Refuses models that go on with what an earlier one of the same build function has trained.
+    """Refuses models that share trained parts with an earlier one of the same build function.
 
     A build function may return layers that it has returned before, as long as they do not change:
     a frozen base, or an adapted `Normalization`.
@@ -120,13 +120,13 @@ def _goes_on(model: Any, part: Any) -> InputError:
         again = f"the same {type(model).__name__} {model.name!r} again"
         return InputError(
             "`build` must make a new model at each call, also for another trial or dtype policy: "
-            f"make the model and its optimizer inside of the function. Received: {again}."
+            f"make the model and its optimizer inside the function. Received: {again}."
         )
     if isinstance(part, keras.optimizers.Optimizer):
         again = f"the same optimizer again, {type(part).__name__} {part.name!r}"
         return InputError(
             "`build` must make a new optimizer at each call, or a trial would start with the state "
-            f"of the one before: make it inside of the function. Received: {again}."
+            f"of the trial before: make it inside the function. Received: {again}."
         )
     names = [
         layer.name
@@ -135,8 +135,8 @@ def _goes_on(model: Any, part: Any) -> InputError:
     ]
     return InputError(
         "`build` must make all layers that training changes at each call, or a trial would start "
-        "with the weights of the one before: make them inside of the function, and set or load "
-        "their pretrained weights there. A layer that does not change may be made outside: set "
+        "with the weights of the trial before: make them inside the function, and set or load "
+        "their pretrained weights there. You may make a layer that does not change outside: set "
         "`trainable = False` before the function is called for the first time. Received: "
         f"layer {', '.join(map(repr, names[:1]))} again, with weights that training changes."
     )

@@ -78,7 +78,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     It works with every tuner of keras-tuner. Each trial is built under the dtype policy of the
     search, its learning rate follows the batch size, and batches above `micro_batch_size` are
-    accumulated. Records for `kbatch.load_study` stand beside keras-tuner's own files.
+    accumulated. It writes records for `kbatch.load_study` next to keras-tuner's own files.
 
     Example:
 
@@ -92,8 +92,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         build: A function that returns a compiled model and takes keras-tuner's `hp` or nothing, or
             a `keras_tuner.HyperModel`. It may read `hp.get("batch_size")`. Each call must create
             all layers and optimizers that training changes. A HyperModel with its own `fit` trains
-            as it is written: kbatch sets the batch size of its `model.fit`, measures it, and
-            changes nothing else.
+            as you wrote it: kbatch sets the batch size of its `model.fit`, measures the training,
+            and changes nothing else.
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once. Larger batches are accumulated.
             Under a `distribution_strategy` this is a part of the batch of each replica. `"auto"`:
@@ -123,7 +123,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             and nothing else. `"auto"`: as many as take about 100 ms, from a few timed steps that
             change nothing. It is 1 if the model runs eagerly, runs on several replicas or has its
             own `train_step`, if a callback acts on train batches, or if the length of finite data
-            is unknown. Next to `steps_per_epoch` it is a divisor of that number, because Keras runs
+            is unknown. If you give `steps_per_epoch`, it is a divisor of that, because Keras runs
             whole executions. `None`: the number that the build function sets. A number above 1 in
             the build function is always kept. Default: `"auto"`.
         memory_limit_bytes: Memory in bytes that `"auto"` may use. Default: the memory of the GPU
@@ -212,7 +212,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     @property
     def settings(self) -> dict[str, object]:
-        """What holds for all trials of the search, by argument name."""
+        """The settings of all trials of the search, by argument name."""
         return {
             "batch_sizes": list(self.batch_sizes),
             "micro_batch_size": self.micro_batch_size,
@@ -331,7 +331,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def ensure_plan(self, hp: keras_tuner.HyperParameters, call: FitCall, tuner: Any) -> None:
         """Read the plan of a search, or make it if there is none for its batch sizes.
 
-        A model that a `fit` of the user's own trains has no plan: it trains as it was written.
+        A HyperModel with its own `fit` has no plan: its models train as it was written.
         """
         project = Path(tuner.project_dir)
         self.plan = load_if_readable(Plan, project / PLAN_NAME)
@@ -577,8 +577,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             return
         name = next(name for name, is_given in given.items() if is_given)
         raise InputError(
-            f"A HyperModel with its own `fit` trains as it is written: leave out `{name}`, and set "
-            "it there. kbatch sets the batch size and measures the training. "
+            f"A HyperModel with its own `fit` trains as it is written: leave out `{name}` or use "
+            "it in that `fit`. kbatch sets the batch size and measures the training. "
             f"Received: {name}={getattr(self, name)!r}."
         )
 

@@ -80,7 +80,7 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
 
 
 def _named(name: str, described: Any, *, depth: int = 4) -> dict[str, str]:
-    """Name each part of a description, so that a difference is told by the part that differs."""
+    """Name each part of a description, so that a difference names the part that differs."""
     if not isinstance(described, dict) or depth == 0:
         return {name: _shortened(described)}
     if "is" in described and not isinstance(described["is"], str):  # Such as a partial function.

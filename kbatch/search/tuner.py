@@ -72,8 +72,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             at its best rate and both with one seed, until a size is certified, certainty is out of
             reach or the executions are spent. It needs one metric as objective, and takes up to
             four combinations of other hyperparameters, and keeps the best at `base_batch_size`.
-        search_learning_rate: Whether a race looks for the learning rate too, which grids never do.
-            False says that yours is tuned. If None, it looks for it, unless `build` declares a
+        search_learning_rate: Whether a race also looks for the learning rate; a grid never does.
+            Set False if yours is tuned. Default: a race looks for it, unless `build` declares a
             learning rate among its hyperparameters or is a HyperModel with its own `fit`.
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
@@ -364,7 +364,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             raise keras_tuner.errors.FatalValueError(str(error)) from None
         except keras_tuner.errors.FatalError:
             raise
-        except Exception as error:  # Whatever a model raises: its trial raises and records it.
+        except Exception as error:  # A model may raise anything: its trial raises and records it.
             if device_is_lost(error):
                 raise DeviceLostError() from error
 
@@ -386,7 +386,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         files = TrialFiles(self, trial)
         try:
             self.run_trial(trial, *args, **kwargs)
-        except (Exception, KeyboardInterrupt) as error:  # Whatever a training raises.
+        except (Exception, KeyboardInterrupt) as error:  # A training may raise anything.
             files.record_failure(self.hypermodel, trial.hyperparameters, error)
             if isinstance(error, (keras_tuner.errors.FatalError, KeyboardInterrupt)):
                 raise

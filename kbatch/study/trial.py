@@ -187,7 +187,7 @@ class TrialRecord:
 
     @property
     def seconds_to_target(self) -> float | None:
-        """Seconds of training to the target, the mean; None unless every execution met it."""
+        """Mean seconds of training to the target; None unless every execution met it."""
         met = self._known(lambda e: e.seconds_to_target)
         return fmean(met) if len(met) == len(self.executions) else None
 
@@ -201,7 +201,7 @@ class TrialRecord:
         return self._with_interval(name, self.metric_values(name))
 
     def judged(self) -> Estimate[float] | None:
-        """Return the value of the objective that decides, with an interval as that of `metric`."""
+        """Return the value of the objective that decides, with an interval like `metric`."""
         known = [value for value in self.judged_values if value is not None]
         return self._with_interval(self.objective.name, known)
 

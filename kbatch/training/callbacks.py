@@ -306,8 +306,8 @@ class StopAtTarget(keras.callbacks.Callback):
     """Ends training at the end of the first epoch whose metric meets a value.
 
     A search records `seconds_to_target`, the seconds of training that the target took (as
-    `TimeBudget` counts them). They can be the objective. A trial that never meets the target is a
-    result as well; a budget ends it.
+    `TimeBudget` counts them). This can be the objective. A trial that never meets the target is a
+    result too, and a budget ends it.
 
     Example:
 
@@ -332,8 +332,8 @@ class StopAtTarget(keras.callbacks.Callback):
         if mode not in ("min", "max"):
             if mode != "auto":
                 raise InputError(
-                    '`mode` must be "auto", or "max" or "min" as more or less of the metric is '
-                    f"better. Received: mode={mode!r}."
+                    '`mode` must be "auto", "max" if more of the metric is better, or "min" if '
+                    f"less is. Received: mode={mode!r}."
                 )
             remedy = 'give `mode="max"`, or `mode="min"` if less is better'
             received = f"monitor={monitor!r}, mode={mode!r}"

@@ -36,8 +36,8 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     compares, else the best; grey dots are the others. Trials that failed or ran out of memory are
     marked at the bottom edge, and the trial that the decision names is labelled. Bars are intervals
     over executions; of a single execution those over its timing windows and validation examples.
-    Hollow is a trial that runs, and a size that a race trained only at a learning rate far from the
-    best one.
+    A hollow mark is a trial that runs, or a size that a race trained only at a learning rate far
+    from the best one.
 
     Example:
 

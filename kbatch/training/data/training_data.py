@@ -76,7 +76,7 @@ def training_dataset(
     seed: int | None = None,
     model: keras.Model | None = None,
 ) -> tf.data.Dataset:
-    """Put data into batches of one size by the pipeline of a search.
+    """Make a dataset of batches of one size with the pipeline of a search.
 
     Each epoch reads the rows of arrays in another order. The arrays stay in memory once; of
     batches, only the next few are made ahead.
@@ -96,10 +96,10 @@ def training_dataset(
         batch_size: Integer. Rows of a batch; the last one of an epoch has what is left.
             Default: 32.
         sample_weight: Weights of the rows of arrays in the loss, or `None`.
-        shuffle: Boolean. Whether each epoch of arrays, or of the batches of a `PyDataset`, has an
-            order of its own.
+        shuffle: Boolean. Whether each epoch reads the rows of arrays, or the batches of a
+            `PyDataset`, in a new order. Default: True.
         seed: Integer or `None`. The first training run of each trial of a search with this seed
-            reads its rows in the same orders. If `None`, the orders differ each time.
+            reads its rows in the same orders. If `None`, the orders differ from call to call.
         model: The model to train, or `None`. Needed only if the shapes of a dataset do not show
             whether its elements are batches.
 
