@@ -100,7 +100,11 @@ class Description:
             "layers": [self._part(layer) for layer in self._layers],
             "graphs": [self._graph(layer) for layer in self._layers],
             "weights": [[list(one.shape), one.dtype, one.trainable] for one in weights],
-            "rules": [self.of(rule) for one in weights for rule in _rules_of(one)],
+            "rules": [
+                self.of(getattr(one, rule, None))
+                for one in weights
+                for rule in ("regularizer", "constraint")
+            ],
             "trainable": [list(weight.shape) for weight in self._model.trainable_weights],
         }
 
@@ -165,7 +169,7 @@ class Description:
             return {"is": self.of(value.__func__), "of": owner}
         if isinstance(value, type):
             return self._class(value, read)
-        if not hasattr(value, "__dict__") and not _slots(value):
+        if not hasattr(value, "__dict__") and not _attributes(value):
             return self._named(value)
         if isinstance(value, keras.Layer):
             if id(value) in self._numbers:
@@ -181,19 +185,19 @@ class Description:
         if _is_own(kind) or not known:
             self.uncertain.append(name_of(kind))
         # TensorFlow keeps what its tables hold, and other packages may count or take the time.
-        if _root(kind) == "tensorflow" or not (known or _is_own(kind) or _is_of_keras(kind)):
+        of_keras = any(_root(one) == "keras" for one in kind.__mro__)
+        hidden = _root(kind) == "tensorflow" or not (known or _is_own(kind) or of_keras)
+        if isinstance(value, keras.random.SeedGenerator):
+            hidden = id(value.state) not in self._tracked
+        if hidden:
             self.uncertain.append(name_of(kind))
             return {"is": name_of(kind)}
         if isinstance(value, (keras.Layer, keras.Metric, keras.optimizers.Optimizer)):
             self._tracked.update(map(id, value.variables))
-        if isinstance(value, keras.random.SeedGenerator) and id(value.state) not in self._tracked:
-            self.uncertain.append(name_of(kind))
-            return {"is": name_of(kind)}
-        if read is not None:
-            read = _reached(kind, read)
+        read = None if read is None else _reached(kind, read)
         found = {
             name: self.of(one, read)
-            for name, one in (*_slots(value).items(), *getattr(value, "__dict__", {}).items())
+            for name, one in _attributes(value).items()
             if self._counts(value, name, one) and (read is None or name in read)
         }
         return {"is": self._class(kind, read)} | found
@@ -211,12 +215,9 @@ class Description:
             if isinstance(owner, keras.Operation) and not (simple or own):
                 return False
         # A variable that is made later is None or not in its list before.
-        if value is None or id(value) in self._tracked:
-            return False
-        return not isinstance(value, (list, tuple, dict)) or any(
-            id(one) not in self._tracked
-            for one in (value.values() if isinstance(value, dict) else value)
-        )
+        parts: Any = value.values() if isinstance(value, dict) else value
+        parts = parts if isinstance(value, (list, tuple, dict)) else [value]
+        return value is not None and any(id(part) not in self._tracked for part in parts)
 
     def _graph(self, layer: Any) -> Any:
         """Describe how the operations of a functional model are connected, None for others."""
@@ -278,58 +279,43 @@ class Description:
     def _function(self, function: types.FunctionType) -> Any:
         """Describe a function by its code, its defaults and what it reads."""
         name, code = name_of(function), function.__code__
-        closure = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        if not _is_own(function):
+        found, held, read = {"is": name}, dict[str, Any](), None  # All of what it holds.
+        if _is_own(function):
+            self.functions.append(name)
+            documented = bool(function.__doc__) and code.co_consts[:1] == (function.__doc__,)
+            found["code"], names, attributes, modules = _code(code, documented)
+            if _DYNAMIC & (names | attributes) or any(map(_draws, names | attributes)):
+                self.uncertain.append(name)
+            read = attributes | {"__call__"}
+            arguments = code.co_varnames[: code.co_argcount]
+            held |= zip(arguments[::-1], (function.__defaults__ or ())[::-1], strict=False)
+            held |= function.__kwdefaults__ or {}
+            held |= {
+                n: function.__globals__[n] for n in sorted(names & function.__globals__.keys())
+            }
+            held |= {f"import {one}": sys.modules.get(one, one) for one in sorted(modules)}
+            held |= {key: value for key, value in vars(function).items() if key[0] != "_"}
+        else:  # A decorator of a library may hold a function of the user's own.
             self._check_named(name)
-            # A decorator of a library may hold a function of the user's own.
-            return {"is": name} | ({"reads": self._cells(closure, None)} if closure else {})
-        self.functions.append(name)
-        documented = bool(function.__doc__) and code.co_consts[:1] == (function.__doc__,)
-        text, names, attributes, modules = _code(code, documented)
-        if _DYNAMIC & {*names, *attributes} or any(map(_draws, (*names, *attributes))):
-            self.uncertain.append(name)
-        read = frozenset({*attributes, "__call__"})
-        defaults = function.__defaults__ or ()
-        arguments = code.co_varnames[: code.co_argcount]
-        held = dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
-        held |= function.__kwdefaults__ or {}
-        held |= {one: function.__globals__[one] for one in names if one in function.__globals__}
-        held |= {f"import {one}": sys.modules.get(one, one) for one in modules}
-        held |= {key: value for key, value in vars(function).items() if key[0] != "_"}
-        found = {key: self.of(value, read) for key, value in held.items()}
-        reads = found | self._cells(closure, read)
-        return {"is": name, "code": text} | ({"reads": reads} if reads else {})
-
-    def _cells(self, closure: dict[str, Any], read: frozenset[str] | None) -> dict[str, Any]:
-        found = {}
-        for name, cell in closure.items():
-            try:
-                found[name] = self.of(cell.cell_contents, read)
-            except ValueError:  # It has no value yet.
-                found[name] = None
-        return found
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        empty = types.CellType()  # As of a variable that has no value yet.
+        held |= {one: cell.cell_contents for one, cell in cells if cell != empty}
+        reads = {key: self.of(value, read) for key, value in held.items()}
+        return found | ({"reads": reads} if reads else {})
 
     def _class(self, kind: type, read: frozenset[str] | None = None) -> Any:
         """Describe a class: of the user's own by its members too, all or those that are read."""
         name = name_of(kind)
         if not _is_own(kind):
             return name
-        found: dict[str, Any] = {"is": name}
-        for base in kind.__bases__:
-            if _is_own(base):
-                found[name_of(base)] = self.of(base, read)
-            else:
-                found["bases"] = [*found.get("bases", []), name_of(base)]
+        bases = [self.of(base, read) for base in kind.__bases__]
+        found: dict[str, Any] = {"is": name, "bases": bases}
         for key, value in vars(kind).items():
             member = _member(value)
             hidden = key.startswith(("__", "_abc_")) and not isinstance(member, types.FunctionType)
             if not hidden and (read is None or key in read):
                 found[key] = self.of(member, read)
         return found
-
-
-def _rules_of(weight: Any) -> tuple[Any, Any]:
-    return getattr(weight, "regularizer", None), getattr(weight, "constraint", None)
 
 
 def name_of(part: Any) -> str:
@@ -387,18 +373,14 @@ def _is_of_keras(kind: type) -> bool:
 
 def _member(value: Any) -> Any:
     """Return the function of a method or a property, else the value itself."""
-    if isinstance(value, (staticmethod, classmethod)):
-        return value.__func__
-    return value.fget if isinstance(value, property) else value
+    return getattr(value, "__func__", getattr(value, "fget", value))
 
 
-def _slots(value: Any) -> dict[str, Any]:
-    names = [
-        name
-        for kind in type(value).__mro__
-        for name in keras.tree.flatten(vars(kind).get("__slots__", ()))
-    ]
-    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, also those in slots."""
+    state: Any = object.__getstate__(value)
+    in_dict, in_slots = state if isinstance(state, tuple) else (state, None)
+    return (in_slots or {}) | (in_dict or {})
 
 
 def _reached(kind: type, read: frozenset[str]) -> frozenset[str] | None:
@@ -413,38 +395,40 @@ def _reached(kind: type, read: frozenset[str]) -> frozenset[str] | None:
         member = _member(inspect.getattr_static(kind, name, None))
         if isinstance(member, types.FunctionType):
             _, names, attributes, _ = _code(member.__code__, False)
-            if _DYNAMIC & {*names, *attributes}:
+            if _DYNAMIC & (names | attributes):
                 return None
-            waiting |= {*attributes} - known
+            waiting |= attributes - known
     return frozenset(known)
 
 
 @functools.lru_cache(maxsize=1024)
 def _code(
     code: types.CodeType, documented: bool
-) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+) -> tuple[str, frozenset[str], frozenset[str], frozenset[str]]:
     """Return what code does as text, and the names, attributes and modules that it reads."""
-    consts: list[Any] = []
-    names, attributes, modules = set(), set(), set()
-    for constant in code.co_consts[1:] if documented else code.co_consts:
-        if isinstance(constant, types.CodeType):
-            text, *more = _code(constant, False)
-            consts.append(text)
-            for known, found in zip((names, attributes, modules), more, strict=True):
-                known.update(found)
-        else:  # The order of a set is another one in each process.
-            is_set = isinstance(constant, frozenset)
-            consts.append(sorted(map(repr, constant)) if is_set else repr(constant))
-    for one in dis.get_instructions(code):
-        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
-            names.add(one.argval)
-        elif one.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
-            attributes.add(one.argval)
-        elif one.opname == "IMPORT_NAME":
-            modules.add(one.argval)
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    body = (code.co_code.hex(), consts, code.co_names, arguments, code.co_freevars, counts)
+    codes, bodies = [code], []
+    for one in codes:  # With those of the functions within it.
+        consts: list[Any] = []
+        for constant in one.co_consts[1 if documented and one is code else 0 :]:
+            if isinstance(constant, types.CodeType):
+                codes.append(constant)
+                consts.append("code")
+            else:  # The order of a set is another one in each process.
+                is_set = isinstance(constant, frozenset)
+                consts.append(sorted(map(repr, constant)) if is_set else repr(constant))
+        arguments = one.co_varnames[: one.co_argcount + one.co_kwonlyargcount]
+        counts = (one.co_argcount, one.co_posonlyargcount, one.co_kwonlyargcount, one.co_flags)
+        does = (one.co_code.hex(), one.co_exceptiontable.hex())
+        bodies.append((*does, consts, one.co_names, arguments, one.co_freevars, counts))
+    instructions = [found for one in codes for found in dis.get_instructions(one)]
+
+    def read_by(*operations: str) -> frozenset[str]:
+        return frozenset(found.argval for found in instructions if found.opname in operations)
+
     python = ".".join(map(str, sys.version_info[:2]))  # Another one has other code for the same.
-    text = f"{digest([*body, code.co_exceptiontable.hex()])} of Python {python}"
-    return text, tuple(sorted(names)), tuple(sorted(attributes)), tuple(sorted(modules))
+    return (
+        f"{digest(bodies)} of Python {python}",
+        read_by("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"),
+        read_by("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"),
+        read_by("IMPORT_NAME"),
+    )

@@ -22,11 +22,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kbatch.library_internals import compile_arguments, excluded_from_decay, layers_of, rate_of
+from kbatch.library_internals import (
+    compile_arguments,
+    excluded_from_decay,
+    layers_of,
+    rate_of,
+    replaced,
+)
 from kbatch.training.fingerprint import Description
 from kbatch.training.learning_rate import followed_settings
 from kbatch.training.model import installed_step, replica_count, user_step
 from kbatch.training.steps_per_execution import GraphCount, counted_steps
+
+Settings = list[tuple[Any, str]]  # Those that follow the batch size: an owner and a name each.
 
 _KINDS = keras.optimizers
 # Those whose arithmetic a `GraphNumber` was seen to pass through unchanged.
@@ -47,16 +55,19 @@ class SharedGraph:
 
     def model_for(self, fresh: Any) -> Any:
         """Return a model that trains as `fresh` does: the one that is kept, or else `fresh`."""
-        policy, found = fresh.dtype_policy.name, description(fresh)
+        policy, settings = fresh.dtype_policy.name, followed_settings(fresh)
+        found = description(fresh, settings)
         if found is None:
             self.release()
             return fresh
         kept, known = self._kept.get(policy, (None, None))
-        if kept is not None and found == known and _is_as_kept(kept, known, fresh):
-            set_state(kept, fresh)
-            return kept
+        if kept is not None and found == known:
+            of_kept = followed_settings(kept)
+            if _is_as_kept(kept, of_kept, known, fresh):
+                set_state(kept, of_kept, fresh, settings)
+                return kept
         self._kept[policy] = fresh, found
-        read_settings(fresh)
+        read_settings(fresh, settings)
         return fresh
 
     def is_kept(self) -> bool:
@@ -71,34 +82,27 @@ class SharedGraph:
         return SharedGraph, ()  # No model travels to another process.
 
 
-def _is_as_kept(kept: Any, known: Any, fresh: Any) -> bool:
+def _is_as_kept(kept: Any, settings: Settings, known: Any, fresh: Any) -> bool:
     """Return whether nobody has changed the kept model, and `fresh` has no part of it."""
-    settings = [getattr(owner, name) for owner, name in followed_settings(kept)]
     parts = {id(part) for part in (*layers_of(kept), kept.optimizer)}
     return (
         not any(id(part) in parts for part in (*layers_of(fresh), fresh.optimizer))
-        and all(isinstance(setting, GraphNumber) for setting in settings)
+        and all(isinstance(getattr(*setting), GraphNumber) for setting in settings)
         and isinstance(kept.steps_per_execution, GraphCount)
-        and description(kept) == known
+        and description(kept, settings) == known
     )
 
 
-def description(model: Any) -> dict[str, Any] | None:
+def description(model: Any, settings: Settings) -> dict[str, Any] | None:
     """Describe what is written into the graphs of a model, or return None if that is uncertain."""
     if not _trains_by_keras(model):
         return None
-    settings = [(owner, name, getattr(owner, name)) for owner, name in followed_settings(model)]
     step, parts = installed_step(model), Description(model, ("learning_rate",))
-    try:
-        for owner, name, _ in settings:
-            setattr(owner, name, 0.5)
+    with replaced([(owner, name, 0.5) for owner, name in settings]):
         found = parts.layers()
         if parts.functions:  # Keras may call one of the user's own as often as it likes.
             return None
         found |= {"optimizer": parts.of(model.optimizer), "compiled": parts.compiled()}
-    finally:
-        for owner, name, value in settings:
-            setattr(owner, name, value)
     if parts.uncertain:
         return None
     compiled = keras.tree.flatten(compile_arguments(model))
@@ -168,19 +172,18 @@ class GraphNumber(float):
         return float, (float(self),)
 
 
-def read_settings(model: Any) -> None:
+def read_settings(model: Any, settings: Settings) -> None:
     """Let the graphs of a model that is not traced yet read what follows the batch size."""
-    for owner, name in followed_settings(model):
+    for owner, name in settings:
         setattr(owner, name, GraphNumber(getattr(owner, name)))
     model.steps_per_execution = counted_steps(model, model.steps_per_execution)
     # A build function may return the model of another trial, with its graphs.
     model.train_function = model.test_function = model.predict_function = None
 
 
-def set_state(kept: Any, fresh: Any) -> None:
+def set_state(kept: Any, of_kept: Settings, fresh: Any, of_fresh: Settings) -> None:
     """Give a model that was trained the state of one that was just built."""
-    settings = zip(followed_settings(kept), followed_settings(fresh), strict=True)
-    for (mine, name), (its, _) in settings:
+    for (mine, name), (its, _) in zip(of_kept, of_fresh, strict=True):
         setattr(mine, name, getattr(mine, name).changed(getattr(its, name)))
     if kept.steps_per_execution != fresh.steps_per_execution:
         kept.predict_function = None  # Its kind follows the number of steps.
