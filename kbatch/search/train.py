@@ -391,7 +391,7 @@ class TimedFit:
     @property
     def first_order(self) -> str | None:
         """Fingerprint of the order of the first epoch, None where it is unknown."""
-        return self._order or self._meter.order
+        return self._order or self._meter.read().order
 
     def _train(
         self, batches: Batches, call: dict[str, Any], theirs: list[Any]

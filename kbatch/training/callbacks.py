@@ -58,9 +58,7 @@ class TrainingClock(keras.callbacks.Callback):
         self._meter = meter
         self._every_shape_compiles = every_shape_compiles
         self._now = now
-        self._examples: list[int] = []
-        self._durations_s: list[float] = []
-        self._steady: list[bool] = []
+        self._steady: list[tuple[int, float]] = []  # Examples and seconds of each steady step.
         self._shapes: set[float] = set()
         self._begun_s = 0.0
         self._first_of_fit = True
@@ -72,7 +70,7 @@ class TrainingClock(keras.callbacks.Callback):
     @property
     def windows(self) -> tuple[list[int], list[float]]:
         """Examples and seconds of the windows of steady training."""
-        return steady_windows(self._examples, self._durations_s, self._steady)
+        return steady_windows(self._steady)
 
     @property
     def throughput(self) -> Estimate[float] | None:
@@ -118,11 +116,10 @@ class TrainingClock(keras.callbacks.Callback):
         if self.first_step_s is None:
             self.first_step_s = duration_s
         shape = reading.shape_number if self._every_shape_compiles else float(examples)
-        self._steady.append(not self._first_of_fit and shape in self._shapes)
+        if not self._first_of_fit and shape in self._shapes:
+            self._steady.append((examples, duration_s))
         self._first_of_fit = False
         self._shapes.add(shape)
-        self._examples.append(examples)
-        self._durations_s.append(duration_s)
         self.train_s += duration_s
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
@@ -160,25 +157,26 @@ _SHORTEST_WINDOW_S = 0.05
 _MOST_WINDOWS = 200
 
 
-def steady_windows(
-    examples: Sequence[int], durations_s: Sequence[float], steady: Sequence[bool]
-) -> tuple[list[int], list[float]]:
-    """Join consecutive steady steps into windows of 50 ms or more, what is left with the last."""
-    counted = [(n, s) for n, s, ok in zip(examples, durations_s, steady, strict=True) if ok]
-    if len(counted) < FEWEST_STEADY:
+def steady_windows(steps: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Join consecutive steady steps into windows of 50 ms or more, what is left with the last.
+
+    Each step has its examples and its seconds.
+    """
+    if len(steps) < FEWEST_STEADY:
         return [], []
-    shortest = max(_SHORTEST_WINDOW_S, sum(s for _, s in counted) / _MOST_WINDOWS)
-    windows: list[tuple[int, float]] = []
-    rows, seconds = 0, 0.0
-    for n, s in counted:
-        rows, seconds = rows + n, seconds + s
-        if seconds >= shortest:
-            windows.append((rows, seconds))
-            rows, seconds = 0, 0.0
-    if rows:
-        more_rows, more_s = windows.pop() if windows else (0, 0.0)
-        windows.append((more_rows + rows, more_s + seconds))
-    return [rows for rows, _ in windows], [seconds for _, seconds in windows]
+    shortest_s = max(_SHORTEST_WINDOW_S, sum(s for _, s in steps) / _MOST_WINDOWS)
+    examples, durations_s = [0], [0.0]
+    for n, s in steps:
+        if durations_s[-1] >= shortest_s:
+            examples.append(0)
+            durations_s.append(0.0)
+        examples[-1] += n
+        durations_s[-1] += s
+    if len(durations_s) > 1 and durations_s[-1] < shortest_s:
+        rest, rest_s = examples.pop(), durations_s.pop()
+        examples[-1] += rest
+        durations_s[-1] += rest_s
+    return examples, durations_s
 
 
 class BudgetCallback(keras.callbacks.Callback):

@@ -46,20 +46,16 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     current: Any = rate_of(inner)
-    scaled: Any
-    if isinstance(current, Schedule):
-        scaled = scaled_schedule(current, ratio=ratio, kappa=kappa)
-    elif callable(current) and not isinstance(current, keras.Variable):
-        read: Any = current
 
-        def read_scaled() -> Any:
-            return read() * ratio
+    def read_scaled() -> Any:
+        return current() * ratio
 
-        scaled = read_scaled
-    else:
+    if isinstance(current, keras.Variable) or not callable(current):
         rate: Any = keras.ops.convert_to_numpy(current)
         inner.learning_rate = float(rate) * ratio
         return
+    schedule = isinstance(current, Schedule)
+    scaled = scaled_schedule(current, ratio=ratio, kappa=kappa) if schedule else read_scaled
     inner.learning_rate = scaled
     vars(inner)[_OWN_RATE] = (current, scaled)
 
@@ -217,7 +213,8 @@ def scale_model(
             given={name: tuple(sorted(values)) for name, values in given.items()},
             made={name: tuple(sorted(values)) for name, values in made.items()},
         )
-    return _scale_momenta(model, scaling, rates)
+    model.train_function = None  # One that was traced before has the former values in it.
+    return _scale_momenta(layers, optimizers, scaling, rates)
 
 
 def automatic_rule(optimizer: Any) -> Rule | None:
@@ -238,7 +235,8 @@ def _followers(optimizer: Any) -> dict[str, str]:
 
 def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     """Set in a model what `scale_model` left in that of a trial: twice is as once."""
-    optimizers, numbers = inner_optimizers(model), _owners_of_numbers(model)
+    optimizers = inner_optimizers(model)
+    numbers = _owners_of_numbers(batch_norms(model), optimizers)
     if len(scaling.values) != 2 * len(optimizers) + len(numbers):
         raise ValueError(
             "The model must have the optimizers and layers of the trials, all built: call "
@@ -315,30 +313,36 @@ def scale_late_layers(
     """Build a model for its data; return what it was scaled by, layers made in a `build` too."""
     if model.built or scaling is not None or user_step(model) is not None:
         build_ahead(model, dataset.element_spec)
-    if scaling is None or all(_REMEMBERED in vars(one) for one in batch_norms(model)):
+    layers = batch_norms(model)
+    if scaling is None or all(_REMEMBERED in vars(one) for one in layers):
         return scaling
-    return _scale_momenta(model, scaling, scaling.values[: 2 * len(inner_optimizers(model))])
+    optimizers = inner_optimizers(model)
+    model.train_function = None  # As above.
+    return _scale_momenta(layers, optimizers, scaling, scaling.values[: 2 * len(optimizers)])
 
 
 def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
     """List the settings that follow the batch size, but for the rate: an owner and a name each."""
-    optimizers = inner_optimizers(model)
+    return _settings_of(batch_norms(model), inner_optimizers(model))
+
+
+def _settings_of(layers: list[Any], optimizers: list[Any]) -> list[tuple[Any, str]]:
     of_optimizers = [(one, name) for one in optimizers for name in _followers(one)]
-    return [*((layer, "momentum") for layer in batch_norms(model)), *of_optimizers]
+    return [*((layer, "momentum") for layer in layers), *of_optimizers]
 
 
-def _owners_of_numbers(model: keras.Model) -> list[tuple[Any, str]]:
+def _owners_of_numbers(layers: list[Any], optimizers: list[Any]) -> list[tuple[Any, str]]:
     """List all that `scale_model` may change but for the rates: an owner and a name each."""
-    averaging = (one for one in inner_optimizers(model) if one.use_ema and getattr(one, _EMA_EVERY))
-    return [*followed_settings(model), *((one, _EMA_EVERY) for one in averaging)]
+    averaging = (one for one in optimizers if one.use_ema and getattr(one, _EMA_EVERY))
+    return [*_settings_of(layers, optimizers), *((one, _EMA_EVERY) for one in averaging)]
 
 
 def _scale_momenta(
-    model: Any, scaling: LearningRateScaling, rates: Sequence[float]
+    layers: list[Any], optimizers: list[Any], scaling: LearningRateScaling, rates: Sequence[float]
 ) -> LearningRateScaling:
     """Scale the momenta of all layers, and note all that a model was left with."""
     sizes = {"batch_size": scaling.batch_size, "base_batch_size": scaling.base_batch_size}
-    name, layers = "batch_norm_momentum", batch_norms(model)
+    name = "batch_norm_momentum"
     for layer in layers:
         own = momentum = _own_momentum(layer)
         if name in scaling.follow_batch_size:
@@ -349,8 +353,7 @@ def _scale_momenta(
     if layers:
         pairs = zip(*(vars(layer)[_REMEMBERED] for layer in layers), strict=True)
         given[name], made[name] = (tuple(sorted(set(each))) for each in pairs)
-    numbers = [float(getattr(owner, name)) for owner, name in _owners_of_numbers(model)]
-    model.train_function = None  # One that was traced before has the former values in it.
+    numbers = [float(getattr(*setting)) for setting in _owners_of_numbers(layers, optimizers)]
     return dataclasses.replace(scaling, given=given, made=made, values=(*rates, *numbers))
 
 

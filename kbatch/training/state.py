@@ -37,21 +37,16 @@ class KeptState:
         for one, _ in self._optimizers:
             found += one.variables
         self._variables = list({id(variable): variable for variable in found}.values())
-        self._values = [
-            np.array(tf.convert_to_tensor(variable.value)) for variable in self._variables
-        ]
+        self._values = _copies(self._variables)
         self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
         self._train_function = getattr(model, "train_function", None)
         self._steps = self._model.steps_per_execution
 
     def restore(self) -> None:
         self._model.reset_metrics()  # Those that came since then were not kept.
-        for variable, value in zip(self._variables, self._values, strict=True):
-            variable.assign(value)
+        _assign(self._variables, self._values)
         for optimizer, kept in self._optimizers:
-            later = optimizer.variables[kept:]
-            for variable, value in zip(later, self._first(optimizer, kept), strict=True):
-                variable.assign(value)
+            _assign(optimizer.variables[kept:], self._first(optimizer, kept))
         for name in _ATTRIBUTES:
             vars(self._model).pop(name, None)
         for name, value in self._attributes.items():
@@ -69,9 +64,7 @@ class KeptState:
             twin = type(optimizer).from_config(optimizer.get_config())
             with self._model.distribute_strategy.scope():
                 twin.build(trained_by(optimizer))
-            self._firsts[id(optimizer)] = [
-                np.array(tf.convert_to_tensor(one.value)) for one in twin.variables[kept:]
-            ]
+            self._firsts[id(optimizer)] = _copies(twin.variables[kept:])
         return self._firsts[id(optimizer)]
 
 
@@ -91,12 +84,20 @@ def kept_variables(model: Any) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def kept_values(variables: Sequence[Any]) -> Iterator[None]:
-    kept = [(one, np.array(tf.convert_to_tensor(one.value))) for one in variables]
+    kept = _copies(variables)
     try:
         yield
     finally:
-        for variable, value in kept:
-            variable.assign(value)
+        _assign(variables, kept)
+
+
+def _copies(variables: Sequence[Any]) -> list[np.ndarray]:
+    return [np.array(tf.convert_to_tensor(one.value)) for one in variables]
+
+
+def _assign(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def check_seed(seed: int | None) -> int | None:

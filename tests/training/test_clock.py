@@ -10,7 +10,7 @@ class FakeMeter:
         self.reading = InputReading(0, 0, 0, 0.0, 0.0)
 
     def deliver(self, examples, shape):
-        batches, before, largest, wait_s, _ = self.reading
+        batches, before, largest, wait_s, *_ = self.reading
         self.reading = InputReading(
             batches + 1, before + examples, max(largest, examples), wait_s + 0.25, shape
         )

@@ -76,11 +76,11 @@ def test_the_first_batch_tells_one_order_from_another(form):
         rows = tf.data.Dataset.from_tensor_slices(form(x[list(places)]))
         for _ in meter.attach(rows.batch(8)):
             pass
-        found.append(meter.order)
+        found.append(meter.read().order)
     assert found[0] == found[1] == found[2] != found[3]
     assert None not in found
     meter.reset()
-    assert meter.order is None
+    assert meter.read().order is None
 
 
 def test_by_steps_the_last_batch_of_an_epoch_has_the_rows_that_are_left():
@@ -95,4 +95,4 @@ def test_by_steps_the_last_batch_of_an_epoch_has_the_rows_that_are_left():
         for _ in range(steps):
             meter.end_step()
         readings.append(meter.read())
-    assert readings == [(2, 64, 32, None, 32.0), (5, 158, 32, None, 30.0)]
+    assert readings == [(2, 64, 32, None, 32.0, None), (5, 158, 32, None, 30.0, None)]

@@ -11,27 +11,26 @@ def steps(seed, n, mean_s):
     rng = np.random.default_rng(seed)
     examples = rng.integers(1, 65, size=n).tolist()
     durations = rng.exponential(mean_s, size=n).tolist()
-    steady = (rng.random(n) > 0.2).tolist()
-    return examples, durations, steady
+    return examples, durations
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("mean_s", [1e-4, 1e-2, 0.2])
 def test_windows_hold_every_steady_step_are_long_enough_and_not_too_many(seed, mean_s):
-    examples, durations, steady = steps(seed, 3000, mean_s)
-    window_examples, window_durations = steady_windows(examples, durations, steady)
-    assert sum(window_examples) == np.sum(np.array(examples)[steady])
-    np.testing.assert_allclose(sum(window_durations), np.sum(np.array(durations)[steady]))
+    examples, durations = steps(seed, 3000, mean_s)
+    window_examples, window_durations = steady_windows([*zip(examples, durations, strict=True)])
+    assert sum(window_examples) == sum(examples)
+    np.testing.assert_allclose(sum(window_durations), sum(durations))
     assert min(window_durations) >= 0.05
     assert len(window_durations) <= 200
 
 
 def test_a_training_shorter_than_a_window_is_one_window():
-    assert steady_windows([8] * 3, [0.01, 0.01, 0.02], [True] * 3) == ([24], [0.04])
+    assert steady_windows([(8, 0.01), (8, 0.01), (8, 0.02)]) == ([24], [0.04])
 
 
 def test_nothing_steady_is_no_window():
-    assert steady_windows([8, 8], [1.0, 2.0], [False, False]) == ([], [])
+    assert steady_windows([]) == ([], [])
     assert throughput_of_windows([], []) is None
 
 

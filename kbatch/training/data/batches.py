@@ -246,6 +246,7 @@ class InputReading(NamedTuple):
     largest_batch: int  # Examples in it.
     wait_s: float | None  # From requests for batches to their arrivals; None where unknown.
     shape_number: float  # Tells the shapes of the last batch from others.
+    order: str | None = None  # Fingerprint of the first batch: it tells orders apart, if known.
 
 
 class InputMeter:
@@ -302,14 +303,9 @@ class InputMeter:
         """Do nothing: the dataset counts."""
 
     def read(self) -> InputReading:
-        batches, examples, largest, wait_s, shape, _ = self._totals.numpy()
-        return InputReading(int(batches), int(examples), int(largest), float(wait_s), float(shape))
-
-    @property
-    def order(self) -> str | None:
-        """The fingerprint of the first batch, which tells orders apart; None where unknown."""
-        found = int(self._totals.numpy()[5])
-        return f"{found:x}" if found else None
+        batches, examples, largest, wait_s, shape, first = self._totals.numpy().tolist()
+        order = f"{int(first):x}" if first else None
+        return InputReading(int(batches), int(examples), int(largest), wait_s, shape, order)
 
     def _count_parts(self, asked_s: tf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
         return self._count(asked_s, list(parts))
@@ -378,5 +374,6 @@ class StepMeter(InputMeter):
         self._examples += self._last
 
     def read(self) -> InputReading:
-        largest = super().read().largest_batch
-        return InputReading(self._batches, self._examples, largest, None, float(self._last))
+        seen = super().read()
+        counts = self._batches, self._examples, seen.largest_batch
+        return InputReading(*counts, None, float(self._last), seen.order)

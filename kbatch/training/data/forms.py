@@ -23,7 +23,7 @@ def is_dataset(data: Any) -> bool:
 
 def gives_batches(data: Any) -> bool:
     """Return whether data make batches: a dataset, a PyDataset, or a function that returns one."""
-    return is_dataset(data) or isinstance(data, keras.utils.PyDataset) or callable(data)
+    return isinstance(data, (tf.data.Dataset, keras.utils.PyDataset)) or callable(data)
 
 
 def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> Any:

@@ -1,6 +1,5 @@
 """The data of a training, in whatever form `fit` takes them: a sample of rows, and batches."""
 
-import copy
 import dataclasses
 import inspect
 import numbers
@@ -143,7 +142,7 @@ class TrainingData:
 
     def __post_init__(self, sampled: Any):
         self._sample = sampled
-        makes_batches = is_dataset(self.x) or isinstance(self.x, keras.utils.PyDataset)
+        makes_batches = isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
         self.is_function = callable(self.x) and not makes_batches
         self._rows: ArrayRows | None = None  # All, with the graphs that shuffle and gather them.
 
@@ -158,7 +157,7 @@ class TrainingData:
         # As in Keras, a tuple is (x, y).
         parts = example if isinstance(example, tuple) else (example,)
         rows, _ = arrays_of(*each_part(lambda leaf: np.asarray(leaf)[None], parts))
-        return cls(sampled=(None, None, Sample(_as_numpy(rows), None)))
+        return cls(sampled=(None, None, Sample(each_part(np.asarray, rows), None)))
 
     def is_same(self, other: "TrainingData") -> bool:
         return all(vars(self)[f.name] is vars(other)[f.name] for f in dataclasses.fields(self))
@@ -216,13 +215,7 @@ class TrainingData:
         Raises:
             DataEnded: If a data function gives fewer than that, or than `fewest`.
         """
-        known = self.some_rows(model)
-        if known is None:
-            batch = next(iter(called_for(self.x, model, rows)), None)
-        else:
-            parts = keras.tree.lists_to_tuples(known.rows)
-            chosen = np.arange(rows) % len(keras.tree.flatten(parts)[0])
-            batch = each_part(lambda leaf: tf.constant(leaf[chosen]), parts)
+        batch = next(iter(self.repeated(rows, model)), None)
         found = 0 if batch is None else rows_of(batch)
         if found < (fewest or rows):
             raise DataEnded(found)
@@ -345,7 +338,7 @@ class TrainingData:
         rows, count = arrays_of(**first, class_weight=self.class_weight)
         if not count:
             raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
-        return None, None, Sample(_as_numpy(rows), len(parts[0]))
+        return None, None, Sample(each_part(np.asarray, rows), len(parts[0]))
 
 
 def check_labels(model: Any, y: Any) -> None:
@@ -360,10 +353,6 @@ def check_labels(model: Any, y: Any) -> None:
     if axes == len(outputs[0].shape) - y.ndim:
         give = "keras.utils.to_categorical(y)" if axes else "y.argmax(axis=-1)"
         raise InputError(f"The loss takes other labels: give `{give}`. Received: loss={loss!r}.")
-
-
-def _as_numpy(nested: Any) -> Any:
-    return each_part(np.asarray, nested)
 
 
 def _first_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sample]:
@@ -381,7 +370,7 @@ def _first_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sampl
     cardinality = int(dataset.cardinality())
     batches, examples = _Reading(cardinality), _Reading(cardinality)
     for element in dataset.take(_ELEMENTS_LOOKED_AT):
-        arrays = _as_numpy(element)
+        arrays = each_part(np.asarray, element)
         # The rank of what `tf.py_function` returns is known only now.
         may_be_batches = may_be_batches and all(part.ndim for part in keras.tree.flatten(arrays))
         examples.add(each_part(lambda leaf: leaf[None], arrays))
@@ -437,17 +426,26 @@ _DATA = tuple(field.name for field in dataclasses.fields(TrainingData))
 class FitCall:
     """The arguments of one call of `fit`."""
 
-    def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
-        """Bind arguments to the signature of `keras.Model.fit`.
+    def __init__(
+        self,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        *,
+        named: Mapping[str, Any] | None = None,
+    ):
+        """Bind arguments to the signature of `keras.Model.fit`, unless `named` has their names.
 
         Raises:
             TypeError: If that does not take them.
         """
+        if named is None:
+            bound = _SIGNATURE.bind(None, *arguments, **keywords)
+            bound.apply_defaults()
+            named = {name: bound.arguments[name] for name in bound.arguments if name != "self"}
         self.arguments, self.keywords = arguments, keywords
-        bound = _SIGNATURE.bind(None, *arguments, **keywords)
-        bound.apply_defaults()
-        del bound.arguments["self"]
-        self.named: Mapping[str, Any] = bound.arguments  # All, with the defaults of Keras.
+        self.named = named  # All, with the defaults of Keras.
+        self.data = TrainingData(**{name: named[name] for name in _DATA if name in named})
+        self.callbacks: list[Any] = keras.tree.flatten(named.get("callbacks") or [])
 
     @classmethod
     def of_search(
@@ -461,30 +459,18 @@ class FitCall:
                 raise InputTypeError(
                     f"`search` takes what `keras.Model.fit` takes. Received: a call that {error}."
                 ) from error
-            call = cls((), {})
-            call.arguments, call.keywords = arguments, keywords
             places = {f"argument {i + 1}": value for i, value in enumerate(arguments)}
-            call.named = places | dict(keywords)
-            return call
-
-    @property
-    def data(self) -> TrainingData:
-        return TrainingData(**{name: self.named[name] for name in _DATA if name in self.named})
-
-    @property
-    def callbacks(self) -> list[Any]:
-        return keras.tree.flatten(self.named.get("callbacks") or [])
+            return cls(arguments, keywords, named=places | dict(keywords))
 
     def with_callbacks(self, callbacks: Sequence[Any]) -> "FitCall":
         """Return the same call with other callbacks."""
-        found, place = copy.copy(self), list(_SIGNATURE.parameters).index("callbacks") - 1
-        given = self.arguments[place : place + 1]
-        if given and given[0] is self.named.get("callbacks"):
-            found.arguments = (*self.arguments[:place], callbacks, *self.arguments[place + 1 :])
+        place = list(_SIGNATURE.parameters).index("callbacks") - 1
+        arguments, keywords = [*self.arguments], {**self.keywords}
+        if arguments[place:] and arguments[place] is self.named.get("callbacks"):
+            arguments[place] = callbacks
         else:
-            found.keywords = {**self.keywords, "callbacks": callbacks}
-        found.named = {**self.named, "callbacks": callbacks}
-        return found
+            keywords["callbacks"] = callbacks
+        return FitCall(arguments, keywords, named={**self.named, "callbacks": callbacks})
 
     def without(self, *names: str) -> dict[str, Any]:
         """Return what was given beside the data and these."""
