@@ -308,7 +308,7 @@ class Description:
         name = name_of(kind)
         if not _is_own(kind):
             return name
-        bases = [self.of(base, read) for base in kind.__bases__]
+        bases = [self._class(base, read) for base in kind.__bases__]
         found: dict[str, Any] = {"is": name, "bases": bases}
         for key, value in vars(kind).items():
             member = _member(value)
