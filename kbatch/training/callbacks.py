@@ -132,9 +132,7 @@ class TrainingClock(keras.callbacks.Callback):
         """Keep the epoch with the metrics that all callbacks have left."""
         before, now = self._epoch_reading, self._reading
         self._epoch_begun = False
-        waited_s = None
-        if now.wait_s is not None and before.wait_s is not None:
-            waited_s = now.wait_s - before.wait_s
+        waited_s = None if now.wait_s is None else now.wait_s - (before.wait_s or 0.0)
         self.epochs.append(
             EpochRecord(
                 epoch=epoch,

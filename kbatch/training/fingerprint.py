@@ -225,13 +225,8 @@ class Description:
         if calls is None:
             return None
         self._calls |= {(id(one), index): n for n, (one, index, *_) in enumerate(calls)}
-        return [
-            [
-                self.of(one) if isinstance(one, keras.Layer) else self._part(one),
-                *map(self.of, arguments),
-            ]
-            for one, _, *arguments in calls
-        ] + [self.of(one) for one in structures_of(layer)]
+        made = [[self.of(part) for part in (one, *arguments)] for one, _, *arguments in calls]
+        return made + [self.of(one) for one in structures_of(layer)]
 
     def _place(self, tensor: Any) -> Any:
         operation, call, output = history_of(tensor)
@@ -261,9 +256,8 @@ class Description:
 
     def _named(self, value: Any) -> str:
         """Describe what has no attributes, such as a function that is not written in Python."""
-        name = name_of(value) if hasattr(value, "__qualname__") else None
-        owner = getattr(value, "__self__", None)
-        name = name or getattr(value, "__name__", None)
+        whole, owner = hasattr(value, "__qualname__"), getattr(value, "__self__", None)
+        name = name_of(value) if whole else getattr(value, "__name__", None)
         if name is None or not (owner is None or isinstance(owner, types.ModuleType)):
             self.uncertain.append(name_of(value))
             return name_of(value)
@@ -346,12 +340,9 @@ def _draws(name: str) -> bool:
 
 def _root(part: Any) -> str:
     """Return the name of the package that a module, a class, a function or an object is of."""
-    module = getattr(part, "__module__", None) or getattr(part, "__name__", None)
-    if isinstance(part, types.ModuleType):
-        module = part.__name__
-    if not isinstance(module, str):
-        module = type(part).__module__
-    return module.split(".")[0]
+    module = isinstance(part, types.ModuleType)
+    name = (not module and getattr(part, "__module__", None)) or getattr(part, "__name__", None)
+    return (name if isinstance(name, str) else type(part).__module__).split(".")[0]
 
 
 def _is_own(part: Any) -> bool:

@@ -353,7 +353,8 @@ def _scale_momenta(
     if layers:
         pairs = zip(*(vars(layer)[_REMEMBERED] for layer in layers), strict=True)
         given[name], made[name] = (tuple(sorted(set(each))) for each in pairs)
-    numbers = [float(getattr(*setting)) for setting in _owners_of_numbers(layers, optimizers)]
+    owners = _owners_of_numbers(layers, optimizers)
+    numbers = [float(getattr(owner, name)) for owner, name in owners]
     return dataclasses.replace(scaling, given=given, made=made, values=(*rates, *numbers))
 
 

@@ -87,7 +87,7 @@ def _is_as_kept(kept: Any, settings: Settings, known: Any, fresh: Any) -> bool:
     parts = {id(part) for part in (*layers_of(kept), kept.optimizer)}
     return (
         not any(id(part) in parts for part in (*layers_of(fresh), fresh.optimizer))
-        and all(isinstance(getattr(*setting), GraphNumber) for setting in settings)
+        and all(isinstance(getattr(owner, name), GraphNumber) for owner, name in settings)
         and isinstance(kept.steps_per_execution, GraphCount)
         and description(kept, settings) == known
     )

@@ -34,8 +34,7 @@ class KeptState:
         # step builds them, so some of their variables are not there yet.
         self._optimizers = [(one, len(one.variables)) for one in optimizers_of(model)]
         self._firsts: dict[int, list[np.ndarray]] = {}
-        for one, _ in self._optimizers:
-            found += one.variables
+        found += [variable for one, _ in self._optimizers for variable in one.variables]
         self._variables = list({id(variable): variable for variable in found}.values())
         self._values = _copies(self._variables)
         self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
