@@ -17,11 +17,11 @@ def metered(rows, batch_size):
 def test_counts_what_was_taken_and_goes_on_while_the_largest_batch_begins_anew():
     meter, dataset = metered(94, 32)
     for rows, counts in (
-        (dataset.take(2), (2, 64, 32)),
-        (dataset, (5, 158, 32)),
-        (meter.attach(tf.data.Dataset.range(10).batch(4)), (8, 168, 4)),
+        (lambda: dataset.take(2), (2, 64, 32)),
+        (lambda: dataset, (5, 158, 32)),
+        (lambda: meter.attach(tf.data.Dataset.range(10).batch(4)), (8, 168, 4)),
     ):
-        for _ in rows:
+        for _ in rows():
             pass
         assert meter.read()[:3] == counts
 
