@@ -79,8 +79,8 @@ def required_direction(metric: str, *, remedy: str, received: str) -> Direction:
     near = difflib.get_close_matches(name, common, n=1)
     meant = f"Did you mean {metric.replace(name, near[0])!r}? " if near else ""
     raise InputError(
-        f"{meant}The name {metric!r} does not show whether more or less of the metric is better, "
-        f'as "val_accuracy" and "val_loss" do: {remedy}. '
+        f"{meant}The name {metric!r} does not show the direction, that is whether more or less of "
+        f'the metric is better, as "val_accuracy" and "val_loss" do: {remedy}. '
         f"Received: {received}."
     )
 
