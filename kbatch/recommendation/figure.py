@@ -11,8 +11,7 @@ from kbatch.page.numbers import format_number, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED
 from kbatch.plotting.draw import batch_axis
-from kbatch.recommendation.result import Recommendation
-from kbatch.study.limits import LIMIT_NAMES, noise_bounds, times_to_goal
+from kbatch.recommendation.result import LIMIT_NAMES, Recommendation, noise_bounds, times_to_goal
 
 _HEIGHT_IN = 4.4
 _SHORTEST_OCTAVES = 2

@@ -27,10 +27,16 @@ from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number, pluralize
 from kbatch.recommendation import BUDGET_S
-from kbatch.recommendation.result import PilotRecord, Recommendation, most_at_once, useful_stretches
+from kbatch.recommendation.result import (
+    LIMIT_NAMES,
+    Limit,
+    PilotRecord,
+    Recommendation,
+    most_at_once,
+    useful_stretches,
+)
 from kbatch.records.notes import Note
 from kbatch.search import BASE_BATCH_SIZE
-from kbatch.study.limits import LIMIT_NAMES, Limit
 from kbatch.throughput.measure import timed_updates
 from kbatch.throughput.result import fastest_ways
 from kbatch.timing import TimingPlan, check_seconds

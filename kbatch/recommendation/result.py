@@ -1,7 +1,18 @@
 """The limits of the batch size, and the sizes that a search should try.
 
-`kbatch.study.limits` has the time T(B) to a goal, and says which limit binds. The size to start
-with is the smallest of at most 1.05 times the least T(B). It never falls as the
+Updates to a goal are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
+equation 2.11). An update takes t(B) on the device, and no less than B / p where the input pipeline
+delivers p examples/s:
+
+    T(B) = S_min max(t(B), B / p) (1 + B_noise / B)
+
+Memory or the input pipeline binds if the way to a goal would be shorter without it. Else a larger
+batch gains by throughput and loses by gradient noise, and the limit that comes first on the batch
+axis binds: saturation, where the device runs at 90 % of its peak, or the noise scale, from which on
+more than half of a batch's examples are wasted. With t(B) = a + b B and n_half = a / b, T(B) is
+least at B = sqrt(n_half B_noise), and saturation lies at 9 n_half.
+
+The size to start with is the smallest of at most 1.05 times the least T(B). It never falls as the
 noise scale grows, so a range of noise scales gives a range of sizes.
 """
 
@@ -11,7 +22,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,23 +37,82 @@ from kbatch.page.numbers import format_number, memory_text, setting
 from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
-from kbatch.study.limits import (
-    AS_SOON,
-    LIMIT_NAMES,
-    Limit,
-    UpdateTimes,
-    binding_limits,
-    noise_bounds,
-    times_to_goal,
-)
 from kbatch.throughput.result import TimedUpdate, fastest_ways
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# The limits of the batch size, with what people read.
+Limit = Literal["memory", "saturation", "noise", "input"]
+LIMIT_NAMES: Mapping[Limit, str] = {
+    "memory": "memory",
+    "saturation": "hardware saturation",
+    "noise": "gradient noise",
+    "input": "input pipeline",
+}
+# Seconds of an update by batch size, ascending.
+UpdateTimes = Mapping[int, float]
+# Times to a goal whose ratio is smaller are equal, like rates of the input pipeline.
+AS_SOON = 1.05
+# A noise scale above all batch sizes, where nothing shows an end.
+_ENDLESS = 2.0**53
 # Where the learning rate is not the best one of each size, or under Adam, sizes turn out as if the
 # noise scale were a few times larger or smaller (arXiv:2505.23971).
 _NOISE_FACTOR = 4
+
+
+def binding_limits(
+    times_s: UpdateTimes,
+    noise: Estimate[float | None],
+    *,
+    whole_s: UpdateTimes,  # Of the sizes that go through at once.
+    saturation: tuple[float, float] | None,
+    rates: tuple[float, float] = (math.inf, math.inf),
+) -> tuple[Limit, ...]:
+    """Return which limit binds, for all that the measurements allow."""
+    free_s = dict(times_s)
+    if len(whole_s) > 1:
+        # With more memory each further example takes as long as those between the two largest.
+        (before, before_s), (last, last_s) = list(whole_s.items())[-2:]
+        example_s = (last_s - before_s) / (last - before)
+        for size in times_s if example_s > 0 else ():
+            if size > last:
+                free_s[size] = min(times_s[size], last_s + example_s * (size - last))
+
+    def binding(scale: float, rate: float) -> set[Limit]:
+        def least(of: UpdateTimes, rate: float) -> float:
+            return min(times_to_goal(of, noise_scale=scale, rate=rate).values())
+
+        now = least(times_s, rate)
+        gains: dict[Limit, float] = {
+            "memory": now / least(free_s, rate),
+            "input": now / least(times_s, math.inf),
+        }
+        limit = max(gains, key=lambda name: gains[name])
+        if gains[limit] > AS_SOON:
+            return {limit}
+        if now / least(free_s, math.inf) > AS_SOON:
+            return {"memory", "input"}  # Each hides what the removal of the other would give.
+        if saturation is None:
+            return {"saturation", "noise"}
+        return {"saturation" if end < scale else "noise" for end in saturation}
+
+    found = set().union(*itertools.starmap(binding, itertools.product(noise_bounds(noise), rates)))
+    return tuple(limit for limit in LIMIT_NAMES if limit in found)
+
+
+def times_to_goal(
+    times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf
+) -> dict[int, float]:
+    """Compute T(B) / S_min of each batch size; the data arrive at `rate` examples/s."""
+    scale = min(noise_scale, _ENDLESS)
+    waits_s = {size: max(update_s, size / rate) for size, update_s in times_s.items()}
+    return {size: wait_s * (1 + scale / size) for size, wait_s in waits_s.items()}
+
+
+def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
+    """Return the least and the largest noise scale that the measurement allows, in examples."""
+    return noise.low or 0.0, _ENDLESS if noise.high is None else noise.high
 
 
 def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | None:

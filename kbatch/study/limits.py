@@ -1,27 +1,11 @@
 """Which limit of the batch size binds, and what else changes what to do next.
 
-Updates to a goal are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
-equation 2.11). An update takes t(B) on the device, and no less than B / p where the input pipeline
-delivers p examples/s:
-
-    T(B) = S_min max(t(B), B / p) (1 + B_noise / B)
-
-Memory or the input pipeline binds if the way to a goal would be shorter without it. Else a larger
-batch gains by throughput and loses by gradient noise, and the limit that comes first on the batch
-axis binds: saturation, where the device runs at 90 % of its peak, or the noise scale, from which on
-more than half of a batch's examples are wasted. With t(B) = a + b B and n_half = a / b, T(B) is
-least at B = sqrt(n_half B_noise), and saturation lies at 9 n_half.
-
-A study does not know T(B), so it names the limits that its trials have met.
+A study does not know the time to a goal, as `kbatch.recommend` does, so it names the limits that
+its trials have met.
 """
 
-import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
 
-from kbatch.analysis.batch_sizes import equal_parts
-from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
@@ -36,21 +20,6 @@ from kbatch.study.decision import Decision
 from kbatch.study.trial import TrialRecord, device_kinds
 from kbatch.training.metrics import is_accuracy, metric_words
 
-# The limits of the batch size, with what people read.
-Limit = Literal["memory", "saturation", "noise", "input"]
-LIMIT_NAMES: Mapping[Limit, str] = {
-    "memory": "memory",
-    "saturation": "hardware saturation",
-    "noise": "gradient noise",
-    "input": "input pipeline",
-}
-# Seconds of an update by batch size, ascending.
-UpdateTimes = Mapping[int, float]
-# Times to a goal whose ratio is smaller are equal, like rates of the input pipeline.
-AS_SOON = 1.05
-# A noise scale above all batch sizes, where nothing shows an end.
-_ENDLESS = 2.0**53
-
 # Above this share of the training time, waiting for data is what the samples/s show.
 MUCH_DATA_WAIT = 0.2
 # A gain in samples/s below this share is none that fewer updates cost.
@@ -61,60 +30,6 @@ _RATES_APART = 0.1
 _FAR_BELOW = 0.1
 # Before so many averaging times an average still holds some of what it began with: exp(-5) = 0.7 %.
 _AVERAGING_TIMES = 5
-
-
-def binding_limits(
-    times_s: UpdateTimes,
-    noise: Estimate[float | None],
-    *,
-    whole_s: UpdateTimes,  # Of the sizes that go through at once.
-    saturation: tuple[float, float] | None,
-    rates: tuple[float, float] = (math.inf, math.inf),
-) -> tuple[Limit, ...]:
-    """Return which limit binds, for all that the measurements allow."""
-    free_s = dict(times_s)
-    if len(whole_s) > 1:
-        # With more memory each further example takes as long as those between the two largest.
-        (before, before_s), (last, last_s) = list(whole_s.items())[-2:]
-        example_s = (last_s - before_s) / (last - before)
-        for size in times_s if example_s > 0 else ():
-            if size > last:
-                free_s[size] = min(times_s[size], last_s + example_s * (size - last))
-
-    def binding(scale: float, rate: float) -> set[Limit]:
-        def least(of: UpdateTimes, rate: float) -> float:
-            return min(times_to_goal(of, noise_scale=scale, rate=rate).values())
-
-        now = least(times_s, rate)
-        gains: dict[Limit, float] = {
-            "memory": now / least(free_s, rate),
-            "input": now / least(times_s, math.inf),
-        }
-        limit = max(gains, key=lambda name: gains[name])
-        if gains[limit] > AS_SOON:
-            return {limit}
-        if now / least(free_s, math.inf) > AS_SOON:
-            return {"memory", "input"}  # Each hides what the removal of the other would give.
-        if saturation is None:
-            return {"saturation", "noise"}
-        return {"saturation" if end < scale else "noise" for end in saturation}
-
-    found = set().union(*itertools.starmap(binding, itertools.product(noise_bounds(noise), rates)))
-    return tuple(limit for limit in LIMIT_NAMES if limit in found)
-
-
-def times_to_goal(
-    times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf
-) -> dict[int, float]:
-    """Compute T(B) / S_min of each batch size; the data arrive at `rate` examples/s."""
-    scale = min(noise_scale, _ENDLESS)
-    waits_s = {size: max(update_s, size / rate) for size, update_s in times_s.items()}
-    return {size: wait_s * (1 + scale / size) for size, wait_s in waits_s.items()}
-
-
-def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
-    """Return the least and the largest noise scale that the measurement allows, in examples."""
-    return noise.low or 0.0, _ENDLESS if noise.high is None else noise.high
 
 
 def limit_notes(found: Decision, trials: Sequence[TrialRecord]) -> Iterator[Note]:
@@ -149,12 +64,13 @@ def _binding_here(
         yield Note.of("noise_binds", scale=format_number(scale.value or 0.0, 2))
     run, size = best.last, best.last.micro_batch_size
     rows, most = -(-run.batch_size // run.replicas), run.most_in_memory
+    parts = -(-rows // most) if most else 1  # The fewest that fit.
     if larger and all(trial.status == "out_of_memory" for trial in larger):
         ran_out = f"the next larger batch size, {min(trial.batch_size for trial in larger):,}, ran "
         less = "out of it, and a smaller `micro_batch_size` needs less"
         yield Note.of("memory_binds", how=f"{ran_out}{less}")
     # A batch may also be cut because less at once is faster.
-    elif most is not None and size is not None and size < rows and size == equal_parts(rows, most):
+    elif most and size and rows > size == -(-rows // parts):
         how = f"at most {most:,} examples fit in it at once, so batches are cut into {size:,}"
         yield Note.of("memory_binds", how=how)
     if (gain := _given_up_for_updates(found, best, trials)) is not None:

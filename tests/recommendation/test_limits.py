@@ -9,9 +9,14 @@ import pytest
 from kbatch.analysis.goodput import goodput
 from kbatch.analysis.intervals import Estimate
 from kbatch.memory.result import MemoryRecord
-from kbatch.recommendation.result import most_at_once, sizes_to_search, starting_size
+from kbatch.recommendation.result import (
+    binding_limits,
+    most_at_once,
+    sizes_to_search,
+    starting_size,
+    times_to_goal,
+)
 from kbatch.records.notes import Note
-from kbatch.study.limits import binding_limits, times_to_goal
 
 SIZES = [2**k for k in range(13)]
 SCALES = [0.0, 0.1, 1, 5, 20, 60, 200, 700, 3000, 1e5, 1e9, math.inf]
@@ -49,9 +54,8 @@ def test_what_the_intervals_do_not_tell_apart_is_named_together():
     assert limits(updates, noise_scale(at_least=20), saturation=exactly(100)) == both
     # A lower bound is enough where it lies above.
     assert limits(updates, noise_scale(at_least=200), saturation=exactly(100)) == ("saturation",)
-    vague = limits(
-        updates, noise_scale(300), saturation=exactly(100), input_rate=(20_000.0, 200_000.0)
-    )
+    rates = {"input_rate": (20_000.0, 200_000.0)}
+    vague = limits(updates, noise_scale(300), saturation=exactly(100), **rates)
     assert vague == ("saturation", "input")
 
 

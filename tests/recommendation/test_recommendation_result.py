@@ -15,8 +15,7 @@ from recommendation_factory import (
 
 from kbatch.analysis.noise_scale import noise_scale_of_runs
 from kbatch.recommendation.figure import curves_of, plot_limits
-from kbatch.recommendation.result import useful_stretches
-from kbatch.study.limits import LIMIT_NAMES, times_to_goal
+from kbatch.recommendation.result import LIMIT_NAMES, times_to_goal, useful_stretches
 from kbatch.throughput.result import TimedUpdate
 
 UNRESOLVED = make_pilot(scatter=30.0)

@@ -151,9 +151,8 @@ def test_sizes_with_fewer_executions_are_compared_over_the_rounds_that_they_have
 
 def cut_off(trial):
     """The trial with one more execution, which was interrupted after a poor epoch."""
-    last = dataclasses.replace(
-        make_execution(trial.batch_size, accuracies=(0.1,)), status="interrupted"
-    )
+    last = make_execution(trial.batch_size, accuracies=(0.1,))
+    last = dataclasses.replace(last, status="interrupted")
     return dataclasses.replace(trial, executions=(*trial.executions, last))
 
 
@@ -294,9 +293,8 @@ def test_the_search_keeps_its_tolerance_and_a_wider_one_certifies_more():
 def test_a_grid_that_was_extended_shares_its_error_over_the_looks():
     widths = []
     for asked in ([6], [1, 6], [2, 4, 6]):
-        study = make_study(
-            many(16, 2000), many(64, 2000), search=make_search(executions_asked=asked)
-        )
+        search = make_search(executions_asked=asked)
+        study = make_study(many(16, 2000), many(64, 2000), search=search)
         gap = study.decide().judgement.gaps[64, 1.0]
         widths.append(gap.high - gap.low)
     assert widths[0] == widths[1] < widths[2]
@@ -310,9 +308,8 @@ def test_the_base_size_is_compared_in_time_and_in_the_metric():
     assert found.page.change.startswith("16 -> 32: 1.9 times sooner (1.9 to 1.9), validation acc")
     same = make_study(*trials, search=make_search(base_batch_size=32)).decide()
     assert (same.speedup, same.page.change) == (None, "")
-    worse = make_study(
-        runs(16, *[range(90)] * 3), trials[1], search=make_search(base_batch_size=16)
-    ).decide()
+    fewer = runs(16, *[range(90)] * 3), trials[1]
+    worse = make_study(*fewer, search=make_search(base_batch_size=16)).decide()
     assert worse.page.change.endswith("validation accuracy +12.4 %.")
 
 
