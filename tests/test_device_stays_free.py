@@ -1,10 +1,7 @@
 """No call takes the device before its worker has run: on a GPU nothing would be left."""
 
-import json
-import subprocess
-import sys
-
 import pytest
+from own_process import printed
 
 # Each call is ended where it starts its worker, after a look at TensorFlow's context.
 _PROGRAM = """
@@ -64,10 +61,6 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_no_call_starts_the_devices_before_its_worker():
-    ended = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    found = json.loads(ended.stdout.splitlines()[-1])
+    found = printed("-c", _PROGRAM)
     assert len(found) == 8
     assert {name for name, started in found.items() if started is not False} == set()

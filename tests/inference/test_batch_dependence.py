@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from models.kinds import named_entities, token_ids, unet
 from small_models import mlp
 
 import kbatch
@@ -16,7 +17,7 @@ RNG = np.random.default_rng(0)
 NUMBERS = RNG.normal(size=(64, 12)).astype("float32")
 # Rows of zeros from some place on, as texts of several lengths are padded.
 WORDS = RNG.integers(1, 50, (64, 12)) * (np.arange(12) < RNG.integers(3, 13, (64, 1)))
-PICTURES = RNG.normal(size=(64, 12, 12, 3)).astype("float32")
+PICTURES = RNG.normal(size=(64, 8, 8, 3)).astype("float32")
 
 
 def dependence(model, x, *, path="compiled", policy=None, sizes=SIZES):
@@ -128,17 +129,6 @@ def deep():
     return functional(call)
 
 
-def residual_net():
-    def call(x):
-        x = layers.Conv2D(8, 3, padding="same")(x)
-        for _ in range(4):
-            y = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(x))
-            x = layers.ReLU()(x + y)
-        return layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling2D()(x))
-
-    return functional(call, (12, 12, 3))
-
-
 def attention():
     def call(tokens):
         x = layers.Embedding(50, 16)(tokens)
@@ -171,27 +161,18 @@ def drawing():
     return functional(lambda x: layers.Lambda(lambda t: t + keras.random.normal(ops.shape(t)))(x))
 
 
-class Own(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.hidden, self.out = layers.Dense(16, activation="relu"), layers.Dense(3)
-
-    def call(self, x):
-        return self.out(self.hidden(x))
-
-
 SOUND = {
     "mlp, saved": (mlp, NUMBERS[:, :8], {"path": "saved_model"}),
     "50 layers": (deep, NUMBERS, {}),
     "50 layers, mixed_float16": (deep, NUMBERS, {"policy": "mixed_float16"}),
-    "residual": (residual_net, PICTURES, {}),
-    "residual, XLA": (residual_net, PICTURES, {"path": "xla", "sizes": (1, 2, 64)}),
+    "U-Net": (unet, PICTURES, {}),
+    "U-Net, XLA": (unet, PICTURES, {"path": "xla", "sizes": (1, 2, 64)}),
     "attention": (attention, WORDS, {}),
     "attention, bfloat16": (attention, WORDS, {"policy": "bfloat16"}),
     "mlp, int8": (mlp, NUMBERS[:, :8], {"policy": "int8"}),
     "recurrent": (recurrent, WORDS, {}),
     "two scales, predict": (two_outputs, NUMBERS, {"path": "predict", "sizes": (1, 8, 64)}),
-    "own class": (Own, NUMBERS, {}),
+    "own class": (named_entities, token_ids(64), {}),
     "drawing": (drawing, NUMBERS, {}),
 }
 

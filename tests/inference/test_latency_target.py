@@ -1,7 +1,6 @@
 """The search against machines whose latency is known."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -103,16 +102,6 @@ def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
     machine.call = lambda size, calls: [0.03 if next(slow) else 0.019 for _ in range(calls)]
     (found,) = machine.search(more_time=False)
     assert (found.outcome, len(found.latencies_s)) == ("verified", 138 + 4 * 138)
-
-
-@pytest.mark.parametrize("room", [1, 5, 12])
-def test_sizes_whose_calls_cannot_be_made_are_stepped_back_from(room):
-    machine = Machine(spread=0.0)
-    able = machine.call
-    machine.call = lambda size, calls: able(size, calls) if size <= room else [math.inf] * calls
-    tries = machine.search()
-    assert tries[0].outcome == "missed"
-    assert room / 2 - 2 <= best_try(tries).batch_size <= room
 
 
 class Hiccups(Machine):

@@ -103,22 +103,6 @@ def test_memory_that_does_not_grow_ends_the_search():
     assert len(search.memory_bytes) < 30
 
 
-def test_an_answer_that_a_second_measurement_refutes_is_not_given_again():
-    """A fresh process may measure another peak: the search goes on."""
-    for seed in range(60):
-        device = random_device(seed, jitter=0.02)
-        search = searched(device, limit_bytes=device.limit)
-        (first, reason), asked = search.answer, list(device.probed)
-        if reason.code != "in_window":
-            continue
-        search.tell(first, 0.95 * device.limit)
-        while (size := search.ask()) is not None:
-            search.tell(size, device(size))
-        assert (search.answer[0] or 0) < first
-        assert device.probed[: len(asked)] == asked
-        assert max(map(device.probed.count, device.probed)) <= 3
-
-
 @pytest.mark.parametrize("jump", [None, 0.97])
 def test_a_jump_over_the_window_is_found_to_two_percent_and_said(jump):
     """An allocator whose blocks double needs no bisection to the last example."""

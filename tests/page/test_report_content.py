@@ -26,16 +26,10 @@ def codes(study):
     return [note.code for note in caveats(study.trials, study.problems)]
 
 
-def test_the_page_is_at_most_fifteen_lines_with_answer_table_and_search():
-    page = make_study().decide().page
-    assert page.headline.startswith(
-        "Take batch size 64 with learning rate 0.001, for 2 epochs of 1,437 examples: nothing is "
-    )
-    assert page.search == "7 trainings of 7 batch sizes (1 out of memory)."
-    assert [row["batch size"] for row in page.rows] == [16, 32, 64, 128, 256, 512, 4096]
+def test_the_page_of_many_sizes_is_at_most_fifteen_lines():
     many = make_study(*(repeated(2**k, 0.9, 0.9, 0.9) for k in range(12)), make_diverged(2**13))
     assert len(str(many.decide()).splitlines()) <= 15
-    assert len(str(make_study().decide()).splitlines()) <= 15
+    assert make_study().decide().page.search == "7 trainings of 7 batch sizes (1 out of memory)."
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import dataclasses
 import enum
 import functools
 import json
-import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -15,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_process import printed
 
 from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.search.identity import fit_facts, model_facts
@@ -491,13 +490,9 @@ def test_model_facts_name_the_part_that_differs(name, parts):
 
 
 def test_descriptions_are_equal_in_any_process():
-    code = "import json, test_described_parts as t; print(json.dumps(t.all_facts()))"
-    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "7"}
-    out = subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
-    ).stdout
-    assert json.loads(out.splitlines()[-1]) == all_facts()
+    folder = str(Path(__file__).parent)
+    code = f"import json, sys; sys.path.insert(0, {folder!r}); import test_described_parts as t;"
+    assert printed("-c", f"{code} print(json.dumps(t.all_facts()))") == all_facts()
 
 
 def all_facts():

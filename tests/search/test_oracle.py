@@ -1,9 +1,16 @@
-"""The oracle: the grid in one order from wherever it goes on, and the best of its trials."""
+"""The oracle: the grid in one order, its trials on disk, and the best of them."""
+
+import os
+import signal
 
 import keras_tuner
 import pytest
-from keras_tuner.src.engine.trial import TrialStatus
+from keras_tuner.src.engine.trial import Trial, TrialStatus
+from records_factory import make_execution, make_trial
 
+from kbatch.records.json_codec import write_record
+from kbatch.search.files import search_lock
+from kbatch.search.oracle import BatchSizeOracle, read_trials, write_trial
 from kbatch.search.space import grid, untried_in_grid
 
 
@@ -60,3 +67,71 @@ def test_a_range_without_a_step_gives_ascending_samples_after_its_default():
     found = [values["rate"] for values in grid(space)]
     assert found == sorted(found)
     assert (len(found), type(found[1])) == (11, float)
+
+
+def written(folder, number, accuracy=0.5, *, status="COMPLETED", ended="completed"):
+    """Write both files of a trial."""
+    space = keras_tuner.HyperParameters()
+    space.Choice("batch_size", [16, 32])
+    trial = Trial(space, f"{number:04d}", status)
+    trial.score = accuracy
+    write_trial(trial, folder)
+    execution = make_execution(16, accuracies=(accuracy,), status=ended)
+    record = make_trial(16, execution, trial_id=f"{number:04d}")
+    write_record(record, folder / f"trial_{number:04d}" / "kbatch.json")
+
+
+def state(folder, number):
+    return folder / f"trial_{number:04d}" / "trial.json"
+
+
+def test_trials_come_back_by_their_ids_as_keras_tuner_says(tmp_path):
+    for number in (11, 2, 1):
+        written(tmp_path, number, accuracy=number / 100)
+    written(tmp_path, 12, status="RUNNING", ended="failed")
+    found = read_trials(tmp_path)
+    assert [t.trial_id for t in found] == ["0001", "0002", "0011", "0012"]
+    assert [t.score for t in found] == [0.01, 0.02, 0.11, 0.5]
+    assert [t.status for t in found] == ["COMPLETED"] * 3 + ["RUNNING"]
+    assert [len(t.hyperparameters.space) for t in found] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("text", ["", '{"status": 1', "[]", "\x00", "[" * 100_000, None])
+def test_a_damaged_state_is_made_again_from_the_record(tmp_path, text):
+    written(tmp_path, 0)
+    state(tmp_path, 0).unlink() if text is None else state(tmp_path, 0).write_text(text)
+    (found,) = read_trials(tmp_path)
+    # The executions of its record are not trained again.
+    assert (found.trial_id, found.status) == ("0000", "RUNNING")
+    assert found.hyperparameters.get("batch_size") == 16
+    (tmp_path / "trial_0000" / "kbatch.json").write_text("{")
+    with pytest.warns(UserWarning, match="0000 is run again"):
+        assert read_trials(tmp_path) == []
+
+
+def test_a_trial_without_a_score_is_not_among_the_best(tmp_path):
+    for number, value in enumerate((0.5, float("nan"), 0.7)):
+        written(tmp_path, number, value)
+    oracle = BatchSizeOracle(keras_tuner.Objective("val_accuracy", "max"))
+    oracle._set_project_dir(str(tmp_path.parent), tmp_path.name)
+    oracle.reload()
+    assert [t.trial_id for t in oracle.get_best_trials(3)] == ["0002", "0000"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_child_of_a_killed_search_does_not_keep_its_lock(tmp_path):
+    """A pool of `concurrent.futures` forks its workers, which outlive a driver that is killed."""
+    waiting, ending = os.pipe()
+    driver = os.fork()
+    if driver == 0:
+        with search_lock(tmp_path):
+            if os.fork() == 0:
+                os.close(ending)
+                os.read(waiting, 1)  # Until the test ends.
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(driver, 0)
+    with search_lock(tmp_path):
+        pass
+    os.close(ending)
+    os.close(waiting)

@@ -17,7 +17,6 @@ from kbatch.study.trackers import tracked_runs
 from kbatch.study.trial import Objective
 from kbatch.training.shared_graph import SharedGraph
 
-VAL_ACCURACY = Objective("val_accuracy", "max")
 VAL_LOSS = Objective("val_loss", "min")
 VALIDATION = rows(90, seed=1)
 WEIGHTS = np.linspace(0.5, 1.5, 90).astype("float32")

@@ -55,12 +55,6 @@ def spread(size, *values):
     return make_trial(size, *own)
 
 
-def scattered(seed, count):
-    """Examples that a run gets wrong: most are hard for every run, some for this one."""
-    rng = np.random.default_rng(seed)
-    return [*range(count), *rng.choice(np.arange(100, 500), 4, replace=False)]
-
-
 def many(size, count, *, executions=6, rate=1000.0, salt=0, examples=50_000, **changed):
     """A trial of many executions that is wrong on so many of 50,000 examples."""
     wrong = []
@@ -79,30 +73,6 @@ def test_a_faster_size_that_is_one_image_worse_is_tied():
     assert found.page.certainty.code == "one_execution"
     assert "32 and 64" in found.reason
     assert "nothing is certified; `executions_per_trial=3`" in found.page.headline
-
-
-def test_sizes_without_common_seeds_settle_nothing_and_have_a_page():
-    first, second = (runs(n, *(scattered((n, k), 30) for k in range(3))) for n in (16, 64))
-    later = [dataclasses.replace(run, seed=run.seed + 2) for run in second.executions]
-    study = make_study(first, dataclasses.replace(second, executions=tuple(later)))
-    found = study.decide()
-    assert found.judgement.smallest_tolerance is None
-    assert not found.certain
-    assert "settle" not in str(found)
-
-
-def test_the_fastest_size_as_good_as_the_best_is_taken_and_every_page_names_it():
-    study = make_study(many(16, 2000), many(64, 2010, rate=3000.0), many(256, 5000, rate=9000.0))
-    found = study.decide()
-    assert (found.batch_size, found.certain) == (64, True)
-    assert found.best.batch_size == 16
-    assert (found.tied, found.worse) == ((16, 64), (256,))
-    assert found.page.certainty.code == "certain"
-    assert study.answer.startswith("Take batch size 64 ")
-    assert found.page.change.endswith("validation accuracy as good within 0.01.")
-    assert [row["batch size"] for row in taken(study)] == [64]
-    assert named_label(study).startswith("take batch size 64: ")
-    assert study.decide() is study.decide()
 
 
 def test_only_trials_of_the_best_settings_and_budget_are_compared():

@@ -70,6 +70,7 @@ def certain(**changed):
 def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     found = certain(steps_per_execution=8)
     assert (found.batch_size, found.certain) == (64, True)
+    assert (found.best.batch_size, found.tied, found.worse) == (128, (32, 64, 128), (256,))
     page = found.page
     assert page.headline.startswith("Take batch size 64 with learning rate 0.00141, for 1 epoch")
     assert page.certainty.code == "certain"
@@ -143,6 +144,9 @@ def test_of_many_rates_each_size_has_one_line_and_those_not_compared_say_why():
     trials += [make_trial(32, 950, factor=1.0, count=1), make_trial(64, 990, factor=1.0, count=1)]
     found = pages(*trials, make_diverged(128))
     assert [row["batch size"] for row in found.page.rows] == [32, 64, 128]
+    table = make_study(*trials).table()
+    assert [list(table[name]) for name in ("rates tried", "runs")] == [[2, 2], [3, 3]]
+    assert list(table["learning rate"]) == pytest.approx([0.002, 0.002 * 2**0.5])
     assert outcomes(found) == ["take", "as good", "diverged"]
     other = dataclasses.replace(make_trial(128, 700), hyperparameters={"units": 8})
     mixed = pages(make_trial(32, 600), make_trial(64, 600, rate=3000.0), other)
@@ -197,6 +201,7 @@ def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
     ]
     search = make_search(base_batch_size=32)
     study = make_study(*trials, search=search)
+    assert study.decide() is study.decide()
     found, (row,) = study.decide(), study.table().attrs["answer"]
     # No page names another size.
     assert study.table()["batch size"][row] == found.batch_size

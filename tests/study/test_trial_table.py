@@ -13,7 +13,6 @@ from records_factory import (
 )
 
 from kbatch.analysis.intervals import mean_interval
-from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.records.training_run import Budget, Target
 from kbatch.study.compare import caption
 from kbatch.study.trial import Objective
@@ -105,24 +104,6 @@ def test_the_noise_scale_has_a_column_where_it_was_measured():
     known = study.to_dataframe()[["noise_scale", "noise_scale_low", "noise_scale_high"]]
     assert known.iloc[0].tolist() == [scale.value, *scale.ends]
     assert known.iloc[1].isna().tolist() == [True, lost.noise_scale.low is None, True]
-
-
-def test_of_a_search_of_rates_each_size_has_a_row_with_the_best_one():
-    def trial(size, factor, *accuracies):
-        runs = (
-            make_execution(size, accuracies=(a,), seed=seed, learning_rate=0.01 * factor)
-            for seed, a in enumerate(accuracies)
-        )
-        tuned = {FACTOR_NAME: factor}
-        return make_trial(size, *runs, trial_id=f"{size}-{factor}", hyperparameters=tuned)
-
-    found = [trial(16, 1.0, 0.9), trial(16, 2.0, 0.95), trial(64, 1.0, 0.97)]
-    # The pair that was repeated is the one of its size.
-    table = make_study(*found, trial(64, 2.0, 0.94, 0.94, 0.94)).table()
-    assert list(table["batch size"]) == [16, 64]
-    assert list(table["learning rate"]) == [0.02, 0.02]
-    assert list(table["rates tried"]) == [2, 2]
-    assert (table["runs"][1], table["validation accuracy"][1]) == (3, pytest.approx(0.94))
 
 
 def test_the_way_to_a_target_is_told_in_caption_answer_and_table():

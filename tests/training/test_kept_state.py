@@ -1,14 +1,17 @@
-"""A model that was trained for a measurement is put back as it was."""
+"""A model that was trained for a measurement is put back as it was, and so are all seeds."""
+
+import random
 
 import keras
 import numpy as np
 import own_steps
 import pytest
 import small_models as models
+import tensorflow as tf
 from equal_training import accumulating
 
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.state import KeptState, kept_state
+from kbatch.training.state import KeptState, kept_seeds, kept_state, seed_of, seeded
 
 layers = keras.layers
 
@@ -116,3 +119,39 @@ def test_optimizers_of_a_train_step_of_ones_own_are_put_back(trained):
     state.restore()
     again = [np.array(v.value) for one in optimizers for v in one.variables]
     assert all(map(np.array_equal, first, again))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_seed_gives_the_same_weights(seed):
+    def weights():
+        with seeded(seed):
+            return models.mlp().get_weights()[0]
+
+    np.testing.assert_array_equal(weights(), weights())
+
+
+def test_derived_seeds_differ_by_every_part_and_repeat():
+    seeds = [seed_of(seed, *parts) for seed in (0, 1) for parts in ((0, 0), (0, 1), (1, 0))]
+    assert len(set(seeds)) == 6
+    assert seed_of(0, 1, 0) == seeds[2]
+    assert seed_of(None, 1) is None
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_all_random_numbers_go_on_as_if_nothing_was_drawn(seed):
+    def drawn():
+        return (
+            random.random(),
+            np.random.random(),
+            float(keras.random.uniform(())),
+            float(tf.random.uniform(())) if seed is not None else 0.0,
+        )
+
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
+        drawn()
+    with kept_seeds():
+        first = drawn()
+        keras.utils.set_random_seed(9)
+        drawn()
+    assert drawn() == first

@@ -1,10 +1,21 @@
+"""What follows from the record of a run: its target, its usage of GPUs, its noise scale."""
+
 import math
 
 import numpy as np
 import pytest
-from records_factory import make_epochs, make_execution, make_trial
+from records_factory import (
+    make_epochs,
+    make_execution,
+    make_gpu,
+    make_trial,
+    make_usage,
+    with_moments,
+)
 
-from kbatch.records.training_run import Target, epochs_to_target, seconds_to_target
+from kbatch.analysis.noise_scale import noise_scale_of_runs
+from kbatch.records.machine import USAGE_METRICS
+from kbatch.records.training_run import Target, epochs_to_target, noise_scale, seconds_to_target
 from kbatch.study.trial import Objective
 
 RISING = (0.2, 0.5, 0.4, 0.9)
@@ -72,3 +83,45 @@ def test_a_trial_has_no_seconds_to_target_if_an_execution_never_met_it():
     assert trial.status == "completed"
     assert trial.seconds_to_target is None
     assert trial.judged_value is None
+
+
+def test_the_figures_of_several_gpus_are_those_of_all():
+    usage = make_usage(
+        make_gpu(energy_j=100.0, power_w=200.0, utilization=0.5),
+        make_gpu(energy_j=300.0, power_w=600.0, utilization=0.9),
+    )
+    assert (usage.gpu_energy_j, usage.gpu_power_w) == (400.0, 800.0)
+    assert usage.gpu_utilization == pytest.approx(0.7)
+    assert usage.joules_per_sample(200) == 2.0
+
+
+@pytest.mark.parametrize("figure", ["energy_j", "power_w", "utilization"])
+def test_a_figure_that_one_gpu_does_not_tell_is_unknown(figure):
+    usage = make_usage(make_gpu(), make_gpu(**{figure: None}))
+    names = {"energy_j": "joules_per_sample", "power_w": "gpu_power_w"}
+    missing = names.get(figure, "gpu_utilization")
+    assert set(usage.metrics(100)) == set(USAGE_METRICS) - {missing}
+
+
+RNG = np.random.default_rng(0)
+VARIANCES = 90.0 + RNG.normal(size=12)
+NORMS = 3.0 + 0.1 * RNG.normal(size=12)
+
+
+def measured(variances=VARIANCES, norms=NORMS, updates=23, batch_size=64):
+    epochs = make_epochs([0.5] * len(variances), updates=updates)
+    return make_execution(
+        batch_size, epochs=with_moments(epochs, zip(variances, norms, strict=True))
+    )
+
+
+def test_it_is_that_of_the_late_half():
+    expected = VARIANCES[6:].mean() / NORMS[6:].mean()
+    assert noise_scale([measured().epochs]).value == pytest.approx(expected)
+    assert noise_scale([measured().epochs]) == noise_scale_of_runs([(VARIANCES, NORMS, 23.0)])
+
+
+def test_a_trial_pools_the_late_halves_of_its_executions():
+    trial = make_trial(64, measured(), make_execution(), measured(2 * VARIANCES))
+    expected = 1.5 * VARIANCES[6:].mean() / NORMS[6:].mean()
+    assert trial.noise_scale.value == pytest.approx(expected)
