@@ -11,9 +11,9 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_072,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_070,  # Without docstrings, comments and blank lines.
     "files in kbatch": 125,
-    "record types": 78,
+    "record types": 77,
     "properties": 141,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,

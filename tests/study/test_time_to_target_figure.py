@@ -4,30 +4,30 @@ from figure_samples import two_panels, words
 from figure_studies import TARGET, learned_study, target_study, to_target
 from records_factory import make_epochs, make_study, make_trial
 
+from kbatch import plot_time_to_target
 from kbatch.analysis.goodput import fit_steps_to_target
 from kbatch.records.training_run import Target, epochs_to_target
-from kbatch.study.figures.time_to_target import (
-    fitted,
-    plot_time_to_target,
-    target_of,
-    target_points,
-)
+from kbatch.study.figures.time_to_target import fitted, target_of, target_points
 
 
 def updates_to_target(run):
     needed = epochs_to_target(TARGET, run.epochs)
-    return needed and sum(epoch.updates for epoch in needed)
+    return needed and updates_of(needed)
+
+
+def updates_of(epochs):
+    return sum(epoch.updates for epoch in epochs)
 
 
 def test_the_points_are_the_costs_in_the_records():
     study = target_study()
     points = target_points(study, TARGET)
     met = {trial.batch_size: trial for trial in study.trials if trial.seconds_to_target}
-    assert {p.batch_size for p in points if p.met} == set(met)
-    for point in (point for point in points if point.met):
-        trial = met[point.batch_size]
-        assert point.updates.value == trial.mean(updates_to_target)
-        assert point.seconds.value == pytest.approx(trial.seconds_to_target)
+    assert {size for size, (reached, _) in points.items() if reached} == set(met)
+    for size, trial in met.items():
+        (epochs,) = points[size][1]
+        assert updates_of(epochs) == trial.mean(updates_to_target)
+        assert sum(one.train_s for one in epochs) == pytest.approx(trial.seconds_to_target)
 
 
 def test_the_fit_is_that_of_every_execution_and_names_the_critical_batch_size():
@@ -51,8 +51,8 @@ def test_a_target_of_the_record_needs_no_argument_and_another_one_can_be_given()
     assert target_of(study, None) == TARGET
     easy = target_of(study, 0.5)
     assert easy == Target("val_accuracy", 0.5, "max")
-    assert {p.updates.value for p in target_points(study, easy) if p.batch_size == 4} == {360}
-    assert any(point.met for point in target_points(learned_study(), easy))
+    assert updates_of(target_points(study, easy)[4][1][0]) == 360
+    assert any(met for met, _ in target_points(learned_study(), easy).values())
 
 
 def test_without_a_target_it_says_what_to_do():
@@ -71,8 +71,8 @@ def test_a_size_that_missed_the_target_is_hollow_and_said_to_take_more():
 
 def test_one_execution_that_misses_makes_a_size_that_misses():
     executions = (to_target(64, 100), to_target(64, 0, met=False, epochs=9))
-    (point,) = target_points(make_study(make_trial(64, *executions)), TARGET)
-    assert (point.met, point.updates.value) == (False, 9 * 23)
+    met, (epochs,) = target_points(make_study(make_trial(64, *executions)), TARGET)[64]
+    assert (met, updates_of(epochs)) == (False, 9 * 23)
 
 
 def test_a_trial_that_met_the_target_without_an_update_has_no_point():
@@ -80,7 +80,7 @@ def test_a_trial_that_met_the_target_without_an_update_has_no_point():
     study = make_study(
         *(make_trial(16 * k, epochs=e, target=TARGET) for k, e in ((1, none), (2, some)))
     )
-    assert [point.batch_size for point in target_points(study, TARGET)] == [32]
+    assert list(target_points(study, TARGET)) == [32]
     _, lower = two_panels(plot_time_to_target(study))
     assert "no updates" in words(lower)
     # Where marks stand too near to each other, the reasons are below.

@@ -1,7 +1,7 @@
 """The figure of the cost of a target: seconds and updates by batch size."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,14 +21,9 @@ from kbatch.training.metrics import metric_words
 HEIGHT_IN = 5.6
 
 
-class TargetPoint(NamedTuple):
-    """The cost of the target at one batch size; all that was spent where it was not met."""
-
-    batch_size: int
-    met: bool
-    seconds: Estimate[float]
-    updates: Estimate[float]
-    runs: tuple[int, ...]  # Updates of each execution that met it.
+# Whether a trial met the target, and the epochs that each execution took to it; if one did not meet
+# it, those of the longest execution.
+Spent = tuple[bool, Sequence[Sequence[EpochRecord]]]
 
 
 def target_of(study: Study, value: float | None) -> Target:
@@ -52,20 +47,19 @@ def target_of(study: Study, value: float | None) -> Target:
     )
 
 
-def target_points(study: Study, aim: Target) -> list[TargetPoint]:
-    """Compute what each batch size that has a result needed to reach a target."""
-    points: dict[int, TargetPoint] = {}
-    for point in filter(None, (_point(trial, aim) for trial in study.trials)):
-        best = points.setdefault(point.batch_size, point)
-        if (not point.met, point.updates.value) < (not best.met, best.updates.value):
-            points[point.batch_size] = point
-    if not points:
+def target_points(study: Study, aim: Target) -> dict[int, Spent]:
+    """Return what each batch size that has a result needed to reach a target, ascending."""
+    trials = reversed(study.trials)
+    spent = [(trial.batch_size, found) for trial in trials if (found := _spent(trial, aim))]
+    if not spent:
         raise common.missing_data(study, "trials that completed with epochs")
-    return [points[size] for size in sorted(points)]
+    # Of each size the last counts: it took the fewest updates, and of equals it is the first trial.
+    spent.sort(key=lambda one: (one[1][0], -fmean(map(_updates, one[1][1]))))
+    return dict(sorted(dict(spent).items()))
 
 
-def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
-    """Compute what a trial took, None where it has no result."""
+def _spent(trial: TrialRecord, target: Target) -> Spent | None:
+    """Return what a trial took, None where it has no result."""
     if trial.status != "completed" or not all(run.epochs for run in trial.executions):
         return None
     spent = [epochs_to_target(target, run.epochs) for run in trial.executions]
@@ -74,12 +68,13 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
     if not met:
         # What was not met in what was spent takes more than that.
         shown = [max((run.epochs for run in trial.executions), key=_updates)]
-    seconds = [sum(epoch.train_s for epoch in epochs) for epochs in shown]
-    updates = [_updates(epochs) for epochs in shown]
-    if not all(seconds) or not all(updates):  # No place on a logarithmic axis.
-        return None
-    runs = tuple(map(_updates, reached))
-    return TargetPoint(trial.batch_size, met, _positive(seconds), _positive(updates), runs)
+    if not all(_seconds(epochs) and _updates(epochs) for epochs in shown):
+        return None  # They have no place on a logarithmic axis.
+    return met, shown
+
+
+def _seconds(epochs: Sequence[EpochRecord]) -> float:
+    return sum(epoch.train_s for epoch in epochs)
 
 
 def _updates(epochs: Sequence[EpochRecord]) -> int:
@@ -94,13 +89,14 @@ def _positive(values: Sequence[float]) -> Estimate[float]:
     return Estimate(found.value, min(values), found.high)
 
 
-def fitted(points: Sequence[TargetPoint]) -> tuple[StepsToTarget | None, str]:
+def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
     """Fit the updates of all executions, where three sizes met the target; describe the fit."""
-    runs = [(p.batch_size, updates) for p in points if p.met for updates in p.runs]
-    if len({size for size, _ in runs}) < 3:
-        met = pluralize(sum(point.met for point in points), "size")
+    met = {size: spent for size, (met, spent) in points.items() if met}
+    runs = [(size, _updates(epochs)) for size, spent in met.items() for epochs in spent]
+    if len(met) < 3:
         return None, (
-            f"No curve is fitted: it needs three batch sizes that met the target, and {met} did."
+            "No curve is fitted: it needs three batch sizes that met the target, and "
+            f"{pluralize(len(met), 'size')} did."
         )
     fit = fit_steps_to_target(*zip(*runs, strict=True))
     critical, text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
@@ -135,16 +131,20 @@ def plot_time_to_target(
     aim = target_of(study, target)
     points = target_points(study, aim)
     fit, fit_text = fitted(points)
-    shown = {point.batch_size for point in points}
+    met = [size for size, (met, _) in points.items() if met]
+    seconds, updates = (
+        {size: _positive([*map(cost, spent)]) for size, (_, spent) in points.items()}
+        for cost in (_seconds, _updates)
+    )
     failed = [
         (trial.batch_size, "no updates" if trial.status == "completed" else trial.outcome)
         for trial in study.trials
-        if trial.batch_size not in shown
+        if trial.batch_size not in points
     ]
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
-    batch_axis(lower, [*shown, *(size for size, _ in failed)], common.BATCH_LABEL)
-    _draw_costs(upper, [(p, p.seconds) for p in points], None, below=bool(failed))
-    _draw_costs(lower, [(p, p.updates) for p in points], fit, below=bool(failed))
+    batch_axis(lower, [*points, *(size for size, _ in failed)], common.BATCH_LABEL)
+    _draw_costs(upper, seconds, met, None, below=bool(failed))
+    _draw_costs(lower, updates, met, fit, below=bool(failed))
     alarm = ""
     if not draw.missing((upper, lower), failed):
         which = join_words(at_most([f"{size:,} ({why})" for size, why in failed]))
@@ -156,12 +156,12 @@ def plot_time_to_target(
     canvas.write_title(upper, f"{study.name}: to {aim_text}", columns=2, fewest=1)
     runs = [run for trial in study.trials for run in trial.executions]
     rules = {run.scaling and run.scaling.rule for run in runs}
-    several = len(study.trials) > len(shown) + len(failed)
+    several = len(study.trials) > len(points) + len(failed)
     notes = (
         "The target is looked at when an epoch ends: costs are those of whole epochs. Training "
         "time has the tracing of the first step in it, but no validation.",
         "Shown: the trial of each batch size that needed the fewest updates." if several else "",
-        f"{common.BARS}." if any(point.updates.ends for point in points) else "",
+        f"{common.BARS}." if any(one.ends for one in updates.values()) else "",
         "One learning rate for all batch sizes: large ones may need more updates for it alone."
         if rules == {None}
         else "",
@@ -172,16 +172,17 @@ def plot_time_to_target(
 
 def _draw_costs(
     panel: Axes,
-    costs: Sequence[tuple[TargetPoint, Estimate[float]]],
+    costs: Mapping[int, Estimate[float]],
+    met_by: Sequence[int],
     fit: StepsToTarget | None,
     *,
     below: bool,
 ) -> None:
     """Draw one of the costs, with room `below` for the sizes that have no result."""
     panel.set_yscale("log")
-    sizes, (color, marker) = [point.batch_size for point, _ in costs], series_style(0)
-    met = [(point.batch_size, cost) for point, cost in costs if point.met]
-    missed = [(point.batch_size, cost.value) for point, cost in costs if not point.met]
+    sizes, (color, marker) = list(costs), series_style(0)
+    met = [(size, costs[size]) for size in met_by]
+    missed = [(size, cost.value) for size, cost in costs.items() if size not in met_by]
     if met:
         curve = draw.along(fit.steps, sizes[0], sizes[-1]) if fit else ()
         draw.series(panel, 0, met, label="target met", line=curve)
@@ -205,8 +206,8 @@ def _draw_costs(
             words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
             draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
     # The line of perfect scaling leaves the panel: what was measured is what matters.
-    low = min(cost.low or cost.value for _, cost in costs)
-    high = max(cost.high or cost.value for _, cost in costs)
+    low = min(cost.low or cost.value for cost in costs.values())
+    high = max(cost.high or cost.value for cost in costs.values())
     stretch = max(1.15, (high / low) ** 0.1)
     bottom = low / stretch ** (3 if below else 1.5)
     panel.set_ylim(bottom, high * stretch ** (3 if missed else 1))
