@@ -118,21 +118,19 @@ def description(model: Any, settings: Settings) -> dict[str, Any] | None:
 
 def _trains_by_keras(model: Any) -> bool:
     """Return whether Keras's own step and optimizer train a model, by numbers of float32."""
-    if user_step(model) is not None or replica_count(model) > 1 or model.run_eagerly:
-        return False
-    if tf.config.functions_run_eagerly() or not model.built:
-        return False
-    if sum(math.prod(one.shape) for one in model.weights) > _MOST_WEIGHTS:
-        return False
-    if getattr(installed_step(model), "loss_denominator", None) is not None:
+    eager = model.run_eagerly or tf.config.functions_run_eagerly()
+    if user_step(model) is not None or replica_count(model) > 1 or eager or not model.built:
         return False
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    rate = rate_of(optimizer)
-    if type(optimizer) not in _OPTIMIZERS or not isinstance(rate, keras.Variable):
-        return False
-    # A `GraphNumber` is a float32.
-    others = {"float16", "bfloat16", "float64"} & {weight.dtype for weight in model.weights}
-    return not others and not excluded_from_decay(optimizer, model.trainable_variables)
+    return (
+        type(optimizer) in _OPTIMIZERS
+        and isinstance(rate_of(optimizer), keras.Variable)
+        and not excluded_from_decay(optimizer, model.trainable_variables)
+        and getattr(installed_step(model), "loss_denominator", None) is None
+        and sum(math.prod(one.shape) for one in model.weights) <= _MOST_WEIGHTS
+        # A `GraphNumber` is a float32.
+        and not {"float16", "bfloat16", "float64"} & {one.dtype for one in model.weights}
+    )
 
 
 class GraphNumber(float):
