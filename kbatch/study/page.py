@@ -84,11 +84,11 @@ def with_page(
         page = Page(f"No batch size can be named: {why}.", lost, note)
         return dataclasses.replace(found, page=page)
     # What is known comes first, and is then worded.
+    words, race = metric_words(trial.objective.name), search.get("strategy") == "race"
     limits = tuple(limit_notes(found, trials))
     name, budget = trial_name(trial, differing(trials)), budget_text(trials)
     tied = sizes_text(found.tied, trials) if found.tied else ""
     within = tolerance_text(found.best, found.tolerance)
-    words, race = metric_words(trial.objective.name), search.get("strategy") == "race"
     settled = _settled_by(found, race)
     page = Page(
         headline=_headline(found, trial, name, budget, settled),
@@ -96,7 +96,7 @@ def with_page(
         certainty=_certainty(found, race, settled, words, within, tied),
         change=_change(found, trial, words, within),
         rate=_rate(found, trial, search),
-        rows=_rows(found, trials),
+        rows=_rows(found, trials, words),
         use=_use(found, trial.last),
         limits=limits,
         search=_search(trials),
@@ -268,12 +268,11 @@ def _rate(found: Decision, trial: TrialRecord, settings: Mapping[str, Any]) -> s
     return Note.of("rate_off", **given, far=far)
 
 
-def _rows(found: Decision, trials: Sequence[TrialRecord]) -> tuple[Row, ...]:
+def _rows(found: Decision, trials: Sequence[TrialRecord], words: str) -> tuple[Row, ...]:
     """Return a row a batch size; of many those around the answer."""
     if found.judgement is None or len(found.trials) < 2:
         return ()
-    name = found.trials[0].objective.name
-    words = _TIME_COLUMNS.get(name) or metric_words(name)
+    words = _TIME_COLUMNS.get(found.trials[0].objective.name, words)
     columns = ("batch size", "learning rate", "samples/s", words, f"{words}, judged")
     columns += ("runs", "outcome")
     rows = rows_of(found, as_compared(trials), None)
