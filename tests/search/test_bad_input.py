@@ -118,11 +118,6 @@ def dataset():
     return tf.data.Dataset.from_tensor_slices(models.rows(94))
 
 
-def texts():
-    x, y = models.rows(94)
-    return x, np.array(["a", "b", "c"])[y]
-
-
 def searched(
     *,
     build=models.stock,
@@ -176,7 +171,6 @@ ENDED = [
     (searched(data=lambda: (dataset().take(90).batch(10),)), "batch_size=128 for 90"),
     (searched(data=lambda: ()), "`x` is missing"),
     (searched(data=lambda: (dataset().repeat(),), **SMALL), "steps_per_epoch"),
-    (searched(data=texts, **SMALL), "np.unique"),
     (searched(data=lambda: (lambda size: dataset().batch(50),), **SMALL), "50 examples"),
     (searched(build=models.linear, data=one_hot, **SMALL), "argmax"),
     (searched(fit={"epochs": 0}, **SMALL), "epochs=0"),
