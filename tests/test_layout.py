@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 141,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_049,
+    "lines of tests": 26_196,
     "kbatch.search.tuner": 17_664,  # BatchSizeTuner
     "kbatch.search.hypermodel": 12_662,  # HyperModel
     "kbatch.memory.find": 7_450,  # find_max_batch_size

@@ -8,6 +8,7 @@ import signal
 
 import keras
 import numpy as np
+import psutil
 import pytest
 import searches
 import small_models as models
@@ -60,6 +61,41 @@ def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_searc
     assert len(tuner.get_best_models()) == 1
     # In this process it is no other search, and at its end.
     assert search(tmp_path, hypermodel, fit=fit, **same).remaining_trials == 0
+
+
+def test_trials_whose_processes_end_are_results_and_leave_no_memory_behind(tmp_path):
+    """In one process each of them would leave 30 MB."""
+    resident = []
+
+    def build(hp):
+        if hp.get("batch_size") == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return models.stock()
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            (tmp_path / "pid").write_text(str(os.getpid()))
+            if self.params["steps"] == 94:  # Batches of one.
+                os._exit(3)
+
+    class Measures(kbatch.BatchSizeTuner):
+        def on_trial_end(self, trial):
+            super().on_trial_end(trial)
+            resident.append(psutil.Process().memory_info().rss)
+
+    hypermodel = searches.stock(build, tuple(range(1, 8)), base_batch_size=7)
+    fit = {"epochs": 1, "callbacks": [Ends()]}
+    study = kbatch.load_study(search(tmp_path, hypermodel, Measures, fit=fit, **LOCAL))
+    left, killed, *others = study.trials
+    assert (left.status, left.executions[0].optimizer) == ("failed", "SGD")
+    assert "status 3" in left.failure
+    assert (killed.status, killed.executions[0].optimizer) == ("failed", None)
+    assert "lost twice" in killed.failure
+    assert [trial.status for trial in others] == ["completed"] * 5
+    pid = int((tmp_path / "pid").read_text())
+    assert pid != os.getpid()
+    assert not psutil.pid_exists(pid)
+    assert resident[6] - resident[2] < 100e6, resident
 
 
 def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
