@@ -52,6 +52,7 @@ def make_execution(
         "loss_scaled": True,
         "learning_rate": 0.001,
         "jit_compile": False,
+        "plan": 1,
         "failure": FAILURES.get(status),
     }
     if completed:

@@ -290,6 +290,8 @@ def _rows(found: Decision, trials: Sequence[TrialRecord], words: str) -> tuple[R
 
 def _use(found: Decision, run: ExecutionRecord) -> str:
     """Say how to train with the answer: what `apply` sets, and whether batches are cut."""
+    if run.plan is None:  # It was trained as a HyperModel's own `fit` is written.
+        return f"Train with it: call your HyperModel's `fit` with `batch_size={run.batch_size}`."
     given, parts, policy = run.scaling.given if run.scaling else {}, [], ""
     for name, value in found.settings.items():
         if name == "dtype_policy":  # `apply` refuses a model under another one.

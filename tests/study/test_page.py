@@ -67,6 +67,12 @@ def certain(**changed):
     )
 
 
+def test_use_of_a_custom_fit_names_it_and_no_recipe():
+    found = certain(plan=None)
+    assert "HyperModel's `fit` with `batch_size=64`" in found.page.use
+    assert "apply" not in found.page.use
+
+
 def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     found = certain(steps_per_execution=8)
     assert (found.batch_size, found.certain) == (64, True)
