@@ -137,7 +137,7 @@ _SECOND_MOMENT_DECAYS = {
 }
 _FIRST_MOMENT_DECAYS = {"beta_2": "beta_1", "adam_beta_2": "adam_beta_1"}
 _EMA_EVERY = "ema_overwrite_frequency"
-_REMEMBERED = "_kbatch_momenta"
+REMEMBERED = "_kbatch_momenta"
 _OWN_RATE = "_kbatch_own_rate"
 
 
@@ -254,7 +254,7 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     for (owner, name), value in zip(numbers, values, strict=True):
         layer: Any = owner
         if isinstance(owner, keras.layers.BatchNormalization):
-            vars(layer)[_REMEMBERED] = (_own_momentum(layer), value)
+            vars(layer)[REMEMBERED] = (_own_momentum(layer), value)
         setattr(owner, name, int(value) if name == _EMA_EVERY else value)
 
 
@@ -314,7 +314,7 @@ def scale_late_layers(
     if model.built or scaling is not None or user_step(model) is not None:
         build_ahead(model, dataset.element_spec)
     layers = batch_norms(model)
-    if scaling is None or all(_REMEMBERED in vars(one) for one in layers):
+    if scaling is None or all(REMEMBERED in vars(one) for one in layers):
         return scaling
     optimizers = inner_optimizers(model)
     model.train_function = None  # As above.
@@ -348,10 +348,10 @@ def _scale_momenta(
         if name in scaling.follow_batch_size:
             momentum = scale_momentum(own, **sizes)
         layer.momentum = momentum
-        vars(layer)[_REMEMBERED] = (own, momentum)
+        vars(layer)[REMEMBERED] = (own, momentum)
     given, made = dict(scaling.given), dict(scaling.made)
     if layers:
-        pairs = zip(*(vars(layer)[_REMEMBERED] for layer in layers), strict=True)
+        pairs = zip(*(vars(layer)[REMEMBERED] for layer in layers), strict=True)
         given[name], made[name] = (tuple(sorted(set(each))) for each in pairs)
     owners = _owners_of_numbers(layers, optimizers)
     numbers = [float(getattr(owner, name)) for owner, name in owners]
@@ -360,5 +360,5 @@ def _scale_momenta(
 
 def _own_momentum(layer: Any) -> float:
     """Return the momentum that a person gave a layer, whatever a model before made of it."""
-    own, scaled = vars(layer).get(_REMEMBERED, (layer.momentum, layer.momentum))
+    own, scaled = vars(layer).get(REMEMBERED, (layer.momentum, layer.momentum))
     return own if layer.momentum == scaled else layer.momentum

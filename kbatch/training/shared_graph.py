@@ -30,7 +30,7 @@ from kbatch.library_internals import (
     replaced,
 )
 from kbatch.training.fingerprint import Description
-from kbatch.training.learning_rate import followed_settings
+from kbatch.training.learning_rate import REMEMBERED, followed_settings
 from kbatch.training.model import installed_step, replica_count, user_step
 from kbatch.training.steps_per_execution import GraphCount, counted_steps
 
@@ -183,6 +183,8 @@ def set_state(kept: Any, of_kept: Settings, fresh: Any, of_fresh: Settings) -> N
     """Give a model that was trained the state of one that was just built."""
     for (mine, name), (its, _) in zip(of_kept, of_fresh, strict=True):
         setattr(mine, name, getattr(mine, name).changed(getattr(its, name)))
+        # A layer without this mark would be scaled again when training begins.
+        vars(mine).update((key, value) for key, value in vars(its).items() if key == REMEMBERED)
     if kept.steps_per_execution != fresh.steps_per_execution:
         kept.predict_function = None  # Its kind follows the number of steps.
     kept.steps_per_execution = kept.steps_per_execution.changed(fresh.steps_per_execution)
@@ -192,10 +194,8 @@ def set_state(kept: Any, of_kept: Settings, fresh: Any, of_fresh: Settings) -> N
     if not its.built:  # The slots of a twin go at once, where `fresh` lives as long as its trial.
         its = type(its).from_config(its.get_config())
         its.build(fresh.trainable_variables)
-    variables = zip(
-        (*kept.variables, *mine.variables), (*fresh.variables, *its.variables), strict=True
-    )
-    for variable, other in variables:  # The rate is among them.
+    variables = (*kept.variables, *mine.variables), (*fresh.variables, *its.variables)
+    for variable, other in zip(*variables, strict=True):  # The rate is among them.
         variable.assign(other.value)
     kept.reset_metrics()
     kept.stop_training = False

@@ -11,15 +11,15 @@ import kbatch
 
 
 def build(*more):
-    return models.mlp(inner=(keras.layers.Dropout(0.2), *more))
+    return models.mlp(inner=(keras.layers.Dropout(0.2), keras.layers.BatchNormalization(), *more))
 
 
 def searched(directory, build, *callbacks):
     """The metrics of each epoch of each execution, throughput aside."""
-    hypermodel, fit = searches.stock(build, (8, 32)), {"callbacks": list(callbacks)}
-    tuner = searches.search(
-        directory, hypermodel, kbatch.BatchSizeTuner, executions_per_trial=2, fit=fit
-    )
+    # The first trial has another size than the base: its settings follow it.
+    trials = searches.stock(build, (8, 32), base_batch_size=32)
+    given = {"executions_per_trial": 2, "fit": {"callbacks": list(callbacks)}}
+    tuner = searches.search(directory, trials, kbatch.BatchSizeTuner, **given)
     return {
         (run.batch_size, run.seed): [
             {name: value for name, value in epoch.metrics.items() if name != "samples_per_second"}
