@@ -346,7 +346,7 @@ def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
         if all(trial.status in ("running", "interrupted") for trial in trials):
             return why, "Where the search no longer runs, start it again: it continues."
         if all(trial.status == "out_of_memory" for trial in trials):
-            return why, "Search again with a smaller `micro_batch_size`, which needs less memory."
+            return why, "Search again with smaller batch sizes or a smaller `micro_batch_size`."
         if found.keys() == {"diverged"}:
             rates = [rate for trial in trials if (rate := trial.learning_rate)]
             tried = f", below {setting(min(rates))}" if rates else ""
