@@ -150,7 +150,7 @@ def train(
         seeds = seeded(seed_of(settings.seed, 1))
         with seeds, dtype_policy_scope(begun.dtype_policy), timed:
             results = fit(hp, model, *call.arguments, **call.keywords)
-        results = _with_measures(results, timed, files.measured_names)
+        results = _with_measures(results, timed, files)
         reported = files.reported(results)
         if files.of_kbatch_tuner:
             known = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
@@ -198,10 +198,10 @@ def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
     )
 
 
-def _with_measures(results: Any, timed: "TimedFit", wanted: tuple[str, ...]) -> Any:
+def _with_measures(results: Any, timed: "TimedFit", files: TrialFiles) -> Any:
     """Add what was measured to what `fit` returned, if keras-tuner is to have it."""
     clock, target, monitor = timed.clock, timed.target, timed.monitor
-    throughput, usage = clock.throughput, monitor and monitor.usage
+    throughput, usage, wanted = clock.throughput, monitor and monitor.usage, files.measured_names
     if "samples_per_second" in wanted and throughput is None:
         raise keras_tuner.errors.FailedTrialError(
             "There were too few steps to measure samples/s, which is the objective: train "
@@ -221,11 +221,11 @@ def _with_measures(results: Any, timed: "TimedFit", wanted: tuple[str, ...]) -> 
         figures["seconds_to_target"] = math.inf if seconds is None else seconds
     taken = usage.metrics(clock.reading.examples) if usage else {}
     if isinstance(results, keras.callbacks.History):
-        epochs = len(results.epoch)
-        results.history.update({name: [value] * epochs for name, value in taken.items()})
+        results.history |= {name: [value] * len(results.epoch) for name, value in taken.items()}
         if wanted:
-            # They are the same for all epochs: the other metrics are those of the last one.
-            return {name: values[-1] for name, values in results.history.items()} | figures
+            # The other metrics are those of the last epoch. Several objectives are one sum.
+            found = {name: values[-1] for name, values in results.history.items()} | figures
+            return found | {files.objective.name: files.tuner.oracle.objective.get_value(found)}
     return figures | taken | results if isinstance(results, dict) else results
 
 
