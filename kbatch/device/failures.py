@@ -121,7 +121,7 @@ def refusal(error: BaseException) -> str | None:
     if known or not (of_python or refused):
         return None
     return (
-        "Training fails on these data at every batch size: mend the data, or the model that takes "
+        "Training fails on these data at every batch size: fix the data, or the model that takes "
         f"them. Received: {failure_text(error)}"
     )
 

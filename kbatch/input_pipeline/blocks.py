@@ -51,7 +51,7 @@ def epochs_of(pipeline: Iterable[Any]) -> Generator[tuple[int, Any], None, None]
 
 def _broken(error: Exception, batch: int) -> InputError:
     return InputError(
-        f"The data raised an error at batch {batch} (the first is 0): mend them so that they can "
+        f"The data raised an error at batch {batch} (the first is 0): fix them so that they can "
         f"be read from start to end. Received: {failure_text(error)}"
     )
 

@@ -189,6 +189,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._shared = SharedInput()
         # What was measured of models, by the name of that and their fingerprint.
         self._found: dict[tuple[str, str], Any] = {}
+        self._warned: set[Note] = set()  # Once in a search.
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         self._parts = BuiltParts()
@@ -513,7 +514,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             note = self._measured(functools.partial(compare_parts, size=size), kind, hp, call)
         if note is None:
             return ()
-        warnings.warn(note, stacklevel=2)
+        if note not in self._warned:
+            self._warned.add(note)
+            warnings.warn(note, stacklevel=2)
         return (note,)
 
     def _measured(

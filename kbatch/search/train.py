@@ -256,11 +256,13 @@ def _record(
     reading, (examples, durations_s) = clock.reading, clock.windows
     if not examples and status != "running":
         notes.append(Note.of("too_short_to_time"))
-    updates = sum(epoch.updates for epoch in clock.epochs)
+    counted = updates = sum(epoch.updates for epoch in clock.epochs)
+    with contextlib.suppress(Exception):  # A lost device does not say what it has counted.
+        updates = clock.updates
     overflowed = None
     # A step of the user's own may make none or several updates of a batch.
     if begun.loss_scaled and user_step(timed.model) is None:
-        overflowed = max(0, sum(epoch.batches or 0 for epoch in clock.epochs) - updates)
+        overflowed = max(0, sum(epoch.batches or 0 for epoch in clock.epochs) - counted)
     return dataclasses.replace(
         record,
         learning_rate=seen,

@@ -25,7 +25,8 @@ specificity_at_sensitivity f1 f1_score f_beta_score iou mean_iou binary_iou one_
 one_hot_mean_iou
 """
 _LARGER_IS_BETTER = """
-true_positives true_negatives cosine_similarity concordance_correlation pearson_correlation r2_score
+samples_per_second true_positives true_negatives cosine_similarity concordance_correlation
+pearson_correlation r2_score
 """
 # "dice" is not among them: it is a loss in Keras, and a score elsewhere.
 _SMALLER_IS_BETTER = """
@@ -34,7 +35,7 @@ sparse_categorical_crossentropy binary_focal_crossentropy categorical_focal_cros
 categorical_generalized_cross_entropy perplexity mean_absolute_error mae mean_squared_error mse
 root_mean_squared_error rmse mean_absolute_percentage_error mape mean_squared_logarithmic_error msle
 huber log_cosh log_cosh_error hinge squared_hinge categorical_hinge kl_divergence poisson tversky
-circle ctc false_positives false_negatives
+circle ctc false_positives false_negatives seconds_to_target
 """
 # Before the name of a metric, what turns its direction.
 _NEGATED = ("neg", "negative", "minus", "inverse")

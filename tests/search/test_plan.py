@@ -289,7 +289,14 @@ def test_under_a_tuner_of_keras_tuner_later_trials_have_half(tmp_path):
     failed, completed = runs(study)
     assert (failed.status, failed.micro_batch_size, failed.plan) == ("out_of_memory", 16, 1)
     assert "OOM when allocating" in failed.failure
+    assert failed.updates == 2
     assert (completed.status, completed.micro_batch_size, completed.plan) == ("completed", 8, 2)
+
+
+def test_what_differs_when_batches_are_cut_is_warned_of_once_in_a_search(tmp_path):
+    with pytest.warns(UserWarning) as said:
+        search(tmp_path, models.normalised, (16, 32), settings={"micro_batch_size": 8})
+    assert sum("Not equal to the whole batch" in str(one.message) for one in said) == 1
 
 
 def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):

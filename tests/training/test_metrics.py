@@ -52,6 +52,11 @@ def test_metric_direction_is_that_of_keras_own_metric(kind):
         assert metric_direction(name) == expected
 
 
+def test_metric_direction_of_what_kbatch_measures():
+    assert metric_direction("seconds_to_target") == "min"
+    assert metric_direction("samples_per_second") == "max"
+
+
 def test_metric_direction_of_losses_is_min():
     names = [name for name, loss in vars(keras.losses).items() if inspect.isfunction(loss)]
     losses = {*names} - {"get", "serialize", "deserialize", "cosine_similarity", "dice"}
