@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 141,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_215,
+    "lines of tests": 26_217,
     "kbatch.search.tuner": 17_672,  # BatchSizeTuner
     "kbatch.search.hypermodel": 12_668,  # HyperModel
     "kbatch.memory.find": 7_450,  # find_max_batch_size

@@ -90,11 +90,11 @@ def peak_learning_rate(optimizer: Any) -> float | None:
 
 
 def set_learning_rate(optimizer: Any) -> float | None:
-    """Read the learning rate that a callback may set; None if it is no scalar, or a schedule's."""
+    """Read the learning rate that a callback may set; None if it is no number, or a schedule's."""
     if optimizer is None or isinstance(rate_of(optimizer), Schedule):
         return None
     value: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
-    return float(value) if value.size == 1 else None
+    return float(value) if value.size == 1 and np.isfinite(value) else None
 
 
 def _is_keras_schedule(rate: Any) -> bool:

@@ -1,6 +1,7 @@
 """A search with `BatchSizeTuner`: its sizes, its results, its failures, how it goes on."""
 
 import inspect
+import math
 from pathlib import Path
 
 import keras
@@ -159,9 +160,10 @@ def test_a_build_that_returns_one_model_again_is_told_so(tmp_path, policy):
         quick(tmp_path, two_sizes(lambda: model, dtype_policy=policy))
 
 
-def test_a_trial_that_diverges_has_failed_for_keras_tuner_too(tmp_path):
+@pytest.mark.parametrize("large", [1e30, math.nan])
+def test_a_trial_that_diverges_has_failed_for_keras_tuner_too(tmp_path, large):
     def build(hp):
-        rate = 1e30 if hp.get("batch_size") == 8 else 0.01
+        rate = large if hp.get("batch_size") == 8 else 0.01
         return models.stock(optimizer=keras.optimizers.SGD(rate))
 
     tuner = search(tmp_path, two_sizes(build, learning_rate_scaling=None), **TWICE)
