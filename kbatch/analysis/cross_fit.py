@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-MOST_BLOCKS = 50
 FEWEST_BLOCKS = 4  # Two in each half, of which one can be left out.
 
 

@@ -15,16 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from kbatch.errors import RecordError
-from kbatch.records.json_codec import (
-    DAMAGED,
-    printable,
-    read_record,
-    shown,
-    write_record,
-    write_whole_file,
-)
+from kbatch.records.json_codec import DAMAGED, read_record, shown, write_record, write_whole_file
 from kbatch.records.machine import EnvironmentRecord
-from kbatch.records.notes import Note, most_important
+from kbatch.records.notes import Note, most_important, printable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kbatch.errors import InputError, RecordError
+from kbatch.records.notes import printable
 
 SCHEMA_VERSION = 1
 # Squares of larger numbers overflow: like infinity, such a number says that something diverged.
 LARGEST_NUMBER = 1e100
 _LONGEST_SHOWN = 200
-# What no page, table or terminal can show: halves of characters, and controls but white space.
-_UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 # What a constructor or a decoder raises where a file holds something else.
 DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -83,11 +82,6 @@ def read_json(path: Path) -> typing.Any:
         raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
 
 
-def printable(text: str) -> str:
-    """Replace what cannot be shown, such as the bytes of a file name that is not UTF-8."""
-    return text if text.isprintable() else _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
     """Write a value of a file for a message, which a hostile one could fill with pages."""
     text = printable(write(value))
@@ -130,7 +124,8 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
         fields = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
         return lambda value: kind(**{name: fields[name](item) for name, item in value.items()})
     if hasattr(kind, "from_json"):
-        return kind.from_json
+        parts = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
+        return lambda value: kind.from_json(**{n: read(value[n]) for n, read in parts.items()})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         # Of several all are plain, such as the values of hyperparameters.

@@ -4,12 +4,18 @@ The notes of all results stand here in the order of their importance. A result s
 of a training run stand in the report of a study, which names the trials that they concern.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
-
-from kbatch.records.json_codec import decode, printable
+from typing import Self
 
 Value = bool | int | float | str | None
+# What no page, table or terminal can show: halves of characters, and controls but white space.
+_UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def printable(text: str) -> str:
+    """Replace what cannot be shown, such as the bytes of a file name that is not UTF-8."""
+    return text if text.isprintable() else _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Note(str):
@@ -29,9 +35,9 @@ class Note(str):
         return note
 
     @classmethod
-    def from_json(cls, found: Any) -> Self:
-        """Read a note of a file."""
-        return cls.of(decode(str, found["code"]), **decode(Mapping[str, Value], found["values"]))
+    def from_json(cls, code: str, values: Mapping[str, Value]) -> Self:
+        """Make a note of what a file holds."""
+        return cls.of(code, **values)
 
     def to_json(self) -> object:
         """Return the code and the values, which a file holds."""

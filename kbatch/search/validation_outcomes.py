@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.analysis.cross_fit import MOST_BLOCKS
 from kbatch.library_internals import metrics_by_name
 from kbatch.records.training_run import NoOutcomes
+from kbatch.training.data.batches import MOST_BLOCKS
 from kbatch.training.data.forms import is_composite, parts_of
 
 # Of unknown length a validation may have so many batches.

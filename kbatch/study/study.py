@@ -16,7 +16,7 @@ from kbatch.page.numbers import count_range, pluralize
 from kbatch.page.result import Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
-from kbatch.records.notes import Note, most_important
+from kbatch.records.notes import Note, most_important, printable
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, SETTINGS_REMEDY, Plan, SearchRecord
 from kbatch.study.compare import as_compared, caption, check_tolerance, trained_runs
 from kbatch.study.decision import Decision, decide, frame_of
@@ -351,9 +351,9 @@ def _read_project(path: Path) -> Study:
             trials.append(trial)
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
     missing = len(problems) - before
-    texts = map(json_codec.printable, [*problems, *failed])
+    texts = map(printable, [*problems, *failed])
     # A folder's name may hold bytes that are no text, and lines that would break a title.
-    name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
+    name = " ".join(printable(os.path.basename(os.path.realpath(path))).split())
     plan = json_codec.load_if_readable(Plan, path / PLAN_NAME)
     return Study(name, tuple(trials), search, tuple(texts), missing, plan)
 

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.analysis.cross_fit import MOST_BLOCKS
 from kbatch.errors import InputError
 from kbatch.training.data.forms import (
     arrays_of,
@@ -23,6 +22,8 @@ from kbatch.training.data.forms import (
     parts_of,
 )
 from kbatch.training.model import replica_count
+
+MOST_BLOCKS = 50  # Of consecutive validation examples, at most.
 
 _ENDLESS = 2**62
 _NUMBER, _NUMBERS = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
