@@ -188,6 +188,15 @@ class ChangeRecord:
         return ratio_over_rounds(self.changed.rates, self.original.rates)
 
     @property
+    def outcome(self) -> str:
+        """The result of the change, in a few words."""
+        if self.reason is not None:
+            return f"not tried: {self.reason}"
+        if self.gain and (self.gain.high or math.inf) < 1 / CLOSEST_RATIO:
+            return "slower"
+        return "clear gain" if self.is_clear_gain else "no clear gain"
+
+    @property
     def is_clear_gain(self) -> bool:
         """Whether the whole interval of the gain lies above 5 %, the closest that counts."""
         low = self.gain and self.gain.low
@@ -334,14 +343,9 @@ class InputPipelineProfile(Result):
             "both together": row(self.together, "measured"),
         }
         for change in (*self.best_first, *(c for c in self.changes if c.changed is None)):
-            outcome = "clear gain" if change.is_clear_gain else "no clear gain"
-            if change.reason is not None:
-                outcome = f"not tried: {change.reason}"
-            elif change.gain and (change.gain.high or math.inf) < 1 / CLOSEST_RATIO:
-                outcome = "slower"
             gained = ranged_columns("times as fast", change.gain)
             more = {**gained, "code": change.code, "condition": change.condition}
-            rows[change.title] = row(change.changed, outcome, **more)
+            rows[change.title] = row(change.changed, change.outcome, **more)
         columns = list(dict.fromkeys(name for one in rows.values() for name in one))
         table = pd.DataFrame(list(rows.values()), columns=columns, index=list(rows))
         table.insert(0, "measured", table.index)

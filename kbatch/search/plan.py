@@ -257,12 +257,14 @@ def _policy(
             half, None if gpu_visible() else updates_of("float32"), settings.batch_sizes
         )
     except PolicyUnsupported as error:
-        slow = str(error)
-    if slow is None:
-        return HALF, ()
-    note = Note.of("float32_instead", policy=HALF, reason=slow.strip().rstrip("."))
-    warnings.warn(note, stacklevel=2)
-    return "float32", (note,)
+        note = _float32_note(str(error))
+        warnings.warn(note, stacklevel=2)
+        return "float32", (note,)
+    return (HALF, ()) if slow is None else ("float32", (_float32_note(slow),))
+
+
+def _float32_note(reason: str) -> Note:
+    return Note.of("float32_instead", policy=HALF, reason=reason.strip().rstrip("."))
 
 
 def _chooses_steps(model: Any, settings: PlanSettings) -> bool:
