@@ -87,7 +87,7 @@ def declared_structure(model: Any) -> Any:
 
 
 def calls_in(model: Any) -> list[tuple[Any, int, Any, Any]] | None:
-    """List the calls in the graph of a functional model, None for others.
+    """List the calls in the graph of a functional model. For other models, return None.
 
     Each is an operation, the number of that call among all of it, and its arguments.
     """

@@ -1,6 +1,6 @@
 """The machine: its software, what its processors and memory leave to this process, and its GPUs.
 
-All of it is read without starting TensorFlow, but for the devices in an `EnvironmentRecord`. GPUs
+Only the devices in an `EnvironmentRecord` are read by starting TensorFlow. GPUs
 are shown as NVIDIA's management library (NVML) does, and named as an environment names them.
 """
 

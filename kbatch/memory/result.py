@@ -148,7 +148,7 @@ class MemoryRecord:
     dtype_policy: str  #: Under which policy, or `"int8"`.
     batch_size: int  #: Examples in the batch.
     outcome: Literal["fits", "out_of_memory", "not_run"]
-    reason: Note | None = None  #: Why it was not run, None where it was.
+    reason: Note | None = None  #: Why it was not run. None if it was.
     peak_bytes: int | None = None  #: Most held at once, weights included; None if not known.
     #: Whether it is not to be run at all: it would need too much, or the data end before.
     guarded: bool = False

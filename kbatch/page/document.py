@@ -49,7 +49,7 @@ class ShownColumn(NamedTuple):
     title: str
     numeric: bool  # Whether it holds numbers, which stand to the right.
     texts: list[str]
-    values: list[Any]  # To sort by; None where there is none.
+    values: list[Any]  # To sort by. None if a cell is empty.
 
 
 def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:

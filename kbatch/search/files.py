@@ -198,7 +198,7 @@ def compare_search(
 
 
 def recorded_search(project: Path) -> SearchRecord | None:
-    """Read what holds for all trials of the search in a directory, None where there is none."""
+    """Read the record of the search in a directory. If there is none, return None."""
     file = project / RECORD_NAME
     try:
         return read_record(SearchRecord, file) if file.exists() else None

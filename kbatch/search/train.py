@@ -392,7 +392,7 @@ class TimedFit:
 
     @property
     def first_order(self) -> str | None:
-        """Fingerprint of the order of the first epoch, None where it is unknown."""
+        """Fingerprint of the order of the first epoch. If it is unknown, None."""
         return self._order or self._meter.read().order
 
     def _train(
@@ -525,7 +525,7 @@ def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:
 
 
 def _fill_caches(dataset: Any, most: int | None) -> None:
-    """Fill the caches that training reads to their end, of at most so many examples."""
+    """Fill the caches that training reads to their end, up to `most` examples."""
     # The first trial would pay for all others, and seem to be slow. Where each epoch ends with the
     # data, `most` is None. A full cache takes some microseconds an element.
     waiting = [dataset]

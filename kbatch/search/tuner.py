@@ -452,7 +452,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return sorted(found, key=lambda trial: trial is not decided)[:number]
 
     def _decided(self) -> Any:
-        """Return the trial that the study decides on, None where there is none."""
+        """Return the trial that the study decides on. If there is none, return None."""
         if not self.oracle.trials:
             return None
         trial = self.study.decide().trial

@@ -220,7 +220,7 @@ class Description:
         return value is not None and any(id(part) not in self._tracked for part in parts)
 
     def _graph(self, layer: Any) -> Any:
-        """Describe how the operations of a functional model are connected, None for others."""
+        """Describe how operations are connected. If the model is not functional, return None."""
         calls = calls_in(layer)
         if calls is None:
             return None

@@ -59,7 +59,7 @@ def target_points(study: Study, aim: Target) -> dict[int, Spent]:
 
 
 def _spent(trial: TrialRecord, target: Target) -> Spent | None:
-    """Return what a trial took, None where it has no result."""
+    """Return what a trial took. If it has no result, return None."""
     if trial.status != "completed" or not all(run.epochs for run in trial.executions):
         return None
     spent = [epochs_to_target(target, run.epochs) for run in trial.executions]
