@@ -172,7 +172,7 @@ def main() -> None:
             profile = kbatch.profile_input_pipeline(
                 model(step_s - rest_s),
                 make(step_s / ratio),
-                budget_s=options.budget,
+                time_budget_s=options.budget,
                 remedies=False,
             )
             keras.backend.clear_session()

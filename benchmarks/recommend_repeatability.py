@@ -63,7 +63,9 @@ def main() -> None:
             began_s = time.perf_counter()
             if began_s > end_s:
                 break
-            found = kbatch.recommend(NETS[options.net], x, y, budget_s=options.budget, seed=seed)
+            found = kbatch.recommend(
+                NETS[options.net], x, y, time_budget_s=options.budget, seed=seed
+            )
             rows.append(row_of(found, time.perf_counter() - began_s))
             if options.keep is not None:
                 options.keep.write_text(json.dumps(rows))

@@ -105,10 +105,10 @@ def measure():
         return image, label
 
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).map(slowly).batch(64)
-    pipeline = kbatch.profile_input_pipeline(digits_cnn(), dataset, budget_s=20)
+    pipeline = kbatch.profile_input_pipeline(digits_cnn(), dataset, time_budget_s=20)
     pipeline.save(DATA / "input.json")
     say(repr(pipeline))
-    recommendation = kbatch.recommend(digits_cnn, x, y, budget_s=60, seed=0)
+    recommendation = kbatch.recommend(digits_cnn, x, y, time_budget_s=60, seed=0)
     recommendation.save(DATA / "recommendation.json")
     say(str(recommendation))
 

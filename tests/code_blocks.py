@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 BRIEF = (
     (r"powers_of_two\(16, \d+\)", "powers_of_two(16, 32)"),
     (r"\(16, 64, 256, 1024\)", "(64, 256)"),
-    (r"budget_s=\d+", "budget_s=2"),
+    (r"time_budget_s=\d+", "time_budget_s=2"),
     (r"TimeBudget\(\d+\)", "TimeBudget(2)"),
     (r"epochs=\d{3,}", "epochs=20"),
     (r"executions(_per_trial)?=3", r"executions\1=2"),

@@ -61,7 +61,7 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
         ),
         "noted": (Note.of("input_cache_unfilled", reason="2 s were too short"),),
         "dtype_policy": "float32",
-        "budget_s": 20.0,
+        "time_budget_s": 20.0,
         "environment": make_study().search.environment,
     }
     return InputPipelineProfile(**(fields | changed))

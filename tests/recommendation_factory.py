@@ -63,7 +63,7 @@ def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **ch
         "pilot": make_pilot(noise_scale),
         "pipeline": make_profile(batch_size=256, pipeline=input_rate, step=50_000, together=48_000),
         "unknown": {},
-        "budget_s": 30.0,
+        "time_budget_s": 30.0,
         "noted": (),
         "environment": make_environment(),
     }

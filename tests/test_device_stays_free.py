@@ -43,7 +43,7 @@ calls = {
     ),
     "training profile": lambda: kbatch.profile_training(build, x, y, batch_sizes=[8]),
     "training profile of a function": lambda: kbatch.profile_training(build, batches),
-    "recommendation": lambda: kbatch.recommend(build, x, y, budget_s=5),
+    "recommendation": lambda: kbatch.recommend(build, x, y, time_budget_s=5),
     "isolated search": lambda: isolated("val_loss", "a"),
     "isolated search for a metric": lambda: isolated("val_mean_absolute_error", "b"),
 }

@@ -169,7 +169,7 @@ def _add_input(commands: Any) -> None:
     data = "dataset, PyDataset or arrays, or a function that makes them"
     add = _parser(commands, "input", _input, "find out whether the data is the bottleneck", data)
     add("--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)")
-    seconds = {"dest": "budget_s", "type": float, "metavar": "SECONDS"}
+    seconds = {"dest": "time_budget_s", "type": float, "metavar": "SECONDS"}
     add("--budget", **seconds, help="seconds to spend on measuring")
     changes = "leave out the changes to the pipeline"
     add("--no-remedies", dest="remedies", action="store_false", help=changes)
@@ -220,7 +220,7 @@ def _add_recommend(commands: Any) -> None:
     add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
     limit = "memory that may be taken, such as 2GiB (as in max-batch)"
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
-    seconds = {"dest": "budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
+    seconds = {"dest": "time_budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
     add("--budget", **seconds, help="seconds to spend on measuring (%(default)s)")
     add("--seed", type=int, metavar="N", help="seed of the pilot")
     add("-o", "--output", type=Path, metavar="FILE", help="write the record")

@@ -61,7 +61,7 @@ def profile_input_pipeline(
     dataset: Any,
     *,
     batch_size: int | None = None,
-    budget_s: float = 20.0,
+    time_budget_s: float = 20.0,
     remedies: bool = True,
     cache_bytes: int = 2**30,
 ) -> InputPipelineProfile:
@@ -86,8 +86,8 @@ def profile_input_pipeline(
             as it has workers), arrays as `x`, `(x, y)` or `(x, y, sample_weight)`, or a function
             `batch_size -> tf.data.Dataset`.
         batch_size: Examples in a batch; None for those the dataset has, 32 for arrays.
-        budget_s: Seconds to spend, beside tracing the model. Three rounds are made in any case,
-            which takes about ten starts of the pipeline; where these are slow, it takes longer.
+        time_budget_s: Seconds to measure, in addition to tracing the model. At least three rounds
+            are made, which need about ten starts of the pipeline, so a slow start takes longer.
         remedies: Whether to try changes to the pipeline.
         cache_bytes: Bytes of memory that a cache may take when it is tried.
 
@@ -97,7 +97,7 @@ def profile_input_pipeline(
         InputError: If the data can be read once only, are empty, raise an error or do not fit the
             model; it says what to give.
     """
-    check_seconds(budget_s=budget_s)
+    check_seconds(time_budget_s=time_budget_s)
     if not cache_bytes >= 0:
         raise ValueError(f"`cache_bytes` must be at least 0. Received: cache_bytes={cache_bytes}.")
     with kept_seeds():
@@ -105,7 +105,7 @@ def profile_input_pipeline(
         check_compiled(trained)
         source = pipeline_of(dataset, trained, batch_size=batch_size)
         remedies = remedies and gives_batches(dataset)
-        base_s = budget_s * (1 - _CHANGES_SHARE if remedies else 1)
+        base_s = time_budget_s * (1 - _CHANGES_SHARE if remedies else 1)
         began_s = time.perf_counter()
         unfilled = fill_cache(source, base_s * FILL_SHARE)
         reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
@@ -115,7 +115,7 @@ def profile_input_pipeline(
             reading = _warmed_up(reading, step)
             began_s = time.perf_counter()
             rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
-            profile = _measured(reading, step, trained, rounds_s=rounds_s, budget_s=budget_s)
+            profile = _measured(reading, step, trained, rounds_s=rounds_s, budget_s=time_budget_s)
             spent_s += time.perf_counter() - began_s
             if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
                 changes = try_changes(
@@ -124,7 +124,7 @@ def profile_input_pipeline(
                     step,
                     even=profile.is_even,
                     cache_bytes=cache_bytes,
-                    budget_s=budget_s - max(base_s, spent_s),
+                    budget_s=time_budget_s - max(base_s, spent_s),
                 )
                 profile = dataclasses.replace(profile, changes=changes)
     if unfilled is not None:
@@ -249,7 +249,7 @@ def _measured(
         changes=(),
         noted=(),
         dtype_policy=model.dtype_policy.name,
-        budget_s=budget_s,
+        time_budget_s=budget_s,
         environment=read_environment(),
         long_run=record,
         together_comparable=alone.counting == training.counting and like_those_read,

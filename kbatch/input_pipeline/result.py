@@ -215,7 +215,7 @@ class InputPipelineProfile(Result):
     changes: tuple[ChangeRecord, ...]  #: Changes to the pipeline, tried and not.
     noted: tuple[Note, ...]  #: What was noted while it was measured.
     dtype_policy: str  #: Dtype policy of the model.
-    budget_s: float  #: Seconds that the measurement was given.
+    time_budget_s: float  #: Seconds that the measurement was given.
     environment: EnvironmentRecord  #: The machine and the software.
     long_run: LongRun | None = None  #: A long reading; None if rounds count whole epochs.
     #: Whether both together had batches like those of pipeline and step alone.
@@ -293,10 +293,10 @@ class InputPipelineProfile(Result):
             alone = " and ".join(f"the {name} alone" for name in self.disturbed)
             return (
                 f"both together ran faster than {alone}, which cannot be; measure again on an idle "
-                "machine or with a larger `budget_s`"
+                "machine or with a larger `time_budget_s`"
             )
         if ratio is None or ratio.ends is None:
-            return "too few rounds for an interval; give a larger `budget_s`"
+            return "too few rounds for an interval; give a larger `time_budget_s`"
         times = f"{format_number(ratio.value)} times{in_brackets(ratio)}"
         if run is not None and not self.is_even:
             ends = " to ".join(dict.fromkeys(map(format_number, run)))
@@ -307,10 +307,10 @@ class InputPipelineProfile(Result):
         if self.verdict == "undetermined":
             low, high = ratio.ends
             if not self.is_even:
-                return f"{found}, and its pauses were seen too rarely; give a larger `budget_s`"
+                return f"{found}, with too few pauses to see; give a larger `time_budget_s`"
             if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
                 return f"pipeline and train step are equally fast within 5 %{apart}"
-            return f"{found}, which does not decide it{apart}; give a larger `budget_s`"
+            return f"{found}, which does not decide it{apart}; give a larger `time_budget_s`"
         if self.verdict == "compute-bound":
             return f"{found}{apart}"
         if (best := self._best_change()) is None or best.gain is None:
@@ -359,7 +359,7 @@ class InputPipelineProfile(Result):
         found = {
             "batch size": f"{self.batch_size:,}",
             "dtype policy": self.dtype_policy,
-            "time to measure": f"{setting(self.budget_s)} s",
+            "time to measure": f"{setting(self.time_budget_s)} s",
         }
         if (run := self.long_run) is not None:
             found["long reading"] = (

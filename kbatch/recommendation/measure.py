@@ -63,7 +63,7 @@ def recommend(
     batch_sizes: Iterable[int] | None = None,
     base_batch_size: int = BASE_BATCH_SIZE,
     memory_limit_bytes: int | None = None,
-    budget_s: float = BUDGET_S,
+    time_budget_s: float = BUDGET_S,
     seed: int | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Recommendation:
@@ -92,7 +92,7 @@ def recommend(
         base_batch_size: Batch size that the model's learning rate suits; the pilot that measures
             the gradient noise trains at it.
         memory_limit_bytes: As in `find_max_batch_size`.
-        budget_s: Seconds for the whole call, starting a process and building graphs included;
+        time_budget_s: Seconds for the whole call, starting a process and building graphs included;
             each measurement receives a part of what is left.
         seed: Seed of weights and order in the pilot, None for one that is drawn and recorded.
         on_progress: Receives the name of each limit before it is measured.
@@ -107,7 +107,7 @@ def recommend(
     """
     if (seed := check_seed(seed)) is None:
         seed = int(np.random.default_rng().integers(2**31))
-    check_seconds(budget_s=budget_s)
+    check_seconds(time_budget_s=time_budget_s)
     base = check_size(base_batch_size, "base_batch_size")
     limit_bytes = check_memory_limit(memory_limit_bytes)
     asked = None if batch_sizes is None else check_batch_sizes(batch_sizes)
@@ -115,7 +115,7 @@ def recommend(
     data.check()
     if not gives_batches(x):  # Rows that do not fit each other are refused at once.
         _sizes(asked, arrays_of(x, y)[1])
-    ends_s = time.perf_counter() + budget_s
+    ends_s = time.perf_counter() + time_budget_s
     unknown: dict[Limit, Note] = {}
 
     def begin(limit: Limit) -> float:
@@ -124,7 +124,7 @@ def recommend(
             on_progress(LIMIT_NAMES[limit])
         later = list(_SHARES.values())[list(_SHARES).index(limit) :]
         left_s = ends_s - time.perf_counter()
-        return max(left_s * later[0] / sum(later), _LEAST_SHARE * budget_s)
+        return max(left_s * later[0] / sum(later), _LEAST_SHARE * time_budget_s)
 
     load = Workload(builder, data, keras.config.dtype_policy().name)
     with _refusals_explained():
@@ -194,7 +194,7 @@ def recommend(
         pilot=pilot,
         pipeline=pipeline,
         unknown=unknown,
-        budget_s=budget_s,
+        time_budget_s=time_budget_s,
         noted=(*memory.notes, *([] if parts is None else [parts])),
         environment=read_environment(),
     )
@@ -384,9 +384,9 @@ def _input(
     size = max((size for size in times_s if size <= _MOST_LARGER * base), default=max(times_s))
     if (least_s := _FEWEST_STEPS * times_s[size]) > _MUCH_LONGER * budget_s:
         raise InputError(
-            f"it takes {format_number(least_s, 2)} s at least, and its part of `budget_s` was "
+            f"it takes {format_number(least_s, 2)} s at least, and its part of `time_budget_s` was "
             f"{format_number(budget_s, 2)} s"
         )
     dataset = data.batches(size, model, seed=seed).dataset
     # In epochs without end: else the starts of short ones count as waits for data.
-    return profile_input_pipeline(model, dataset.repeat(), budget_s=budget_s, remedies=False)
+    return profile_input_pipeline(model, dataset.repeat(), time_budget_s=budget_s, remedies=False)

@@ -212,7 +212,7 @@ class Recommendation(Result):
     pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
     pipeline: InputPipelineProfile | None  #: What the data deliver at one batch size, or None.
     unknown: Mapping[Limit, Note]  #: Why a limit was not measured.
-    budget_s: float  #: Seconds that it was given.
+    time_budget_s: float  #: Seconds that it was given.
     noted: tuple[Note, ...]  #: What was noted while it was measured.
     environment: EnvironmentRecord  #: The machine and the software.
 
@@ -274,7 +274,7 @@ class Recommendation(Result):
             "batch size that it suits": f"{self.base_batch_size:,}",
             "learning-rate rule": self.learning_rate_rule or "none",
             "dtype policy": self.dtype_policy,
-            "budget": f"{setting(self.budget_s)} s",
+            "budget": f"{setting(self.time_budget_s)} s",
             **{
                 f"batch size {one.batch_size:,}": f"not timed: {one.reason}"
                 for one in self.updates

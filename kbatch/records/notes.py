@@ -279,7 +279,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "ran_out_of_memory": "it ran out of memory",
     "nothing_ran": "not even the smallest batch size could be run",
     # Why a change to an input pipeline was not tried, or what must hold for it.
-    "no_time_for_changes": "no time: all changes take about {needed} s, half of `budget_s`",
+    "no_time_for_changes": "no time: all changes take about {needed} s, half of `time_budget_s`",
     "change_failed": "failed: {error}",
     "data_error": "the data raised an error: {error}",
     "has_prefetch": "the pipeline ends with one",
@@ -288,7 +288,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "cache_freezes": "it would freeze what is random; place it before the random part",
     "endless_data": "the data have no end; place it before `.repeat()`",
     "cache_too_large": "it takes more than the {most} of `cache_bytes`",
-    "cache_not_full": "it was not full after {seconds:.2g} s: give a larger `budget_s` to try it",
+    "cache_not_full": "it was not full after {seconds:.2g} s: give a larger `time_budget_s`",
     "worker_per_core": "there is one a core already",
     "called_by_threads": "called from several threads; random numbers come in another order",
     "rows_by_threads": "`__getitem__` may be called from several threads at once",

@@ -50,7 +50,7 @@ MISTAKES = {
     INPUT.replace(":data", ":stream"): "used up by reading.*a generator",
     INPUT.replace(":data", ":sized"): "give `batch_size`",
     INPUT.replace(":data", ":number"): r"Give .*builtins\.int",
-    INPUT + " --budget -1": "budget_s=-1",
+    INPUT + " --budget -1": "time_budget_s=-1",
     INPUT + " --cache-bytes -1": "cache_bytes=-1",
     INPUT + " --batch-size 0": "batch_size.*0",
     RECOMMEND.replace(":build", ":missing"): "does not have",

@@ -55,7 +55,7 @@ def slow_model(delay_s=0.05, sleep=time.sleep):
 
 
 def profile(model, data, **settings):
-    return profile_input_pipeline(model, data, **({"budget_s": BUDGET_S} | settings))
+    return profile_input_pipeline(model, data, **({"time_budget_s": BUDGET_S} | settings))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def starved():
     dataset = read_in_turn(examples(40).batch(8).map(slow(0.1, clock.sleep)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.perf_counter", clock)
-        found = profile(model, dataset, budget_s=20.0)
+        found = profile(model, dataset, time_budget_s=20.0)
     return before, model, dataset, found
 
 
@@ -129,7 +129,7 @@ def test_model_and_data_are_as_before(starved):
 
 def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain(clock):
     model = slow_model(0.05, clock.sleep)
-    found = profile(model, examples(400).batch(8), budget_s=3.0)
+    found = profile(model, examples(400).batch(8), time_budget_s=3.0)
     assert found.verdict == "compute-bound"
     assert found.changes == ()
 
@@ -169,7 +169,7 @@ def chunked(burst, pause_s, batch_s, *, sleep):
 def test_chunks_longer_than_a_round_are_not_taken_for_a_fast_pipeline(clock):
     # 60 steps take 240 ms, 60 batches 120 ms within a chunk and 420 ms with the pause before it.
     dataset = chunked(60, 0.3, 0.002, sleep=clock.sleep)
-    found = profile(slow_model(0.004, clock.sleep), dataset, budget_s=4.0, remedies=False)
+    found = profile(slow_model(0.004, clock.sleep), dataset, time_budget_s=4.0, remedies=False)
     # How many pauses a round or the long reading meets is up to the reading thread, which a busy
     # machine holds up.
     assert not found.is_even
@@ -179,7 +179,7 @@ def test_chunks_longer_than_a_round_are_not_taken_for_a_fast_pipeline(clock):
 
 def test_a_shuffle_of_all_the_data_is_measured_with_its_filling(clock):
     dataset = examples(40).map(slow(0.005, clock.sleep)).shuffle(40).batch(8)
-    found = profile(slow_model(0.005, clock.sleep), dataset, budget_s=2.0, remedies=False)
+    found = profile(slow_model(0.005, clock.sleep), dataset, time_budget_s=2.0, remedies=False)
     assert found.verdict == "input-bound"
     assert found.ratio.value < 0.5
 
@@ -194,7 +194,7 @@ def test_first_batches_smaller_than_the_others_are_not_compared_with_them(clock)
     clock.tick_s = 1e-3
     specs = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
     dataset = tf.data.Dataset.from_generator(make, output_signature=specs)
-    found = profile(models.linear(), dataset, budget_s=2.0, remedies=False)
+    found = profile(models.linear(), dataset, time_budget_s=2.0, remedies=False)
     assert not found.together_comparable
 
 
@@ -214,7 +214,7 @@ def test_a_change_that_fails_is_a_row_and_the_others_go_on(clock):
     dataset = read_in_turn(examples(40).batch(8).map(picky))
     fails.append(True)
     clock.tick_s = 1e-3
-    found = profile(models.linear(), dataset, budget_s=20.0)
+    found = profile(models.linear(), dataset, time_budget_s=20.0)
     reasons = {one.name: one.reason for one in found.changes}
     assert "failed: " in reasons["parallel_map"]
     assert "traced twice" in reasons["parallel_map"]
@@ -232,7 +232,7 @@ TEXTS = models.rows(3)[0], np.array(["a", "b", "c"])
         ({"model": lambda: None}, TypeError, "return model"),
         ({"model": keras.Sequential([keras.layers.Dense(1)])}, ValueError, "must be compiled"),
         ({"data": TEXTS}, InputError, "give each label's index"),
-        ({"budget_s": 0}, ValueError, "budget_s=0"),
+        ({"time_budget_s": 0}, ValueError, "time_budget_s=0"),
         ({"cache_bytes": -1}, ValueError, "cache_bytes=-1"),
         ({"data": models.rows(9), "batch_size": 1.5}, TypeError, r"batch_size=1\.5"),
     ],
@@ -244,15 +244,15 @@ def test_bad_input_says_what_to_give(given, error, words):
 
 
 def test_blocks_fit_in_the_budget():
-    for budget_s, first_batch_s, contenders in itertools.product(
+    for time_budget_s, first_batch_s, contenders in itertools.product(
         (0.1, 2.0, 60.0), (0.0, 0.01, 5.0), (2, 4, 7.5)
     ):
         starts_s = contenders * first_batch_s
-        length = block_length(budget_s, contenders=contenders, starts_s=starts_s)
+        length = block_length(time_budget_s, contenders=contenders, starts_s=starts_s)
         assert 0 < length.settle_s < length.measure_s
         block_s = length.settle_s + length.measure_s
         floor_s = 9 * contenders * 0.1
-        assert 9 * contenders * block_s <= max(1.001 * budget_s, floor_s)
-        assert 3 * contenders * length.longest_s <= max(1.001 * budget_s, floor_s)
-        quicker = block_length(budget_s, contenders=contenders, starts_s=0.0)
+        assert 9 * contenders * block_s <= max(1.001 * time_budget_s, floor_s)
+        assert 3 * contenders * length.longest_s <= max(1.001 * time_budget_s, floor_s)
+        quicker = block_length(time_budget_s, contenders=contenders, starts_s=0.0)
         assert quicker.measure_s >= length.measure_s

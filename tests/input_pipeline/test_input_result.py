@@ -39,7 +39,7 @@ def test_changes_stand_best_first_and_only_clear_gains_are_claimed():
         ("thread pool", "no clear gain"),
         ("prefetch", "no clear gain"),
         ("any order", "slower"),
-        ("more workers", "not tried: no time: all changes take about 9 s, half of `budget_s`"),
+        ("more workers", "not tried: no time: all changes take about 9 s, half of `time_budget_s`"),
     ]
     gain = table.loc["parallel map"]
     ends = ["times as fast", "times as fast, low", "times as fast, high"]

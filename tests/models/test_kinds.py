@@ -48,7 +48,7 @@ def test_a_size_is_recommended_for_data_of_an_odd_form(name, monkeypatch):
     # The seconds of the budget are counted in readings: a slow machine makes as many updates.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=6e-3))
     kind, sizes = BY_NAME[name], (8, 16)
-    settings = {"batch_sizes": sizes, "base_batch_size": 8, "budget_s": 6.0, "seed": 0}
+    settings = {"batch_sizes": sizes, "base_batch_size": 8, "time_budget_s": 6.0, "seed": 0}
     found = kbatch.recommend(kind.build, *kind.data(64), **settings)
     assert found.batch_size in sizes
     assert math.isfinite(found.learning_rate)

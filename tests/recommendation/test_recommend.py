@@ -17,7 +17,7 @@ def learnable(count=400):
 
 def recommend(build=models.mlp, data=None, **arguments):
     x, y = data or learnable()
-    return kbatch.recommend(build, x, y, **({"budget_s": 3.0, "seed": 0} | arguments))
+    return kbatch.recommend(build, x, y, **({"time_budget_s": 3.0, "seed": 0} | arguments))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_where_few_examples_fit_the_rest_goes_through_in_parts(batch_sizes):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"budget_s": 0.0}, ValueError, "`budget_s` must be a positive number"),
+        ({"time_budget_s": 0.0}, ValueError, "`time_budget_s` must be a positive number"),
         ({"batch_sizes": (32, 8)}, ValueError, "ascending"),
         ({"base_batch_size": 0}, ValueError, "`base_batch_size` must be a positive"),
         ({"seed": -1}, ValueError, "`seed` must be"),

@@ -27,7 +27,7 @@ def assert_untouched(model, before):
 def test_a_profile_of_the_input_runs_it_whole_and_leaves_the_model_as_it_was():
     model = own_steps.gan()
     before, data = values(model), tf.data.Dataset.from_tensor_slices(X).batch(16)
-    found = kbatch.profile_input_pipeline(model, data, budget_s=0.3, remedies=False)
+    found = kbatch.profile_input_pipeline(model, data, time_budget_s=0.3, remedies=False)
     assert found.batch_size == 16
     assert_untouched(model, before)
 
