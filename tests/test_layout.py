@@ -11,15 +11,15 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_070,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_083,  # Without docstrings, comments and blank lines.
     "files in kbatch": 125,
     "record types": 77,
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_214,
-    "kbatch.search.tuner": 17_668,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 12_671,  # HyperModel
+    "lines of tests": 26_246,
+    "kbatch.search.tuner": 17_687,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 12_690,  # HyperModel
     "kbatch.memory.find": 7_385,  # find_max_batch_size
     "kbatch.study.study": 4_575,  # load_study
     "kbatch.training.accumulation.accumulate": 3_626,  # accumulate_gradients

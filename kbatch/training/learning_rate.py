@@ -1,6 +1,7 @@
 """The settings of a model: those that follow the batch size, and all as a trial had them."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,15 +38,17 @@ Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 # Arguments of Keras's schedules that are learning rates, and those that count steps.
 _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values")
-_STEPS = ("decay_steps", "first_decay_steps", "warmup_steps", "boundaries")
+_STEPS = ("decay_steps", "first_decay_steps", "warmup_steps")
+_CLOSE = 1e-6  # More than float32 rounds off.
 
 
 def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
     """Scale the learning rate in place; a schedule spans as many examples as before."""
-    if ratio == kappa == 1:
-        return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     current: Any = rate_of(inner)
+    # A schedule of Keras with an integer rate computes with integers: it gets one of floats.
+    if ratio == kappa == 1 and not _is_keras_schedule(current):
+        return
 
     def read_scaled() -> Any:
         return current() * ratio
@@ -65,12 +68,22 @@ def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedu
     # One of Keras's own stays one, so that a saved model loads without kbatch.
     if not _is_keras_schedule(schedule):
         return _StretchedSchedule(schedule, ratio, kappa)
-    changes = dict.fromkeys(_RATES, lambda rate: rate * ratio)
-    changes |= dict.fromkeys(_STEPS, lambda steps: steps and max(1, round(steps / kappa)))
     config = {name: value for name, value in schedule.get_config().items() if value is not None}
+    changes: dict[str, Any] = dict.fromkeys(_RATES, lambda rate: float(rate) * ratio)
+    rounds_up = config.get("cycle", False)
+    changes |= dict.fromkeys(_STEPS, lambda steps: _stage(float(steps) / kappa, rounds_up))
+    # Keras compares whole steps with these.
+    changes["boundaries"] = lambda steps: math.floor(int(steps) / kappa + _CLOSE)
     for name in changes.keys() & config.keys():
         config[name] = keras.tree.map_structure(changes[name], config[name])
     return type(schedule).from_config(config)
+
+
+def _stage(steps: float, rounds_up: bool) -> float:
+    """Return the steps of a stage so that float32 counts whole stages: 10 / (10 / 3) as 3."""
+    if float(np.float32(steps)) == steps:
+        return steps
+    return steps * (1 + _CLOSE if rounds_up else 1 - _CLOSE)
 
 
 def peak_learning_rate(optimizer: Any) -> float | None:
@@ -125,6 +138,12 @@ class _StretchedSchedule(Schedule):
 
     def get_config(self) -> dict[str, Any]:
         return {"schedule": self.schedule, "ratio": self.ratio, "kappa": self.kappa}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "_StretchedSchedule":
+        return cls(
+            **config | {"schedule": keras.saving.deserialize_keras_object(config["schedule"])}
+        )
 
 
 _optimizers = keras.optimizers

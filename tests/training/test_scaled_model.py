@@ -1,3 +1,5 @@
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -291,6 +293,14 @@ EXAMPLES = {
     "polynomial": schedules.PolynomialDecay(0.1, decay_steps=640, end_learning_rate=0.01),
     "inverse time": schedules.InverseTimeDecay(0.1, decay_steps=64, decay_rate=0.5),
     "steps": schedules.PiecewiseConstantDecay([64, 320], [0.1, 0.05, 0.01]),
+    # Stages of a few steps, or of less than one at a larger size.
+    "short": schedules.ExponentialDecay(0.1, decay_steps=10, decay_rate=0.9),
+    "stairs": schedules.ExponentialDecay(0.1, decay_steps=6, decay_rate=0.5, staircase=True),
+    "by step": schedules.InverseTimeDecay(0.1, decay_steps=1, decay_rate=0.01),
+    "cycle": schedules.PolynomialDecay(0.1, 6, end_learning_rate=0.01, cycle=True),
+    "few restarts": schedules.CosineDecayRestarts(0.1, first_decay_steps=5),
+    "short warm-up": schedules.CosineDecay(0.01, 7, warmup_target=0.1, warmup_steps=3),
+    "few steps": schedules.PiecewiseConstantDecay([1, 2, 24], [0.1, 0.05, 0.02, 0.01]),
 }
 
 
@@ -298,16 +308,38 @@ class Own(schedules.LearningRateSchedule):
     def __call__(self, step):
         return 0.1 / (1.0 + keras.ops.cast(step, "float32") / 64.0)
 
+    def get_config(self):
+        return {}
+
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "own"])
 def test_a_schedule_reads_ratio_times_the_rate_at_the_same_example_and_keras_own_stays_one(name):
-    for ratio, kappa in ((4.0, 4), (2.0, 4), (1.0, 8)):
-        schedule = EXAMPLES.get(name, Own())
+    schedule = EXAMPLES.get(name, Own())
+    for ratio, kappa in ((4.0, 4), (2.0, 3), (1.0, 16)):
         scaled = scaled_schedule(schedule, ratio=ratio, kappa=kappa)
         assert name == "own" or type(scaled) is type(schedule)
-        for step in (0, 8, 24, 72, 160):
+        for step in (0, 1, 2, 8, 24, 72, 160):
             expected = ratio * float(schedule(step * kappa))
-            assert float(scaled(step)) == pytest.approx(expected, rel=1e-5)
+            assert float(scaled(step)) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["few steps", "own"])
+def test_an_optimizer_with_a_scaled_schedule_is_loaded_as_it_was_saved(name):
+    optimizer = optimizers.SGD(EXAMPLES.get(name, Own()))
+    scale_optimizer(optimizer, ratio=2.0, kappa=4.0)
+    text = json.dumps(keras.optimizers.serialize(optimizer))
+    kinds = {one.__name__: one for one in (Own, type(rate_of(optimizer)))}
+    loaded = keras.optimizers.deserialize(json.loads(text), custom_objects=kinds)
+    assert [float(rate_of(one)(5)) for one in (loaded, optimizer)] == [
+        pytest.approx(2 * float(EXAMPLES.get(name, Own())(20)))
+    ] * 2
+
+
+def test_a_schedule_of_keras_with_an_integer_rate_computes_with_floats_at_every_size():
+    for ratio in (1.0, 2.0):
+        optimizer = optimizers.SGD(schedules.ExponentialDecay(1, 1000, 0.9))
+        scale_optimizer(optimizer, ratio=ratio, kappa=ratio)
+        assert float(rate_of(optimizer)(500 / ratio)) == pytest.approx(ratio * 0.9**0.5)
 
 
 def test_a_callable_rate_is_scaled_when_it_is_read():
