@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_083,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 19_098,  # Without docstrings, comments and blank lines.
     "files in kbatch": 125,
     "record types": 77,
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_246,
-    "kbatch.search.tuner": 17_687,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 12_690,  # HyperModel
-    "kbatch.memory.find": 7_385,  # find_max_batch_size
-    "kbatch.study.study": 4_575,  # load_study
+    "lines of tests": 26_274,
+    "kbatch.search.tuner": 17_711,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 12_707,  # HyperModel
+    "kbatch.memory.find": 7_421,  # find_max_batch_size
+    "kbatch.study.study": 4_582,  # load_study
     "kbatch.training.accumulation.accumulate": 3_626,  # accumulate_gradients
 }
 TO_DO = {
@@ -90,6 +90,7 @@ BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # What is behind another door, opened where a function is called: `Decision.apply` trains, a report
 # is drawn when it is written, a result is rendered when it is shown, and a tracker is written to.
 OTHER_DOORS = {
+    ("kbatch.study.decision", "kbatch.training.build_function"),
     ("kbatch.study.decision", "kbatch.training.learning_rate"),
     ("kbatch.page.document", "kbatch.plotting.canvas"),
     ("kbatch.page.result", "kbatch.page.document"),

@@ -10,30 +10,10 @@ import keras_tuner
 import numpy as np
 
 from kbatch.errors import InputError
-from kbatch.library_internals import layers_of, metrics_in_float32
+from kbatch.library_internals import layers_of
 from kbatch.training.accumulation import sum_sparse_gradients
-from kbatch.training.dtype_policy import check_own_dtypes, dtype_policy_scope
+from kbatch.training.build_function import build_under
 from kbatch.training.model import inner_optimizers
-from kbatch.training.state import seeded
-
-
-def build_under(
-    hypermodel: keras_tuner.HyperModel, hp: Any, seed: int | None, policy: str | None
-) -> Any:
-    """Build a model with a seed and under a dtype policy; if None, those that are set are used.
-
-    Raises:
-        PolicyUnsupported: If the model cannot be built under the policy.
-    """
-    scope = contextlib.nullcontext() if policy is None else dtype_policy_scope(policy)
-    with scope, seeded(seed):
-        model: Any = hypermodel.build(hp)
-    if isinstance(model, keras.Model) and not hasattr(model, "optimizer"):
-        model.optimizer = None  # It is not compiled yet.
-    if policy is not None:
-        check_own_dtypes(model, policy)
-        metrics_in_float32(model)
-    return model
 
 
 def build_to_train(

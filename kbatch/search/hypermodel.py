@@ -29,7 +29,7 @@ from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan, SearchRecord
 from kbatch.search import BASE_BATCH_SIZE
-from kbatch.search.build import BuiltParts, build_to_train, build_under, reads_batch_size
+from kbatch.search.build import BuiltParts, build_to_train, reads_batch_size
 from kbatch.search.files import (
     TrialFiles,
     completed_trials,
@@ -53,7 +53,7 @@ from kbatch.search.plan import (
 )
 from kbatch.search.train import RunSettings, SharedInput, Trained, train
 from kbatch.training import accumulation
-from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
+from kbatch.training.build_function import BuildFunction, as_hypermodel, build_under, has_stock_fit
 from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import (

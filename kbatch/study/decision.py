@@ -7,7 +7,7 @@ execution and validation example by validation example: see `kbatch.analysis.jud
 import dataclasses
 import html
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge, judge_race
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 # From so many times the rate of the answer, beside the rule.
 _FAR = 8
-Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
 # A row of the table, by the names of its columns.
 Row = dict[str, object]
 
@@ -190,33 +189,41 @@ class Decision:
         asked = {"epochs": run.epochs_asked, "steps_per_epoch": run.steps_per_epoch}
         return {name: value for name, value in asked.items() if value is not None}
 
-    def apply(self, model: Model) -> Model:
-        """Make a model train with the settings of the trials, those of `settings` and all others.
+    def apply(self, build_or_model: Any, *, steps_per_execution: bool = True) -> Any:
+        """Make a model train with the settings of the trial, those of `settings` and all others.
 
-        Values are set, not multiplied: twice is as once.
+        Values are set, not multiplied, so a second call changes nothing.
 
         Example:
 
         >>> decision = tuner.study.decide()
-        >>> model = decision.apply(build())
+        >>> model = decision.apply(build)
         >>> data = kbatch.training_dataset(x, y, decision.batch_size)
         >>> model.fit(data, **decision.fit_arguments)
 
         Args:
-            model: A compiled model, as the search's `build` returns it. It is changed.
+            build_or_model: The build function or the `keras_tuner.HyperModel` of the search, which
+                builds a model with the hyperparameters and the dtype policy of the trial. Or a
+                compiled `keras.Model` that was built under that policy: it is changed.
+            steps_per_execution: Boolean. Whether Keras starts as many train steps at once as in the
+                trial. If False, the model keeps its own number. Default: True.
 
         Returns:
-            The same model.
+            The `keras.Model`, compiled.
 
         Raises:
             ValueError: If no trial completed, if the model has other optimizers or layers than
                 those of the trials, or was built under another dtype policy.
+            TypeError: If `build_or_model` is none of these.
         """
+        from kbatch.training.build_function import model_of
         from kbatch.training.learning_rate import apply_settings
 
         if self.trial is None:
             raise ValueError(f"There are no settings to apply. {self.reason}")
-        return apply_settings(model, self.trial.last)
+        run = self.trial.last
+        model = model_of(build_or_model, self.trial.hyperparameters, run.dtype_policy)
+        return apply_settings(model, run, steps_per_execution=steps_per_execution)
 
 
 def decide(

@@ -4,16 +4,18 @@ import contextlib
 import inspect
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import keras_tuner
 
 from kbatch.errors import InputTypeError
+from kbatch.library_internals import metrics_in_float32
 from kbatch.training.accumulation import Accumulation
-from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.dtype_policy import check_own_dtypes, dtype_policy_scope
 from kbatch.training.model import accumulation_of
+from kbatch.training.state import seeded
 
 BuildFunction = Callable[..., keras.Model]
 
@@ -57,6 +59,40 @@ def model_builder(
         )
     hypermodel = as_hypermodel(build)
     return lambda: hypermodel.build(keras_tuner.HyperParameters())
+
+
+def build_under(
+    hypermodel: keras_tuner.HyperModel, hp: Any, seed: int | None, policy: str | None
+) -> Any:
+    """Build a model with a seed and under a dtype policy; if None, those that are set are used.
+
+    Raises:
+        PolicyUnsupported: If the model cannot be built under the policy.
+    """
+    scope = contextlib.nullcontext() if policy is None else dtype_policy_scope(policy)
+    with scope, seeded(seed):
+        model: Any = hypermodel.build(hp)
+    if isinstance(model, keras.Model) and not hasattr(model, "optimizer"):
+        model.optimizer = None  # It is not compiled yet.
+    if policy is not None:
+        check_own_dtypes(model, policy)
+        metrics_in_float32(model)
+    return model
+
+
+def model_of(
+    given: "keras_tuner.HyperModel | BuildFunction | keras.Model",
+    hyperparameters: Mapping[str, Any],
+    policy: str,
+) -> keras.Model:
+    """Return a model as it is, or build one with these hyperparameters and dtype policy."""
+    if isinstance(given, keras.Model):
+        return given
+    hp = keras_tuner.HyperParameters()
+    hp.values = dict(hyperparameters)
+    hypermodel = as_hypermodel(given)
+    # A `BatchSizeHyperModel` would choose the policy and scale the settings itself.
+    return build_under(getattr(hypermodel, "wrapped", hypermodel), hp, None, policy)
 
 
 class _GivenModel:

@@ -277,13 +277,14 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
         setattr(owner, name, int(value) if name == _EMA_EVERY else value)
 
 
-def apply_settings(model: Any, run: ExecutionRecord) -> Any:
+def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: bool = True) -> Any:
     """Set in a compiled model the values of an execution; a second call changes nothing."""
     check_compiled(model)
     if model.dtype_policy.name != run.dtype_policy:
         raise ValueError(
-            "The model must have the dtype policy of the trials: call "
-            f'`keras.config.set_dtype_policy("{run.dtype_policy}")` before you build it. '
+            "The model must have the dtype policy of the trials: give `decision.apply` your build "
+            f'function, or call `keras.config.set_dtype_policy("{run.dtype_policy}")` before you '
+            "build the model. "
             f"Received: a model under {model.dtype_policy.name}."
         )
     if run.scaling is not None:
@@ -299,7 +300,7 @@ def apply_settings(model: Any, run: ExecutionRecord) -> Any:
             sum_sparse_gradients(model)
     if installed_step(model) is None:
         TrainStep(model).install()  # It makes no update at the end of data of unknown length.
-    if run.steps_per_execution is not None:
+    if steps_per_execution and run.steps_per_execution is not None:
         model.steps_per_execution = run.steps_per_execution
     # What was traced before has the former values in it.
     model.train_function = model.test_function = model.predict_function = None

@@ -3,11 +3,13 @@
 import dataclasses
 
 import keras
+import keras_tuner
 import numpy as np
 import pytest
 import searches
 import small_models as models
 from batch_data import Rows, examples
+from records_factory import make_execution, make_study, make_trial
 
 import kbatch
 from kbatch.training.dtype_policy import dtype_policy_scope
@@ -114,6 +116,31 @@ def test_another_policy_is_refused_with_the_line_that_sets_it(decay):
         model = decaying()
     with pytest.raises(ValueError, match="set_dtype_policy"):
         decay[0].apply(model)
+
+
+class Units(keras_tuner.HyperModel):
+    def build(self, hp):
+        return models.mlp(inner=(layers.Dense(hp.Int("units", 1, 64)),), optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [Units().build, Units(), kbatch.BatchSizeHyperModel(Units(), (16, 32))],
+    ids=["function", "HyperModel", "BatchSizeHyperModel"],
+)
+def test_apply_builds_under_the_policy_and_the_hyperparameters_of_the_trial(build):
+    run = make_execution(32, steps_per_execution=8)
+    decision = make_study(make_trial(32, run, hyperparameters={"units": 5})).decide()
+    model = decision.apply(build)
+    assert (model.dtype_policy.name, keras.config.dtype_policy().name) == (
+        "mixed_float16",
+        "float32",
+    )
+    assert [layer.units for layer in model.layers if layer.weights][-2] == 5
+    assert model.steps_per_execution == 8
+    assert decision.apply(build, steps_per_execution=False).steps_per_execution == 1
+    with pytest.raises(TypeError, match="`build`"):
+        decision.apply(3)
 
 
 # What a search takes as data, and what its callbacks are.
