@@ -10,6 +10,7 @@ from typing import Any, Literal
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
+from kbatch.analysis.run_table import best_epochs
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord, UsageRecord
 from kbatch.records.notes import Note
@@ -110,12 +111,12 @@ NoOutcomes = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """A metric of validation at the best epoch, as a value for each block of examples.
+    """A metric of validation as a value for each block of examples, the mean over the best epochs.
 
     Runs that were validated on the same examples in the same order are compared block by block:
     what makes an example hard is in both and cancels. The standard error of the difference is the
-    spread over blocks by the root of their number. The best epoch is chosen on one half of the
-    blocks and valued on the other, so that their mean is not better by the choice.
+    spread over blocks by the root of their number. The mean of the values is the metric over all
+    validation examples, averaged over the best fifth of the epochs (`best_epochs`).
     """
 
     metric: str | None = None  # As Keras names it; None where no metric was to be had.
@@ -209,8 +210,8 @@ class ExecutionRecord:
     scaling: LearningRateScaling | None = None
     #: Most examples that fit in memory at once, where probes or training met the end of it.
     most_in_memory: int | None = None
-    #: The metric of the best epoch by blocks of validation examples, or why it is unknown; None
-    #: where it was not looked for.
+    #: The metric of the best epochs by blocks of validation examples, or why it is unknown; None if
+    #: it was not looked for.
     outcomes: Outcomes | None = None
     #: Fingerprint of the weights before the first update; None if unknown.
     initial_weights: str | None = None
@@ -309,11 +310,20 @@ class ExecutionRecord:
     def judged(self, metric: str, direction: str) -> float | None:
         """Return the value of a metric that decides; None if it is unknown.
 
-        It is the mean of `outcomes` if these are known, else what Keras logged at the best epoch.
+        It is the mean over the best fifth of the epochs (at least two), over all validation
+        examples. If the `fit` of a HyperModel returned another value, that value decides.
         """
         if self.outcomes and self.outcomes.metric == metric and self.outcomes.values:
             return math.fsum(self.outcomes.values) / len(self.outcomes.values)
-        return self.best_metrics(metric, direction).get(metric)
+        values = [epoch.finite(metric) for epoch in self.epochs]
+        if self.reported:
+            reported = self.reported.get(metric)
+            if reported is None or not math.isfinite(reported):
+                return None
+            if not any(v is not None and math.isclose(v, reported, rel_tol=1e-4) for v in values):
+                return reported
+        best = [values[k] or 0.0 for k in best_epochs(values, larger_is_better=direction == "max")]
+        return statistics.fmean(best) if best else None
 
     def best_epoch(self, metric: str, direction: str) -> EpochRecord | None:
         """Find the first epoch with the best value of a metric, or the last where none has it."""

@@ -1,4 +1,4 @@
-"""The best epoch of an execution: its weights, and what validation showed by blocks of examples."""
+"""The best epochs of a training run: weights, and what validation showed by blocks of examples."""
 
 import hashlib
 import math
@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kbatch.analysis.cross_fit import FEWEST_BLOCKS, CrossFit
+from kbatch.analysis.pseudo_values import pseudo_values
+from kbatch.analysis.run_table import best_epochs, fifth_of
 from kbatch.library_internals import metrics_by_name
 from kbatch.records.training_run import NoOutcomes, Outcomes
 from kbatch.search.files import write_checkpoint
@@ -21,11 +22,15 @@ from kbatch.training.state import kept_variables
 
 # Relative, of the metric that Keras reports and that of the sums.
 _CLOSE = 1e-4
+# With fewer, the spread over blocks says too little.
+_FEWEST_BLOCKS = 4
+# The sums of blocks that are kept in any case: 16 MiB.
+_MOST_NUMBERS = 2**22
 _MOST_HASHED = 2**16  # Numbers of each weight, for a fingerprint of all.
 
 
 class BestEpoch(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch in memory, once, and what validation showed by blocks."""
+    """Keeps the weights of the best epoch in memory, and the block sums of the best epochs."""
 
     # It stands after all callbacks that change the logs, and begins a validation after they did.
 
@@ -44,12 +49,15 @@ class BestEpoch(keras.callbacks.Callback):
         self._validated: Validated | NoOutcomes | None = None
         # Of the first one that counts, with which the others must agree.
         self._first: Validated | None = None
-        self._fit: CrossFit | None = None
+        # Of the epochs that may be among the best, by their places in `_values`: sums of blocks.
+        self._blocks: dict[int, np.ndarray] = {}
+        self._asked = 0  # Epochs of all calls of `fit` so far, the current one included.
         self._reason: NoOutcomes | None = None  # Why there are no outcomes, by code.
 
     def on_train_begin(self, logs: Any = None):
         """Take a fingerprint of the weights, and let validation keep the sums of the metric."""
         model: Any = self.model
+        self._asked = len(self._values) + ((self.params or {}).get("epochs") or 0)
         if self.initial_weights is None and model.weights:
             found = hashlib.blake2b(digest_size=8)
             for weight in model.weights:
@@ -92,7 +100,7 @@ class BestEpoch(keras.callbacks.Callback):
         names = [n for n in logs if n.startswith("val_") or n == self._objective.name]
         found = self._objective.or_quality(names)
         if self._metric is None or (self._metric != found == self._objective):
-            self._metric, self._best = found, {}
+            self._metric, self._best, self._values = found, {}, []
         if self._metric is None:
             return
         value = logs.get(self._metric.name, np.nan)
@@ -112,14 +120,16 @@ class BestEpoch(keras.callbacks.Callback):
         # A callback or a step of the user's own may report something else.
         if not math.isclose(sums.metric(summed.sum(0)), value, rel_tol=_CLOSE, abs_tol=1e-7):
             return "no_metric"
-        if len(summed) < FEWEST_BLOCKS:
+        if len(summed) < _FEWEST_BLOCKS:
             return "few_blocks"
-        if self._fit is None:
+        if self._first is None:
             self._first = validated
-            self._fit = CrossFit(sums.metric, larger_is_better=metric.direction == "max")
-        elif self._first is not None and identity != [*self._first[1:]]:
+        elif identity != [*self._first[1:]]:
             return "shuffled"
-        self._fit.add(summed)
+        self._blocks[len(self._values) - 1] = summed.astype(np.float32)
+        if len(self._blocks) > max(fifth_of(self._asked), _MOST_NUMBERS // summed.size):
+            sign = 1 if metric.direction == "max" else -1
+            del self._blocks[min(self._blocks, key=lambda place: sign * self._values[place])]
         return None
 
     def write_weights(self, model: Any, folder: Path, best_before: float | None) -> None:
@@ -145,7 +155,7 @@ class BestEpoch(keras.callbacks.Callback):
             reason = "no_validation"
         elif not self._parts and not name.startswith("val_"):
             reason = "of_training"
-        values = self._fit.values() if self._fit and reason is None else None
+        values = self._block_values() if reason is None else None
         if self._first is None or values is None or not np.isfinite(values).all():
             return Outcomes(metric=name, reason=reason or "not_finite")
         _, examples, key = self._first
@@ -156,3 +166,11 @@ class BestEpoch(keras.callbacks.Callback):
             key=key,
             values=tuple(values.tolist()),
         )
+
+    def _block_values(self) -> np.ndarray | None:
+        """Return a value for each block, the mean over the best epochs; None if there are none."""
+        if self._sums is None or self._metric is None:
+            return None
+        places = best_epochs(self._values, larger_is_better=self._metric.direction == "max")
+        kept = [self._blocks[place].astype(float) for place in places if place in self._blocks]
+        return np.mean([pseudo_values(one, self._sums.metric) for one in kept], 0) if kept else None

@@ -235,7 +235,8 @@ class TrialRecord:
 
 def judged_column(objective: Objective) -> str | None:
     """Name the column of the value that decides; None if the objective has no other value."""
-    return f"{objective.name}_judged" if objective.name.startswith("val_") else None
+    several_or_time = (*TIMES, "multi_objective")
+    return None if objective.name in several_or_time else f"{objective.name}_judged"
 
 
 def quality_columns(trial: TrialRecord) -> dict[str, float]:

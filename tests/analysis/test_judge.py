@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from kbatch.analysis.cross_fit import CrossFit
 from kbatch.analysis.judge import judge
+from kbatch.analysis.pseudo_values import pseudo_values
 from kbatch.analysis.run_table import Run
 
 TOLERANCE = 0.01
@@ -279,17 +279,16 @@ def test_sizes_that_agree_on_every_example_may_differ_on_rare_ones(examples, cer
 
 
 def test_a_last_block_of_fewer_examples_leaves_the_weight_of_an_example():
-    """It moves the pseudo-values of its half in each run, off the grid of whole examples."""
+    """It moves the pseudo-values of a run, off the grid of whole examples."""
     widths = []
     for examples in (800, 793):
         hits = np.random.default_rng(0).random(examples) < 0.8
         # Two sizes agree on all examples; what they miss differs between their three rounds.
         values = []
         for _ in range(3):
-            fit = CrossFit(lambda sums: sums[0] / sums[1], larger_is_better=True)
             blocks = np.split(hits, range(16, examples, 16))
-            fit.add(np.array([[block.sum(), len(block)] for block in blocks]))
-            values.append(fit.values())
+            sums = np.array([[block.sum(), len(block)] for block in blocks])
+            values.append(pseudo_values(sums, lambda sums: sums[0] / sums[1]))
             hits = hits ^ (np.arange(examples) % 100 == 0)
         runs = runs_of([[one.mean() for one in values]] * 2, [values] * 2, examples=examples)
         widths.append(np.ptp(bounds(judged(runs).gaps[2, 1.0])))

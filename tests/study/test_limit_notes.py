@@ -74,7 +74,7 @@ def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
     assert list(limit_notes(left, study.trials)) == []
     # It may lie within the tolerance.
     runs = (dataclasses.replace(run, seed=2 - run.seed) for run in many.executions)
-    near = make_study(best, make_trial(128, *runs)).decide(0.08)
+    near = make_study(best, make_trial(128, *runs)).decide(0.04)
     assert (near.batch_size, near.worse, list(limit_notes(near, near.trials))) == (64, (), [])
     # A gain that is no gain is given up for nothing.
     assert names(best, repeated(128, 0.9, 1050)) == []

@@ -1,9 +1,10 @@
-"""The best epoch chosen on one half of the validation blocks and valued on the other."""
+"""The value of a run: the mean over its best epochs, as values of validation blocks."""
 
 import numpy as np
 import pytest
 
-from kbatch.analysis.cross_fit import CrossFit, pseudo_values
+from kbatch.analysis.pseudo_values import pseudo_values
+from kbatch.analysis.run_table import best_epochs
 
 RNG = np.random.default_rng(0)
 
@@ -55,36 +56,27 @@ def test_the_variance_of_pseudo_values_of_auc_is_that_of_a_bootstrap():
     assert found.std(ddof=1) / 50**0.5 == pytest.approx(np.std(draws), rel=0.3)
 
 
-def test_the_best_of_many_epochs_is_not_better_by_its_choice():
-    """At 360 examples the best epoch is reported most of a point too high."""
-    cross_fitted, reported = [], []
-    for _ in range(400):
-        # Epochs of one true accuracy, which agree on most examples as those of a training do.
-        ease = RNG.normal(size=360)
-        sums = [blocks(ease + 0.3 * RNG.normal(size=360) > -1.3, 8) for _ in range(20)]
-        fit = CrossFit(mean, larger_is_better=True)
-        for one in sums:
-            fit.add(one)
-        cross_fitted.append(fit.values().mean())
-        reported.append(max(mean(one.sum(0)) for one in sums))
-    truth = 0.8935  # P(N(0, 1 + 0.09) > -1.3)
-    assert np.mean(reported) - truth > 0.005
-    assert abs(np.mean(cross_fitted) - truth) < 0.002
+def test_best_epochs_are_the_best_fifth_and_at_least_two():
+    values = RNG.permutation(20.0 * np.arange(20)).tolist()
+    for count, expected in ((1, 1), (2, 2), (3, 2), (12, 2), (13, 3), (20, 4)):
+        for larger in (True, False):
+            found = best_epochs(values[:count], larger_is_better=larger)
+            ranked = sorted(values[:count], reverse=larger)
+            assert [values[place] for place in found] == ranked[:expected]
 
 
-def test_each_half_is_valued_at_the_epoch_that_the_other_half_prefers():
-    first, second = np.zeros((2, 8, 2))
-    first[:, 1] = second[:, 1] = 10
-    first[:, 0] = [9, 1, 9, 2, 9, 3, 9, 4]
-    second[:, 0] = [1, 9, 2, 9, 3, 9, 4, 9]
-    for larger, expected in ((True, [0.1, 0.1, 0.2, 0.2]), (False, [0.9] * 4)):
-        fit = CrossFit(mean, larger_is_better=larger)
-        fit.add(first)
-        fit.add(second)
-        np.testing.assert_allclose(fit.values()[:4], expected)
+def test_best_epochs_leave_out_those_without_a_finite_value():
+    values = [None, 1.0, np.nan, 3.0, None, -np.inf, 2.0]
+    assert best_epochs(values, larger_is_better=False) == [1, 6]
+    assert best_epochs([None, np.nan, 4.0], larger_is_better=True) == [2]
+    assert best_epochs([], larger_is_better=True) == []
 
 
-def test_without_a_finite_epoch_there_are_no_values():
-    fit = CrossFit(lambda sums: np.nan, larger_is_better=False)
-    fit.add(blocks(RNG.random(20), 2))
-    assert fit.values() is None
+def test_best_epochs_take_the_earlier_of_equal_values():
+    assert best_epochs([1.0] * 6, larger_is_better=True) == [0, 1]
+
+
+def test_mean_of_the_best_epochs_varies_less_than_the_best_epoch():
+    noise = RNG.normal(size=(400, 20))
+    means = [np.mean(row[best_epochs(row.tolist(), larger_is_better=True)]) for row in noise]
+    assert 2 * np.var(means) < np.var(noise.max(1)) * 1.5
