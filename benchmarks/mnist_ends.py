@@ -14,7 +14,7 @@ rate       its learning rate, over the one that suits the size by the rule
 answer     certain; certified, where another size may be preferred; or open
 trainings  of the whole search
 loss       test accuracy of the pair that is named below that of the best pair, in points, both by
-           the eight seeds of decision_tables.jsonl that tell the truth
+           the seeds of `tables.py` that tell the truth
 """
 
 import argparse
@@ -26,8 +26,9 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-from decision_tables import BASE_SIZE, SIZES, TRAINING, VALIDATION, Task, rule_rate, tasks
+from decision_tables import Task, rule_rate, tasks
 from decisions import losses, place_of, stored_tables
+from tables import BASE_SIZE, SIZES, TRAINING, VALIDATION
 
 import kbatch
 
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--task", default="mlp", choices=("mlp", "cnn"))
     options = parser.parse_args()
-    task, tested = tasks()[options.task], stored_tables()[options.task].tested
+    task, tested = tasks([options.task])[options.task], stored_tables()[options.task].tested
     # The first training of a process pays for all, and belongs to no search.
     builder(task, 1.0)().fit(task.x[:TRAINING], task.y[:TRAINING], verbose=0)
     print(

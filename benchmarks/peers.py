@@ -58,7 +58,8 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from decision_tables import BASE_SIZE, FACTORS, SIZES, TABLES, TRAINING, VALIDATION, mlp, mnist
+from decision_tables import mlp, mnist
+from tables import BASE_SIZE, FACTORS, SIZES, TRAINING, VALIDATION, judged, read_table
 
 RATE, EPOCHS = 0.02, 10  # Of `mlp` in decision_tables.py.
 RATE_FACTORS = 1 / 64, 64.0  # The range that tools for any hyperparameter are given.
@@ -451,13 +452,6 @@ def run_all(options, rows: list[dict]) -> None:
     print(f"{sum(1 for _ in left)} searches did not fit in {options.minutes:g} minutes.")
 
 
-def stored_means(metric: str) -> np.ndarray:
-    """Return the means over seeds, [size, factor of the rule's rate], in points."""
-    rows = [json.loads(line) for line in TABLES.read_text().splitlines()]
-    own = [row for row in rows if row["task"] == "mlp"]
-    return np.array([[r[metric] for r in own if r["size"] == b] for b in SIZES]).mean(1) * 100
-
-
 def at(means: np.ndarray, pair: tuple[int, float]) -> float:
     """Return the mean of a pair, rates interpolated by their logarithm."""
     size, rate = pair
@@ -483,7 +477,9 @@ def summary(starts: list[float], values: list[float]) -> str:
 
 def print_tables(rows: list[dict], starts: list[float], most_trainings: int) -> None:
     """Print regrets and what was silently wrong as Markdown."""
-    tested, validated = stored_means("test"), stored_means("validation")
+    table = read_table("mlp")
+    # Means over seeds, [size, factor of the rule's rate], in points.
+    tested, validated = 100 * table.truth, 100 * judged(table.curve, table.curve, 1).mean(2)
 
     def regret(row: dict, *, trainings: float = math.inf, seconds: float = math.inf) -> float:
         named = (BASE_SIZE, RATE * row["start"])

@@ -3,11 +3,10 @@
 PYTHONPATH=benchmarks python docs/figures.py measure    trains, some minutes on two cores; writes
                                                         docs/data; needs scikit-learn
 PYTHONPATH=benchmarks python docs/figures.py            draws docs/images from docs/data and from
-                                                        benchmarks/decision_tables.jsonl
+                                                        benchmarks/tables
 """
 
 import dataclasses
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -58,20 +57,14 @@ def measure():
 
 def learning_rates():
     """Draws how accurate three nets become, by learning rate and batch size."""
-    from decision_tables import FACTORS, REPLAYED_SEEDS, SIZES, TABLES
+    from tables import FACTORS, SIZES, read_table
 
-    rows = [json.loads(line) for line in TABLES.read_text().splitlines()]
     figure = Figure(figsize=(WIDTH_IN, 2.7), layout="constrained")
     nets = {"mlp": "MLP, SGD", "cnn": "CNN, Adam", "text": "text, Adam"}
     for net, title, panel in zip(nets, nets.values(), figure.subplots(1, 3), strict=True):
-        for size in SIZES:
-            tests = [
-                row["test"]
-                for row in rows
-                if (row["task"], row["size"]) == (net, size) and row["seed"] >= REPLAYED_SEEDS
-            ]
+        for size, accuracy in zip(SIZES, read_table(net).truth, strict=True):
             color = size_color(size, SIZES)
-            panel.plot(FACTORS, np.mean(tests, 0), color=color, label=str(size), linewidth=1.2)
+            panel.plot(FACTORS, accuracy, color=color, label=str(size), linewidth=1.2)
         panel.set_xscale("log", base=2)
         panel.set_xticks([1 / 64, 1 / 8, 1, 8, 64], ["1/64", "1/8", "1", "8", "64"])
         panel.minorticks_off()
