@@ -161,15 +161,49 @@ def test_validation_data_are_cut_into_at_most_50_blocks(form, steps):
     }[form]
     found, batch_size, batches = in_blocks(data, MODEL, batch_size=16, steps=steps)
     # 94 rows in blocks of two; of a length that is not known, batches of the size given.
-    if steps is None and form == "unknown":
+    if form == "unknown":
         assert (batch_size, batches) == (16, None)
         assert lengths(found) == [16, 16, 16, 16, 16, 14]
         return
-    rows, size = (94, 2) if steps is None else (32, 1)
+    # Two steps are two batches of the dataset, and 32 rows each of other data.
+    rows, size = (94, 2) if steps is None or form == "batches" else (64, 2)
     assert batch_size == size
     assert rows // size <= batches <= 50
     np.testing.assert_array_equal(np.concatenate([x for x, _ in found]), X[:rows])
     assert set(lengths(found)) == {size}
+
+
+REPEATED = {
+    "arrays": ((np.tile(X, (3, 1)), np.tile(Y, 3)), None),
+    "steps of arrays": ((np.tile(X, (3, 1)), np.tile(Y, 3)), 5),
+    "batches": (sliced(X, Y).batch(20).repeat(), 30),
+    "batches across the end": (sliced(X, Y).repeat().batch(20), 8),
+    "repeated in an earlier stage": (sliced(X, Y).repeat(3).batch(20).prefetch(1), None),
+    "joined": (sliced(X, Y).batch(20).concatenate(sliced(X, Y).batch(20)), None),
+    "examples": (sliced(X, Y).repeat(), 5),
+    "function": (lambda size: sliced(X, Y).repeat().batch(size), 5),
+    "inputs alone": (sliced(X).repeat().batch(20), 30),
+}
+
+
+@pytest.mark.parametrize("form", REPEATED)
+def test_validation_rows_that_repeat_are_validated_once(form):
+    data, steps = REPEATED[form]
+    cuts = {}
+    for _ in range(2):  # The second time it is known where they repeat.
+        found, size, batches = in_blocks(data, MODEL, batch_size=16, steps=steps, cuts=cuts)
+        x = [np.asarray(keras.tree.flatten(batch)[0]) for batch in found]
+        np.testing.assert_array_equal(np.concatenate(x), X)
+        assert size == 2
+        assert 47 <= batches <= 50
+    assert len(cuts) == 1
+
+
+def test_validation_rows_that_are_equal_by_chance_all_count():
+    bits = np.arange(94)[:, None] * 7 // 3 % 2 + np.zeros((1, 8))
+    for x, y in ((bits, bits[:, 0]), (np.concatenate([X, X[:7]]), np.concatenate([Y, Y[:7]]))):
+        found, *_ = in_blocks((x, y), MODEL, batch_size=16, steps=None)
+        assert sum(lengths(found)) == len(x)
 
 
 def padded(size):

@@ -9,14 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
+from kbatch.library_internals import inputs_of_dataset
 from kbatch.training.data.forms import (
     arrays_of,
     as_dataset,
     batches_of,
     called_for,
     each_part,
+    first_rows,
     gives_batches,
     is_batched,
+    is_composite,
     is_dataset,
     open_spec,
     parts_of,
@@ -160,14 +163,20 @@ def of_any_length(spec: Any) -> Any:
     return open_spec(spec) if isinstance(spec, tf.TensorSpec) else spec  # Else there is no part.
 
 
-# Of data of unknown length, so that there are blocks enough of a small set.
-_UNKNOWN_BATCH_SIZE = 32
+# Keras's own, and that of data of unknown length, so that there are blocks enough of a small set.
+_DEFAULT_BATCH_SIZE = 32
+_FEWEST_AGAIN = 8  # Different rows that repeat; fewer may be equal by chance.
+Cuts = dict[int | None, tuple[int, int] | None]
 
 
 def in_blocks(
-    data: Any, model: Any, *, batch_size: int, steps: int | None
+    data: Any, model: Any, *, batch_size: int, steps: int | None, cuts: Cuts | None = None
 ) -> tuple[Any, int, int | None]:
-    """Cut what `steps` batches of a size validate on into blocks, all data without a number.
+    """Cut validation data into blocks: all of them, or `steps` batches as Keras counts these.
+
+    Steps count the batches of a dataset as it is given, and batches of 32 of other data: all batch
+    sizes of a search are validated on the same examples. Rows that repeat are validated once.
+    `cuts` keeps by `steps` where they begin to repeat, so that the data are looked at once.
 
     Return a dataset in batches, the size of a batch, and how many there are at most. Arrays of
     which no blocks are measured stay arrays.
@@ -182,43 +191,92 @@ def in_blocks(
     # Of several replicas no blocks are measured, and Keras averages the first batch over them: it
     # must be shared evenly.
     replicas = replica_count(model) if hasattr(model, "distribute_strategy") else 1
+    cuts = {} if cuts is None else cuts
 
     def shared(rows: int | None) -> int:
         size = batch_size + -batch_size % replicas
         return size if rows is None else min(size, max(replicas, rows - rows % replicas))
 
     if not gives_batches(data):
-        rows = len(parts_of(data)[0])
-        if steps is not None and steps * batch_size < rows:
-            rows = steps * batch_size
-            data = each_part(lambda leaf: leaf[:rows], data)
+        arrays, given = arrays_of(*keras.utils.unpack_x_y_sample_weight(data))
+        rows = given if steps is None else min(given, steps * _DEFAULT_BATCH_SIZE)
+        if steps not in cuts:
+            cuts[steps] = _before_repeat([each_part(lambda leaf: leaf[:rows], arrays)])
+        rows = (cuts[steps] or (0, rows))[1]
+        if rows < given:
+            data, arrays = (each_part(lambda leaf: leaf[:rows], one) for one in (data, arrays))
         if replicas > 1:
             return data, shared(rows), -(-rows // shared(rows))
         size = _block_part(rows, batch_size)
-        arrays, _ = arrays_of(*keras.utils.unpack_x_y_sample_weight(data))
         return held_batches(arrays, size), size, -(-rows // size)
     data = as_dataset(data)
     spec = data.element_spec if is_dataset(data) else None
     dense = [one.shape for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
     padded = not all(shape.rank and shape[1:].is_fully_defined() for shape in dense)
-    # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
-    if padded and is_batched(spec, model):
-        data = data if steps is None else data.take(steps)
-        return data, batch_size, _length(data)
     if not is_dataset(data):
-        data = called_for(data, model, batch_size)
+        data = called_for(data, model, batch_size if steps is None else _DEFAULT_BATCH_SIZE)
+    # Elements of a batch.
+    count = 1 if is_batched(data.element_spec, model) else _DEFAULT_BATCH_SIZE
+    data = data if steps is None else data.take(steps * count)
+    if steps not in cuts:
+        endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
+        looks = not endless and (steps is not None or _may_repeat(data))
+        cuts[steps] = _before_repeat(data if count == 1 else data.batch(count)) if looks else None
+    if cut := cuts[steps]:
+        full, rest = cut
+        if count > 1:
+            data = data.take(full * count + rest)
+        else:
+            several = isinstance(data.element_spec, tuple)
+            part = data.skip(full).take(1)
+            part = part.map(lambda *batch: first_rows(batch if several else batch[0], rest))
+            data = data.take(full).concatenate(part) if rest else data.take(full)
+    # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
+    if padded and count == 1:
+        return data, batch_size, _length(data)
     # The length of what is batched again is not known.
     rows = most_examples(data, model)
-    if steps is not None:
-        data = batches_of(data, model, batch_size).take(steps)
-        rows = min(steps * batch_size, rows or steps * batch_size)
     if replicas > 1:
         size = shared(rows)
     elif rows is None:
-        size = min(batch_size, _UNKNOWN_BATCH_SIZE)
+        size = min(batch_size, _DEFAULT_BATCH_SIZE)
     else:
         size = _block_part(rows, batch_size)
     return batches_of(data, model, size), size, rows and -(-rows // size)
+
+
+def _may_repeat(dataset: Any) -> bool:
+    """Return whether a stage of a dataset repeats rows, or joins datasets that may be equal."""
+    own = type(dataset).__name__
+    return (
+        "Repeat" in own or "Concatenate" in own or any(map(_may_repeat, inputs_of_dataset(dataset)))
+    )
+
+
+def _before_repeat(batches: Any) -> tuple[int, int] | None:
+    """Return how many batches, and rows of the next one, come before all rows repeat.
+
+    None if they do not: some rows may be equal by chance.
+    """
+    sizes, keys = [], []
+    for batch in batches:
+        parts = parts_of(batch)
+        if any(map(is_composite, parts)):
+            return None
+        parts = [np.asarray(part) for part in parts]
+        sizes.append(len(parts[0]))
+        keys += [hash(b"".join(part[i].tobytes() for part in parts)) for i in range(sizes[-1])]
+    found, place = np.array(keys, np.int64), 0
+    for _ in range(100):
+        place = found.tobytes().find(found[:_FEWEST_AGAIN].tobytes(), place + 1)
+        rows = place // found.itemsize
+        if place < 0 or len(set(keys[rows:])) < _FEWEST_AGAIN:
+            return None
+        if rows and np.array_equal(found[rows:], found[:-rows]):
+            ends = np.cumsum([0, *sizes])
+            full = int(np.searchsorted(ends, rows, side="right")) - 1
+            return full, int(rows - ends[full])
+    return None
 
 
 def most_examples(dataset: tf.data.Dataset, model: keras.Model | None) -> int | None:

@@ -18,7 +18,7 @@ from kbatch.library_internals import (
     train_validation_split,
 )
 from kbatch.records.notes import Note
-from kbatch.training.data.batches import ArrayRows, in_blocks, most_examples
+from kbatch.training.data.batches import ArrayRows, Cuts, in_blocks, most_examples
 from kbatch.training.data.forms import (
     FORMS,
     arrays_of,
@@ -144,6 +144,7 @@ class TrainingData:
         self._sample = sampled
         makes_batches = isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
         self.is_function = callable(self.x) and not makes_batches
+        self._cuts: Cuts = {}  # Where validation data begin to repeat.
         self._rows: ArrayRows | None = None  # All, with the graphs that shuffle and gather them.
 
     def __reduce__(self):
@@ -263,7 +264,11 @@ class TrainingData:
                 f"{examples}. Received: batch_size={largest_batch_size} for {examples} examples."
             )
         validation = in_blocks(
-            validation_data, model, batch_size=validation_batch_size, steps=validation_steps
+            validation_data,
+            model,
+            batch_size=validation_batch_size,
+            steps=validation_steps,
+            cuts=self._cuts,
         )
         return Batches(dataset, *validation, examples, order, of_dataset, epoch_steps)
 
