@@ -42,7 +42,7 @@ from scipy.stats import beta
 from tables import BASE_SIZE, COSTS, FACTORS, SIZES, VALIDATION, read_table
 
 from kbatch.analysis.judge import Judgement, judge
-from kbatch.analysis.race import Race
+from kbatch.analysis.rounds import Race
 from kbatch.analysis.run_table import Run
 
 OFF = (-3, -2, -1, 0, 1, 2, 3)  # Octaves between the user's rate and the task's own.

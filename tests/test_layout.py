@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 19_158,  # Without docstrings, comments and blank lines.
-    "files in kbatch": 125,
-    "record types": 77,
+    "lines of code in kbatch": 19_569,  # Without docstrings, comments and blank lines.
+    "files in kbatch": 126,
+    "record types": 81,
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_320,
-    "kbatch.search.tuner": 17_800,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 12_940,  # HyperModel
+    "lines of tests": 26_569,
+    "kbatch.search.tuner": 17_809,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 12_949,  # HyperModel
     "kbatch.memory.find": 7_484,  # find_max_batch_size
-    "kbatch.study.study": 4_622,  # load_study
+    "kbatch.study.study": 4_631,  # load_study
     "kbatch.training.accumulation.accumulate": 3_626,  # accumulate_gradients
 }
 TO_DO = {

@@ -1,432 +1,582 @@
-"""What a race of batch sizes runs next, asked and told: first the learning rates, then certainty.
+"""What a race of batch sizes runs next, and which size it names: pure functions of its runs.
 
-Pairs of batch size and learning rate run once, at execution number 0: every size, and the pairs
-that promise most (`RateModel`). What chose a pair does not certify it: the two sizes that are
-likeliest to be the answer or the best, each at its best rate by the model, then run in rounds, one
-execution number for both, and only these are judged (`kbatch.analysis.judge`), from the third round
-on after each. The first three rounds have the same two. Then another size takes the place of one
-that is judged worse or has become less likely, and runs the rounds that it missed first.
+A race looks for the size that trains fastest among those within the tolerance of the best.
 
-The race ends when the answer is certain; when a size is certified and no other that would be
-preferred has a chance to be; when its executions are spent; or when certainty is out of reach: the
-rounds that are forecast to settle it do not fit into what is left, and one more run is not expected
-to raise the best by more than a small part of the tolerance. Then no other size joins either: at
-this tolerance it would hardly settle more. All follows from the runs alone, so a search that was
-killed goes on as it would have.
+1. Short runs at the base size, a fifth of the epochs each, find the learning rate (`_short_run`).
+2. Complete runs at the base size check it against the neighbour that looked better (`_check`).
+3. Complete runs of other sizes follow, at the rate that the rule makes of it: the largest size, one
+   in the middle, then whatever tells most about which sizes are within the tolerance for its
+   seconds (`_comparison`). A size that ran before runs with its next seed.
+4. After any run, the fastest size that is probably within the tolerance is named (`_named`).
+
+All sizes share one `Belief`: the quality is a smooth curve over the logarithm of the size, seen
+through the noise of single runs. It is a Gaussian process whose amplitude and noise are averaged
+over a grid by their marginal likelihood (Rasmussen and Williams 2006, sections 2.2 and 5.4.1).
+The constants were chosen by replays of recorded trainings (`benchmarks/decisions.py`).
 """
 
-import collections
+import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.judge import AS_FAST, FIRST_LOOK, Judgement, judge_race
-from kbatch.analysis.learning_rate import FACTORS
-from kbatch.analysis.run_table import Pair, Run, first_seed, training_seconds_of
+from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.judge import AS_FAST, Judgement
+from kbatch.analysis.run_table import Pinned, Run, first_seed, pinned_parts, training_seconds_of
 
-# Rounds that are run for a size to be certified, where these may be enough.
-_ROUNDS_TO_CERTIFY = 5
-# Another run must be expected to gain this share of the tolerance.
-_LEAST_GAIN = 0.15
-# Losses are compressed from this many units on; one of these stands for no value at all.
-_COMPRESSED, _NO_VALUE = 3.0, 10.0
-# The grid of hyperparameters: q; length in octaves of rate and of size; deviations in units.
-_STEEPER = np.arange(-1.0, 1.01, 0.25)
-_RATE_LENGTHS, _SIZE_LENGTH = (0.75, 1.5, 3.0), 8.0
-_SIGNALS, _NOISES = (3.0, 8.0), (0.15, 0.4, 1.0, 2.0)
-_STEEPER_SPREAD, _LEVEL, _SIZE_SLOPE = 0.4, 10.0, 1.0
+# A short run trains this share of the epochs, at least two: after one epoch the best rate seems to
+# be an octave higher than it is.
+SHORT_SHARE, LEAST_SHORT = 0.2, 2
+# Rates are tried in octaves of the rule's: one that is 8 times wrong leaves two on either side.
+MOST_OCTAVES = 5
+# The first ones tried. Steps of four are cheap; neighbours at a factor of two follow.
+FIRST_OCTAVES = (0, -2, 2)
+# A size is named if it is within the tolerance with this probability. More names slow, safe sizes.
+ENOUGH = 0.85
+# Epochs of a network that is behind tell nothing beyond this distance, in tolerances and in
+# standard errors: a collapse must not bend the curve of the sizes that matter.
+CLIPPED_TOLERANCES, CLIPPED_ERRORS = 3.0, 3.0
+# Runs share their validation examples, so seeds scatter less than a sample of examples would.
+SEEDS_PER_SAMPLE = 0.6
+# The curve in units of the noise that is expected: amplitudes, its length in octaves, and the slope
+# of its line over the amplitude. Its level is free.
+AMPLITUDES, LENGTH, SLOPE, LEVEL = (1.0, 2.0, 4.0, 8.0), 3.0, 0.5, 100.0
+# The noise of one run in the same unit, log-normal around 1, and the share of its variance that
+# runs with the same seed number have in common.
+NOISES, NOISE_SPREAD, SHARED = (0.5, 0.71, 1.0, 1.41, 2.0), 0.4, 0.25
+DRAWS = 2000  # Probabilities to one percent.
+# The noise of a run is at least this part of the tolerance, because smaller differences do not
+# matter, and half of the tolerance if nothing is known of single validation examples.
+LEAST_ERROR, UNKNOWN_ERROR = 1 / 8, 1 / 2
+# A race ends if, with this probability, the named size is within the tolerance and no faster one.
+SETTLED = 0.9
+# The power of its seconds that the worth of a run is divided by.
+PRICED = 0.5
+# Finished runs beside the candidate that show what a run that is behind can make up for.
+LEAST_FINISHED = 2
+# Deviations of log seconds: the plan's error for a size, a change of the machine's speed that
+# neighbouring runs share over a few runs, and single runs.
+PLAN_ERROR, DRIFT, DRIFT_RUNS, TIME_NOISE = 0.2, 1.0, 20.0, 0.05
+
+
+@dataclass(frozen=True)
+class RaceTask:
+    """What does not change during a race."""
+
+    batch_sizes: tuple[int, ...]  # Ascending.
+    base_batch_size: int  # One of them, at which the learning rate is looked for.
+    epochs: int  # Of a complete training.
+    larger_is_better: bool
+    tolerance: float  # What counts as equally good, in the unit of the objective.
+    confidence: float  # Probability from which a size is certified.
+    max_trainings: float  # Complete trainings; a run of e of E epochs counts e / E.
+    seconds: Mapping[int, float]  # That a complete training of each size is expected to take.
+    search_rate: bool = True  # Whether to try other rates than the rule's.
+    short_runs: bool = True  # Whether these may be looked for by incomplete runs.
 
 
 class NextRun(NamedTuple):
-    """One training that a race asks for."""
+    """One training run that a race asks for."""
 
     batch_size: int
     factor: float  # Of the learning rate, relative to the rule.
-    number: int  # Of the execution, from 0; all that have the same are a round.
+    number: int  # Of the seed, from 0.
+    epochs: int  # To train in all; a short run that is continued trains only the others.
 
 
 class RaceStep(NamedTuple):
-    """What to run next, or why the race has ended."""
+    """What to run next, or why the race has ended; neither while pending runs must end first."""
 
-    #: None at the end, or where the pending ones must be known first.
     run: NextRun | None = None
-    #: None while the race goes on. "certain"; "certified": no other size is likely to be preferred;
-    #: "out of reach": certainty needs more executions than are left; "executions": these are
-    #: spent; "alone": only one size can be trained; "diverged": every rate did; "failed": no run
-    #: has a value.
-    ended: (
-        Literal["certain", "certified", "out of reach", "executions", "alone", "diverged", "failed"]
-        | None
-    ) = None
-    judgement: Judgement | None = None  # By the rounds so far; None where they were not judged.
+    # "settled": the named size is within the tolerance and no such size is faster, in all
+    # likelihood; "trainings" or "time": the next run does not fit into what is left; "alone": only
+    # one size can be trained; "diverged": every rate did; "failed": no run has a value.
+    ended: Literal["settled", "trainings", "time", "alone", "diverged", "failed"] | None = None
 
 
-class Race:
-    """The runs so far and those that are pending, with what they leave to try.
+def next_run(
+    task: RaceTask,
+    runs: Sequence[Run],
+    *,
+    pending: Sequence[NextRun] = (),
+    seconds_left: float | None = None,
+) -> RaceStep:
+    """Return what to run next, or why the race has ended; it follows from the runs alone.
 
     Args:
-        runs: All that ended; the smallest seed is that of execution number 0.
-        batch_sizes: Ascending sizes to compare.
-        base_batch_size: One of them, which is tried first.
-        larger_is_better: Direction of the objective.
-        tolerance: What counts as equally good, in the unit of the objective.
-        confidence: As in `judge`.
-        max_executions: Most executions in all.
+        task: What does not change during the race.
+        runs: All that ended, in the order in which they began.
         pending: Those that run now.
-        search_rate: Whether to try learning rates beside the rule's.
+        seconds_left: Of the time budget; None for no limit.
     """
+    race = _Race(task, runs, pending, seconds_left)
+    if not race.sizes:
+        return RaceStep(None, "failed")
+    return _short_run(race) or _check(race) or _comparison(race)
+
+
+def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
+    """Judge which sizes are within the tolerance of the best, and name one.
+
+    It works after any number of runs. After short runs alone it names the base size at the best
+    rate so far. Returns None if no run has a value.
+    """
+    race = _Race(task, runs)
+    sizes = race.compared()
+    belief = _believe(race)
+    if belief is None:
+        sizes = [race.base] if any(value > -math.inf for value in race.tried.values()) else []
+    if not sizes:
+        return None
+    pairs = {size: (size, 2.0 ** race.octave(size)) for size in sizes}
+    within = dict.fromkeys(sizes, 0.0) if belief is None else belief.within()
+    within = {size: within[size] for size in sizes}
+    named, least = _named(race, within), 1 - task.confidence
+    gaps = {} if belief is None else belief.gaps(sizes, task.confidence)
+    obstacle = race.obstacle()
+    fastest = min(race.seconds[size] for size in sizes)
+    open_ = [size for size in sizes if least < within[size] < task.confidence]
+    return Judgement(
+        pairs=tuple(pairs.values()),
+        leader=pairs[named if belief is None else belief.best_first(sizes)[0]],
+        certified=tuple(pairs[size] for size in sizes if within[size] >= task.confidence),
+        worse=tuple(pairs[size] for size in sizes if within[size] <= least),
+        named=pairs[named],
+        certain=not obstacle and _is_settled(race, within, named, task.confidence),
+        obstacle=obstacle,
+        rounds={pair: len(race.numbers(size)) for size, pair in pairs.items()},
+        gaps={pairs[size]: gap for size, gap in gaps.items()},
+        costs={pair: race.seconds[size] / fastest for size, pair in pairs.items()},
+        pinned=race.pinned,
+        left_out=tuple((size, 1.0) for size in task.batch_sizes if size not in sizes),
+        executions_needed=None,
+        smallest_tolerance=None,
+        examples_needed=None,
+        open=tuple(pairs[size] for size in open_),
+        promising=(),
+    )
+
+
+def falls_behind(
+    curve: Sequence[float], *, candidate: Sequence[float], finished: Sequence[Sequence[float]]
+) -> bool:
+    """Return whether a run trails the candidate by more than any finished run made up for later.
+
+    All values are such that larger is better.
+
+    Args:
+        curve: The objective at the end of each epoch so far.
+        candidate: The whole curve of the named size with the same seed number.
+        finished: Whole curves of complete runs; two others must show what can be made up for.
+    """
+    epochs = len(curve)
+    others = [one for one in finished if len(one) == len(candidate) and one != candidate]
+    if not 0 < epochs < len(candidate) or len(others) < LEAST_FINISHED:
+        return False
+    best = np.maximum.accumulate(np.array([candidate, *others], float), axis=1)
+    behind = best[0] - best[1:]
+    made_up = max(0.0, float((behind[:, epochs - 1] - behind[:, -1]).max()))
+    return bool(best[0, epochs - 1] - max(curve) > made_up)
+
+
+def expected_trainings(task: RaceTask) -> tuple[float, float]:
+    """Return between which numbers of complete trainings a race usually ends."""
+    return min(4.0, task.max_trainings), task.max_trainings
+
+
+def _short_run(race: "_Race") -> RaceStep | None:
+    """Return the next try of a learning rate at the base size, None if the best is known.
+
+    Rates a factor of four apart are tried until the best lies between two worse ones, then its
+    neighbours at a factor of two.
+    """
+    if not race.task.search_rate:
+        return None
+    best = max(race.tried, key=lambda octave: race.tried[octave], default=0)
+    wanted = [*FIRST_OCTAVES]
+    if race.tried:
+        wanted += [best - 2, best + 2, best - 1, best + 1]
+        if race.tried[best] == -math.inf:  # All diverged.
+            wanted = [min(race.tried) - 2, -MOST_OCTAVES]
+    wanted = [k for k in wanted if race.may(race.base, k) and k not in race.tried]
+    known = [race.run(race.base, octave, 0, race.short) for octave in race.tried]
+    waits = set(race.pending) - set(known)
+    waits = [run for run in waits if run[::2] == (race.base, 0) and run.epochs == race.short]
+    for octave in wanted:
+        run = race.run(race.base, octave, 0, race.short)
+        if run not in race.pending:
+            return None if race.lacks(run, race.essential()) else RaceStep(run)
+    if waits:
+        return RaceStep()
+    all_diverged = race.tried and race.tried[best] == -math.inf
+    return RaceStep(None, "diverged") if all_diverged else None
+
+
+def _check(race: "_Race") -> RaceStep | None:
+    """Return the next complete run that checks the rate at the base size, None if it is checked.
+
+    The neighbour that looked better in short runs is trained too, and the next while that gains.
+    """
+    guess, known = race.guess, race.at_base
+    wanted = [guess]
+    if race.task.search_rate and race.short < race.task.epochs:
+        side = (
+            1
+            if race.tried.get(guess + 1, -math.inf) >= race.tried.get(guess - 1, -math.inf)
+            else -1
+        )
+        wanted.append(guess + side)
+        best = race.best_at_base() if known else guess
+        if best != guess:
+            wanted.append(best + (1 if best > guess else -1))
+    for octave in wanted:
+        run = race.run(race.base, octave, 0, race.task.epochs)
+        if octave not in known and run not in race.pending and race.may(race.base, octave):
+            return None if race.lacks(run, race.essential() if known else ()) else RaceStep(run)
+    return None
+
+
+def _comparison(race: "_Race") -> RaceStep:
+    """Return the complete run that tells most about the answer, or why the race has ended."""
+    belief = _believe(race)
+    every = [race.next_of(size) for size in race.sizes]
+    options = [run for run in every if not race.lacks(run)]
+    ended = race.lacks(every[0]) if not options else None
+    if belief is not None and options:
+        within = belief.within()
+        named = _named(race, within)
+        if len(race.sizes) == 1:
+            ended = "alone"
+        elif not race.essential() and named in race.compared():
+            ended = "settled" if _is_settled(race, within, named, SETTLED) else None
+    if ended is not None:
+        return RaceStep(None, None if race.pending else ended)
+    first = [run for run in race.essential() if run in options]
+    if belief is None or first:
+        return RaceStep((first or options)[0])
+    first = [run for run in options if run.batch_size == named and not run.number]
+    worth = belief.information()
+    return RaceStep(max(first or options, key=lambda run: worth[run.batch_size] / race.price(run)))
+
+
+def _named(race: "_Race", within: Mapping[int, float]) -> int:
+    """Return the fastest size that is probably within the tolerance, else the likeliest one."""
+    likely = [size for size in within if within[size] >= ENOUGH]
+    if not likely:
+        return max(within, key=lambda size: within[size])
+    least = min(race.seconds[size] for size in likely)
+    return min(size for size in likely if race.seconds[size] <= AS_FAST * least)
+
+
+def _is_settled(race: "_Race", within: Mapping[int, float], named: int, probability: float) -> bool:
+    """Return whether the named size is within the tolerance and no faster one is."""
+    faster = [size for size in within if AS_FAST * race.seconds[size] < race.seconds[named]]
+    return within[named] >= probability and all(within[size] <= 1 - probability for size in faster)
+
+
+class _Race:
+    """What follows at once from the runs: what may be trained, the values, and the prices."""
 
     def __init__(
         self,
+        task: RaceTask,
         runs: Sequence[Run],
-        batch_sizes: Sequence[int],
-        *,
-        base_batch_size: int,
-        larger_is_better: bool,
-        tolerance: float,
-        confidence: float,
-        max_executions: int,
         pending: Sequence[NextRun] = (),
-        search_rate: bool = True,
+        seconds_left: float | None = None,
     ):
-        first = first_seed(runs)
-        runs = [run._replace(seed=(run.seed or 0) - first) for run in runs]
-        # What lies on disk has another order.
-        self._runs = sorted(runs, key=lambda run: (run.pair, run.seed))
-        self._sizes, self._base, self._most = batch_sizes, base_batch_size, max_executions
-        self._goal = {"larger_is_better": larger_is_better, "tolerance": tolerance}
-        self._confidence, self._pending = confidence, pending
-        self._factors = FACTORS if search_rate else (1.0,)
-        self._left = [
-            (size, factor)
-            for size in batch_sizes
-            for factor in self._factors
-            if self._may(size, factor)
+        self.task, self.pending, self.seconds_left = task, pending, seconds_left
+        first, sign = first_seed(runs), 1.0 if task.larger_is_better else -1.0
+        self.runs = [
+            run._replace(
+                seed=(run.seed or 0) - first,
+                value=None if run.value is None else sign * run.value,
+                curve=tuple(sign * value for value in run.curve),
+            )
+            for run in runs
         ]
-        self._seconds = training_seconds_of(runs, batch_sizes)
-        self._numbers: dict[Pair, set[int]] = {}
-        for size, factor, number in [(*run.pair, run.seed or 0) for run in runs] + [*pending]:
-            self._numbers.setdefault((size, factor), set()).add(number)
-        self._spent = sum(map(len, self._numbers.values()))
+        short = max(LEAST_SHORT, round(SHORT_SHARE * task.epochs))
+        self.short = short if task.short_runs and short < task.epochs else task.epochs
+        self.pinned: Pinned | None = pinned_parts(self.runs)
+        self.sizes = [size for size in task.batch_sizes if self._trains(size)]
+        nearest = sorted(self.sizes, key=lambda size: abs(math.log(size / task.base_batch_size)))
+        self.base = nearest[0] if nearest else task.base_batch_size
+        self.error = self._standard_error()
+        first_at_base = [r for r in self.runs if r.batch_size == self.base and not r.seed]
+        #: Values at the base size by the octave of the rate, after a short run and after a whole.
+        self.tried = {_octave(r): self._short_value(r) for r in first_at_base}
+        self.at_base = {
+            _octave(r): -math.inf if r.value is None else r.value
+            for r in first_at_base
+            if r.epochs is None
+        }
+        self.guess = self._vertex()
+        self._rate = self.guess
+        if self.at_base and self.short < task.epochs:
+            self._rate = self.best_at_base()
+        self.sizes = [size for size in self.sizes if self.may(size, self.octave(size))]
+        self.seconds = _seconds(task, self.runs)
 
-    def step(self) -> RaceStep:
-        """Return the next execution, or why there is none."""
-        alone = len({size for size, _ in self._left}) < 2
-        if self._spent >= self._most:
-            ended = "alone" if alone else "executions"
-            return RaceStep(None, None if self._pending else ended, self._judged())
-        first = next((pair for pair in self._opening() if pair not in self._numbers), None)
-        if first is not None:
-            return RaceStep(NextRun(*first, 0))
-        model = self._model(self._runs)
-        if model is None:
-            return self._without_values()
-        rounds = [pair for pair, numbers in self._numbers.items() if max(numbers) > 0]
-        if all(factor == 1 for _, factor in rounds):
-            # None of a race, or those of a grid, which say nothing of other rates.
-            tries = self._model([run for run in self._runs if not run.seed]) or model
-            trying = [one[:2] for one in self._pending if not one.number]
-            pair = self._pair_to_try(tries.with_pending(trying))
-            if pair is not None:
-                return RaceStep(NextRun(*pair, 0))
-            if self._pending and not rounds:
-                return RaceStep()
-        return RaceStep(ended="alone") if alone else self._round(model)
+    def best_at_base(self) -> int:
+        return max(self.at_base, key=lambda octave: self.at_base[octave])
 
-    def _opening(self) -> list[Pair]:
-        """List the pairs that are run whatever comes out."""
-        pairs = [(self._base, 1.0), (self._sizes[-1], 1.0), (self._sizes[0], 1.0)]
-        if len(self._factors) > 1 and len(self._sizes) + 2 <= self._most:
-            pairs += [(self._base, 0.25), (self._base, 4.0)]
-        else:  # At the only rate, or before any other.
-            pairs += [(size, 1.0) for size in self._sizes]
-        return [pair for pair in pairs if pair in self._left]
-
-    def _pair_to_try(self, model: "RateModel") -> Pair | None:
-        """Return the pair that is run once before the rounds, None where they may begin."""
-        tried = {size for size, _ in self._numbers}
-        untried = [pair for pair in self._pair_of_each_size(model, ()) if pair[0] not in tried]
-        # Two sizes are to have the rounds of a first judgement, where there is room for these
-        # beside one run of each size and two of other rates.
-        small = self._most < len(self._sizes) + 2 + 2 * FIRST_LOOK
-        room = self._most - self._spent - len(untried)
-        if room > (0 if small else 2 * FIRST_LOOK):
-            answer, best = model.chances(self._seconds, model.pairs)
-            # To know which sizes are within the tolerance takes the best one too.
-            gains = model.gains({size: (answer[size] + best[size]) / 2 for size in answer})
-            top = int(np.where(model.counts > 0, -math.inf, gains).argmax())
-            if not model.counts[top] and gains[top] > _LEAST_GAIN * model.tolerance:
-                return model.pairs[top]
-        racing = [] if self._pending else self._racing(1, model)
-        return next((pair for pair in [*untried, *racing] if pair not in self._numbers), None)
-
-    def _may(self, size: int, factor: float) -> bool:
-        """Return whether a pair can be trained as far as the runs show it."""
-        trained = {run.batch_size for run in self._runs if run.value is not None}
+    def _trains(self, size: int) -> bool:
+        """Return whether a size may be trained, as far as the runs show it."""
+        trained = {run.batch_size for run in self.runs if run.value is not None}
         return not any(
             (run.ended in ("out_of_memory", "failed") and size == run.batch_size)
             or (run.ended == "out_of_memory" and size > run.batch_size and size not in trained)
-            or (run.ended == "diverged" and size == run.batch_size and factor >= run.factor)
-            for run in self._runs
+            for run in self.runs
         )
 
-    def _without_values(self) -> RaceStep:
-        if self._pending:
-            return RaceStep()
-        smallest = self._base, min(self._factors)
-        if smallest in self._left and smallest not in self._numbers:
-            return RaceStep(NextRun(*smallest, 0))
-        diverged = any(run.ended == "diverged" for run in self._runs)
-        return RaceStep(ended="diverged" if diverged else "failed")
+    def _ceiling(self, size: int) -> int:
+        """Return the lowest octave that diverged: no larger rate of the size is tried."""
+        diverged = [r for r in self.runs if r.batch_size == size and r.ended == "diverged"]
+        return min(map(_octave, diverged), default=MOST_OCTAVES + 1)
 
-    def _round(self, model: "RateModel") -> RaceStep:
-        """Return the next execution of a round, or why no further one is run."""
-        number = max(1, *(max(numbers) for numbers in self._numbers.values()))
-        racing, judgement = self._racing(number, model), None
-        lacking = self._lacking(racing, number)
-        if not lacking and number >= FIRST_LOOK:
-            if self._pending:
-                return RaceStep()
-            judgement, racing = self._judged(), self._racing(number + 1, model)
-            lacking = self._lacking(racing, number)
-            ended = judgement and self._ended(judgement, model, racing, joining=bool(lacking))
-            if ended:
-                return RaceStep(None, ended, judgement)
-        lacking = lacking or [NextRun(*pair, number + 1) for pair in racing]
-        # A round is run whole or not at all.
-        if self._spent + len(lacking) > self._most:
-            return RaceStep(None, None if self._pending else "executions", self._judged())
-        return RaceStep(lacking[0], None, judgement)
+    def may(self, size: int, octave: int) -> bool:
+        return -MOST_OCTAVES <= octave < self._ceiling(size)
 
-    def _racing(self, number: int, model: "RateModel") -> list[Pair]:
-        """Return the two pairs of a round by the runs before it, one where no other is left.
+    def octave(self, size: int) -> int:
+        """Return the octave of a size's rate: that of the base size, or what does not diverge."""
+        return min(self._rate, self._ceiling(size) - 1)
 
-        The first rounds, before any judgement, have the same. `model` is of all runs.
-        """
-        before = number if number > FIRST_LOOK else 1
-        runs = [run for run in self._runs if (run.seed or 0) < before]
-        if len(runs) < len(self._runs):
-            model = self._model(runs) or model
-        judgement = self._judged(runs=runs)
-        worse = () if judgement is None else judgement.worse
-        pairs = [pair for pair in self._pair_of_each_size(model, runs) if pair not in worse]
-        answer, best = model.chances(self._seconds, pairs)
-        return sorted(pairs, key=lambda pair: -max(answer[pair[0]], best[pair[0]]))[:2]
+    def _standard_error(self) -> float:
+        """Return the noise of one run that is expected before any is repeated."""
+        scored = [run for run in self.runs if run.value is not None]
+        best = max(scored, key=lambda run: run.value or 0.0, default=None)
+        if best is None or best.outcomes is None:
+            return max(UNKNOWN_ERROR * self.task.tolerance, 1e-12)
+        outcomes = best.outcomes[~np.isnan(best.outcomes)]
+        error = float(np.std(outcomes, ddof=1)) / math.sqrt(len(outcomes))
+        return max(SEEDS_PER_SAMPLE * error, LEAST_ERROR * self.task.tolerance, 1e-12)
 
-    def _pair_of_each_size(self, model: "RateModel", runs: Sequence[Run]) -> list[Pair]:
-        """Return the best pair of each size, or one as good that has had more rounds."""
-        rounds = collections.Counter(run.pair for run in runs if run.seed)
-        means = dict(zip(model.pairs, model.means.tolist(), strict=True))
-        found: dict[int, Pair] = {}
-        for size in sorted({size for size, _ in model.pairs}):
-            own = [pair for pair in model.pairs if pair[0] == size]
-            least = max(means[pair] for pair in own) - model.tolerance
-            near = [pair for pair in own if means[pair] >= least]
-            found[size] = max(near, key=lambda pair: (rounds[pair], means[pair], pair))
-        return list(found.values())
+    def _short_value(self, run: Run) -> float:
+        """Return the value of a run after the epochs of a short one."""
+        if run.ended == "diverged" or run.value is None:
+            return -math.inf
+        whole = self.short == self.task.epochs or not run.curve
+        return run.value if whole else max(run.curve[: self.short])
 
-    def _lacking(self, racing: Sequence[Pair], number: int) -> list[NextRun]:
-        """List what pairs lack up to a round; one that joins the others lacks earlier ones too."""
+    def _vertex(self) -> int:
+        """Return the octave at the top of a parabola through the values around the best one."""
+        if not self.tried:
+            return 0
+        best = max(self.tried, key=lambda octave: self.tried[octave])
+        near = [octave for octave in self.tried if abs(octave - best) <= 2]
+        if len(near) < 3:
+            return best
+        low = self.tried[best] - CLIPPED_ERRORS * self.error
+        bend, slope, _ = np.polyfit(
+            np.array(near) - best, [max(self.tried[k], low) for k in near], 2
+        )
+        return best if bend >= 0 else best + int(np.clip(round(-slope / 2 / bend), -1, 1))
+
+    def compared(self) -> list[int]:
+        """List the sizes that have a complete run at their rate."""
+        return [size for size in self.sizes if self.numbers(size)]
+
+    def numbers(self, size: int) -> list[int]:
+        """List the seed numbers of the complete runs of a size at its rate."""
+        return [run.seed or 0 for run in self.observed() if run.batch_size == size]
+
+    def observed(self) -> list[Run]:
+        """List the runs that show the quality of their size."""
         return [
-            NextRun(*pair, each)
-            for each in range(number + 1)
-            for pair in racing
-            if each not in self._numbers.get(pair, ())
+            run
+            for run in self.runs
+            if run.batch_size in self.sizes
+            and _octave(run) == self.octave(run.batch_size)
+            and ((run.value is not None and run.epochs is None) or run.ended == "stopped_early")
         ]
 
-    def _model(self, runs: Sequence[Run]) -> "RateModel | None":
-        return RateModel.of(runs, self._left, **self._goal)
+    def run(self, size: int, octave: int, number: int, epochs: int) -> NextRun:
+        return NextRun(size, 2.0**octave, number, epochs)
 
-    def _judged(
-        self, sizes: Sequence[int] | None = None, runs: Sequence[Run] | None = None
-    ) -> Judgement | None:
-        sizes = self._sizes if sizes is None else sizes
-        runs = self._runs if runs is None else runs
-        return judge_race(runs, sizes, confidence=self._confidence, **self._goal)
+    def next_of(self, size: int) -> NextRun:
+        """Return the next complete run of a size."""
+        factor = 2.0 ** self.octave(size)
+        used = self.numbers(size) + [r.number for r in self.pending if r[:2] == (size, factor)]
+        number = next(n for n in range(len(used) + 1) if n not in used)
+        return self.run(size, self.octave(size), number, self.task.epochs)
 
-    def _ended(
-        self, judgement: Judgement, model: "RateModel", racing: Sequence[Pair], *, joining: bool
-    ) -> Literal["certain", "certified", "out of reach"] | None:
-        """Say why no further round is run, nor what a pair that would join now lacks."""
-        if judgement.certain:
-            return "certain"
-        # Sizes that were left out may forbid a certain answer: rounds settle it among the others.
-        inner = self._judged(()) or judgement
-        if inner.obstacle == "pinned":
-            return "out of reach"
-        more = math.inf
-        if inner.obstacle is None:
-            if inner.certain or (inner.certified and not inner.promising):
-                return None if joining else "certified"
-            rounds = max(inner.rounds.values())
-            bound = inner.gaps.get(inner.leader)
-            # Widths shrink with the root of the rounds.
-            shrunk = math.sqrt(rounds / _ROUNDS_TO_CERTIFY)
-            high = math.inf if bound is None or bound.high is None else bound.high
-            near = high * shrunk <= self._goal["tolerance"]
-            if not inner.certified and near and rounds < _ROUNDS_TO_CERTIFY:
-                return None
-            more = (inner.executions_needed or math.inf) - rounds
-        within = self._spent + more * len(racing) <= self._most
-        worth = _LEAST_GAIN * model.tolerance
-        return None if within or model.gain_of_repeats(racing) > worth else "out of reach"
+    def essential(self) -> list[NextRun]:
+        """List the first runs of the comparison that are missing: base, far end, and middle."""
+        places = [self.sizes.index(self.base)]
+        far = len(self.sizes) - 1 if places[0] < len(self.sizes) - 1 else 0
+        places += [far, (far + places[0]) // 2]
+        wanted = [self.next_of(self.sizes[place]) for place in dict.fromkeys(places)]
+        return [run for run in wanted if run.number == 0]
 
+    def share(self, run: NextRun) -> float:
+        """Return the cost of a run in complete trainings, less what a short one has trained."""
+        had = [
+            one.epochs or 0
+            for one in self.runs
+            if (*one.pair, one.seed) == run[:3] and one.ended == "completed"
+        ]
+        return (run.epochs - max(had, default=0)) / self.task.epochs
 
-class RateModel(NamedTuple):
-    """What is known of pairs of batch size and rate: means and covariance, in units of the model.
-
-    With a the factor of the learning rate relative to a rule (linear or sqrt) the objective is
-
-        y(a, B) = f(u, log B) + noise        u = log a - q log B
-
-    where f is a Gaussian process and q how much steeper than the rule the best rate grows: the
-    slope of log rate against log B is p = p_rule + q. The process has a constant and a slope in log
-    B, and squared-exponential covariance in both; q, length scales, signal and noise are averaged
-    over a grid by their marginal likelihood (Rasmussen and Williams 2006, sections 2.7 and 5.4.1).
-
-    What lies far below the best value matters little, and a cliff would hide the top: the loss
-    against it is compressed, c log(1 + loss / c). A run that diverged counts as such a loss, and no
-    larger rate of its size is tried.
-
-    A pair is worth what a run of it is expected to raise the best mean of its size by, the
-    knowledge gradient (Frazier et al. 2009, doi:10.1287/ijoc.1080.0314), times the probability that
-    the size is the best or the answer: of the sizes within the tolerance of the best, each at its
-    best rate, those that train about as fast as the fastest, and of these the smallest.
-    """
-
-    pairs: tuple[tuple[int, float], ...]
-    counts: np.ndarray  # Executions of each that have a value.
-    means: np.ndarray
-    covariance: np.ndarray
-    noise: float  # Variance of one execution.
-    tolerance: float
-
-    @classmethod
-    def of(
-        cls,
-        runs: Sequence[Run],
-        pairs: Sequence[tuple[int, float]],
-        *,
-        larger_is_better: bool,
-        tolerance: float,
-    ) -> "RateModel | None":
-        """Condition the process on the runs, None where none of the pairs has a value."""
-        sign = 1.0 if larger_is_better else -1.0
-        found: dict[tuple[int, float], list[float]] = {}
-        for run in runs:
-            if run.ended in ("completed", "diverged"):
-                value = -math.inf if run.value is None else sign * run.value
-                found.setdefault((run.batch_size, run.factor), []).append(value)
-        means = np.array([np.mean(values) for values in found.values()])
-        known = means[np.isfinite(means)]
-        every = [*pairs, *(pair for pair in found if pair not in pairs)]
-        tried = [pair for pair in pairs if pair in found and np.isfinite(np.mean(found[pair]))]
-        if not tried:
+    def lacks(
+        self, run: NextRun, keep: Sequence[NextRun] = ()
+    ) -> Literal["trainings", "time"] | None:
+        """Return which budget a run does not fit into, with room for others to come."""
+        shares = [self.share(one) for one in (run, *keep)]
+        spent = sum((one.epochs or self.task.epochs) / self.task.epochs for one in self.runs)
+        spent += sum(self.share(one) for one in self.pending)
+        if not _fits(shares, self.task.max_trainings - spent, spent):
+            return "trainings"
+        if self.seconds_left is None or not self.runs:
             return None
-        # A unit that neither the noise nor the shape of the objective is far from.
-        unit = max(tolerance, (known.max() - np.median(known)) / 8, 1e-12)
-        losses = np.minimum((known.max() - means) / unit, _NO_VALUE)
-        values = -_COMPRESSED * np.log1p(losses / _COMPRESSED)
-        at = np.array([every.index(pair) for pair in found])
-        counts = np.zeros(len(every))
-        counts[at] = [len(each) for each in found.values()]
+        costs = [
+            share * self.seconds[one[0]] for share, one in zip(shares, (run, *keep), strict=True)
+        ]
+        spent = sum(one.seconds or 0.0 for one in self.runs)
+        return None if _fits(costs, self.seconds_left, spent) else "time"
 
-        sizes, rates = np.log2(np.array(every)).T
-        sizes = sizes - sizes.mean()
-        # A covariance for each q, length and signal, without noise.
-        shapes = np.meshgrid(_STEEPER, _RATE_LENGTHS, indexing="ij")
-        steeper, length = (axis.ravel()[:, None, None] for axis in shapes)
-        u = rates - steeper[:, :, 0] * sizes
-        du, dv = u[:, :, None] - u[:, None, :], np.subtract.outer(sizes, sizes)
-        bumps = np.exp(-0.5 * ((du / length) ** 2 + (dv / _SIZE_LENGTH) ** 2))
-        lines = _LEVEL**2 + _SIZE_SLOPE**2 * np.multiply.outer(sizes, sizes)
-        smooth = np.square(_SIGNALS)[:, None, None] * bumps[:, None] + lines
-        smooth = smooth.reshape(-1, *lines.shape)
-        q = np.repeat(steeper.ravel(), len(_SIGNALS) * len(_NOISES))
-        noise = np.tile(_NOISES, len(smooth))
+    def price(self, run: NextRun) -> float:
+        """Return what a run costs beside others."""
+        return (self.seconds[run.batch_size] * self.share(run)) ** PRICED
 
-        # With the values as a last row, one factorisation also solves `lower @ off = values`.
-        last, places = len(at), np.arange(len(at))
-        observed = np.zeros((len(noise), last + 1, last + 1))
-        observed[:, :last, :last] = np.repeat(smooth[:, at][:, :, at], len(_NOISES), axis=0)
-        observed[:, places, places] += np.multiply.outer(noise**2, 1 / counts[at])
-        observed[:, last, :last], observed[:, last, last] = values, 1e9
-        factor = np.linalg.cholesky(observed)
-        lower, off = factor[:, :last, :last], factor[:, last, :last]
-        logs = -0.5 * np.sum(off**2, axis=1) - 0.5 * (q / _STEEPER_SPREAD) ** 2
-        logs -= np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
-        shares = np.exp(logs - logs.max())
-        shares /= shares.sum()
-        # Parts without weight change nothing.
-        parts = np.argsort(-shares)[:40]
-        shares = shares[parts] / shares[parts].sum()
-        whole = smooth[parts // len(_NOISES)]
-        across = np.linalg.solve(lower[parts], whole[:, at])
-        part_means = np.matmul(across.transpose(0, 2, 1), off[parts][:, :, None])[:, :, 0]
-        mean = shares @ part_means
-        apart = part_means - mean
-        weighted = (np.sqrt(shares)[:, None, None] * across).reshape(-1, len(every))
-        covariance = np.tensordot(shares, whole, 1) - weighted.T @ weighted
-        covariance += (shares[:, None] * apart).T @ apart
-        kept = len(pairs)
-        counts = np.where([pair in tried for pair in pairs], counts[:kept], 0.0)
-        model = tuple(pairs), counts, mean[:kept], covariance[:kept, :kept]
-        margin = float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED))
-        return cls(*model, float(shares @ noise[parts] ** 2), margin)
+    def obstacle(self) -> Literal["alone", "pinned", "no_outcomes"] | None:
+        """Return why nothing can be certain."""
+        if len(self.compared()) < 2:
+            return "alone"
+        if self.pinned == "both":
+            return "pinned"
+        return "no_outcomes" if any(run.outcomes is None for run in self.observed()) else None
 
-    def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "RateModel":
-        """Add pending runs at their expected value: means stay, variances shrink."""
-        counts, covariance = self.counts.copy(), self.covariance
-        for i in (self.pairs.index(pair) for pair in pairs if pair in self.pairs):
-            counts[i] += 1
-            across = covariance[:, i]
-            covariance = covariance - np.outer(across, across) / (across[i] + self.noise)
-        return self._replace(counts=counts, covariance=covariance)
 
-    def chances(
-        self, seconds: Mapping[int, float], pairs: Sequence[Pair]
-    ) -> tuple[dict[int, float], dict[int, float]]:
-        """Return the probabilities of each size to be the answer, and to be the best."""
-        at = [self.pairs.index(pair) for pair in pairs]
-        sizes = np.array([pair[0] for pair in pairs])
-        every = np.unique(sizes)
-        draws = self._draws()[:, at]
-        tops = np.stack([draws[:, sizes == size].max(axis=1) for size in every], axis=1)
-        near = tops >= tops.max(axis=1, keepdims=True) - self.tolerance
-        costs = np.where(near, [seconds[size] for size in every.tolist()], math.inf)
-        fast = costs <= AS_FAST * costs.min(axis=1, keepdims=True)
-        answers, bests = (
-            {size: float(np.mean(one.argmax(axis=1) == k)) for k, size in enumerate(every.tolist())}
-            for one in (fast, tops)
-        )
-        return answers, bests
+def _fits(costs: Sequence[float], left: float, spent: float) -> bool:
+    """Return whether the first of some costs fits into what is left, with room for the others.
 
-    def gains(self, weights: Mapping[int, float]) -> np.ndarray:
-        """Return what a run of each pair promises, each size counted with its weight."""
-        sizes = np.array([size for size, _ in self.pairs])
-        found = np.zeros(len(sizes))
-        for size, weight in weights.items():
-            found += weight * self._gains_of(np.flatnonzero(sizes == size))
+    No room is kept for others that would not even fit if nothing had been spent.
+    """
+    room = sum(costs[1:])
+    return costs[0] + (room if sum(costs) <= left + spent else 0.0) <= left * (1 + 1e-9) + 1e-9
+
+
+class _Belief(NamedTuple):
+    """What is believed of the quality of each size, from complete runs at its rate."""
+
+    sizes: Sequence[int]
+    mean: np.ndarray
+    covariance: np.ndarray
+    noise: float  # Variance of one run.
+    draws: np.ndarray  # Of the qualities of all sizes, [draw, size].
+    near: np.ndarray  # Whether each is within the tolerance of the best.
+
+    def within(self) -> dict[int, float]:
+        """Return the probability of each size to be within the tolerance of the best."""
+        return dict(zip(self.sizes, self.near.mean(0).tolist(), strict=True))
+
+    def information(self) -> dict[int, float]:
+        """Return how much a run of each size tells of which sizes are within the tolerance.
+
+        It is by how much it is expected to lower the variances of the indicators, to first order.
+        """
+        moved = (self.draws - self.draws.mean(0)).T @ (self.near - self.near.mean(0))
+        worth = ((moved / len(self.draws)) ** 2).sum(1) / (np.diag(self.covariance) + self.noise)
+        return dict(zip(self.sizes, worth.tolist(), strict=True))
+
+    def best_first(self, sizes: Sequence[int]) -> list[int]:
+        return sorted(sizes, key=lambda size: -self.mean[self.sizes.index(size)])
+
+    def gaps(self, sizes: Sequence[int], confidence: float) -> dict[int, Estimate[float]]:
+        """Return how much worse each size is than the best of them, of this against the second."""
+        if len(sizes) < 2:
+            return {}
+        at = {size: self.sizes.index(size) for size in sizes}
+        best, second, *_ = self.best_first(sizes)
+        tails = (1 - confidence) / 2, (1 + confidence) / 2
+        found = {}
+        for size in sizes:
+            than = at[second if size == best else best]
+            low, high = np.quantile(self.draws[:, than] - self.draws[:, at[size]], tails)
+            middle = self.mean[than] - self.mean[at[size]]
+            found[size] = Estimate(float(middle), float(low), float(high))
         return found
 
-    def gain_of_repeats(self, pairs: Sequence[Pair]) -> float:
-        """Return by how much one more run of `pairs` is expected to raise the best, at most."""
-        own = np.array([self.pairs.index(pair) for pair in pairs])
-        return float(self._gains_of(own)[own].max())
 
-    def _gains_of(self, own: np.ndarray) -> np.ndarray:
-        """Return by how much a run of each pair is expected to raise the best mean of `own`."""
-        points = np.linspace(-2.5, 2.5, 15)
-        shares = np.exp(-0.5 * points**2)
-        deviations = np.sqrt(np.diagonal(self.covariance) + self.noise)
-        shifts = self.covariance[own] / deviations  # A column for each pair that is run.
-        after = np.max(self.means[own][:, None, None] + shifts[:, :, None] * points, axis=0)
-        return after @ (shares / shares.sum()) - self.means[own].max()
+def _believe(race: _Race) -> _Belief | None:
+    """Condition the curve over sizes on the complete runs, None before there is one."""
+    runs = race.observed()
+    values = [run.value for run in runs if run.epochs is None and run.value is not None]
+    if not values:
+        return None
+    sizes, error = race.sizes, race.error
+    low = max(values) - CLIPPED_TOLERANCES * race.task.tolerance - CLIPPED_ERRORS * error
+    stopped = [run.value is None or run.ended == "stopped_early" for run in runs]
+    y = [
+        low if stop else max(run.value or 0.0, low) for run, stop in zip(runs, stopped, strict=True)
+    ]
+    y = (np.array(y) - max(values)) / error
+    at = [sizes.index(run.batch_size) for run in runs]
+    numbers = np.array([run.seed for run in runs])
+    x = np.log2(sizes) - np.mean(np.log2(sizes))
+    apart = np.subtract.outer(x, x)
+    shape = SLOPE**2 * np.outer(x, x) + np.exp(-0.5 * (apart / LENGTH) ** 2)
+    alike = (1 - SHARED) * np.eye(len(y)) + SHARED * np.equal.outer(numbers, numbers)
+    parts = []
+    for amplitude, noise in itertools.product(AMPLITUDES, NOISES):
+        prior = amplitude**2 * shape + LEVEL**2
+        lower = np.linalg.cholesky(prior[np.ix_(at, at)] + noise**2 * alike)
+        off, across = np.linalg.solve(lower, y), np.linalg.solve(lower, prior[at])
+        log = -0.5 * off @ off - np.log(np.diag(lower)).sum()
+        log -= 0.5 * (math.log(noise) / NOISE_SPREAD) ** 2
+        parts.append((log, across.T @ off, prior - across.T @ across, noise**2))
+    logs, means, covariances, noises = map(np.array, zip(*parts, strict=True))
+    shares = np.exp(logs - logs.max())
+    shares /= shares.sum()
+    mean, noise = shares @ means, float(shares @ noises)
+    off = means - mean
+    covariance = np.tensordot(shares, covariances, 1) + (shares[:, None] * off).T @ off
+    for one in race.pending:  # At its expected value: the mean stays.
+        if one.batch_size in sizes and one.epochs == race.task.epochs:
+            own = covariance[:, sizes.index(one.batch_size)]
+            covariance = covariance - np.outer(own, own) / (
+                own[sizes.index(one.batch_size)] + noise
+            )
+    lengths, axes = np.linalg.eigh(covariance)
+    draws = mean + (_normals(len(sizes)) * np.sqrt(np.maximum(lengths, 0.0))) @ axes.T
+    draws, mean, covariance = draws * error, mean * error, covariance * error**2
+    near = draws >= draws.max(1, keepdims=True) - race.task.tolerance
+    return _Belief(sizes, mean, covariance, noise * error**2, draws, near)
 
-    def _draws(self) -> np.ndarray:
-        values, vectors = np.linalg.eigh(self.covariance)
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
-        normal = np.random.default_rng(0).standard_normal((1000, len(self.means)))
-        return self.means + normal @ root.T
+
+@functools.cache
+def _normals(count: int) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((DRAWS, count))
+
+
+def _seconds(task: RaceTask, runs: Sequence[Run]) -> dict[int, float]:
+    """Return what a complete training of each size takes: as planned, corrected by the runs.
+
+    The log of measured over planned is a plan's error for the size, plus the speed of the machine,
+    which runs that follow each other share, plus noise.
+    """
+    if not all(task.seconds.get(size) for size in task.batch_sizes):
+        return training_seconds_of([run for run in runs if run.epochs is None], task.batch_sizes)
+    logs, sizes = [], []
+    for run in runs:
+        if run.seconds and run.ended == "completed":
+            planned = task.seconds[run.batch_size] * (run.epochs or task.epochs) / task.epochs
+            logs.append(math.log(run.seconds / planned))
+            sizes.append(run.batch_size)
+    places = np.arange(len(logs))
+    drift = DRIFT**2 * np.exp(-np.abs(np.subtract.outer(places, places)) / DRIFT_RUNS)
+    same = PLAN_ERROR**2 * np.equal.outer(sizes, sizes)
+    weights = np.linalg.solve(drift + same + TIME_NOISE**2 * np.eye(len(logs)), logs)
+    slower = max(0.0, float(drift[-1] @ weights)) if logs else 0.0
+    errors = {size: PLAN_ERROR**2 * float(np.equal(sizes, size) @ weights) for size in set(sizes)}
+    return {
+        size: task.seconds[size] * math.exp(slower + errors.get(size, 0.0))
+        for size in task.batch_sizes
+    }
+
+
+def _octave(run: Run) -> int:
+    return round(math.log2(run.factor))

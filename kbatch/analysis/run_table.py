@@ -4,12 +4,13 @@ All runs of a seed are a round. Executions that begin alike under other seeds co
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
+Pinned = Literal["both", "weights", "order"]  # What is the same under all seeds.
 
 
 class Run(NamedTuple):
@@ -22,13 +23,18 @@ class Run(NamedTuple):
     seconds: float | None = None  # Of training; None where unknown or not comparable.
     # How it ended. "left_out" is no execution: it says that the search dropped the pair before the
     # runs that certify, so that the pair forbids a certain answer where it may be preferred.
-    ended: Literal["completed", "diverged", "out_of_memory", "failed", "left_out"] = "completed"
+    # "stopped_early" is a run that had fallen behind, which only says that its pair is worse.
+    ended: Literal[
+        "completed", "diverged", "out_of_memory", "failed", "left_out", "stopped_early"
+    ] = "completed"
     # Pseudo-values of blocks of validation examples, in the unit of the value, which is their mean;
     # None where they cannot be had.
     outcomes: np.ndarray | None = None
     examples: int | None = None  # Of the validation set; None for one a block.
     weights: str | None = None  # Hash of the initial weights.
     order: str | None = None  # Hash of the order of the first epoch.
+    epochs: int | None = None  # That it trained, of a short or stopped run; None if complete.
+    curve: tuple[float, ...] = ()  # The objective at the end of each epoch.
 
     @property
     def pair(self) -> Pair:
@@ -53,7 +59,7 @@ class RunTable:
         if not self.pairs:
             raise ValueError("`runs` must hold one that has a value and did not diverge.")
         self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
-        self.pinned: Literal["both", "weights", "order"] | None = _pinned(list(scored.values()))
+        self.pinned = pinned_parts(run for mine in scored.values() for run in mine.values())
         # Without seeds the n-th run of each is round n.
         rows = [list(scored[pair].values()) for pair in self.pairs]
         seeds = [[n if r.seed is None else r.seed for n, r in enumerate(row)] for row in rows]
@@ -108,14 +114,17 @@ class RunTable:
         return np.exp(np.array(found) - min(found))
 
 
-def _pinned(rows: Sequence[Mapping[object, Run]]) -> Literal["both", "weights", "order"] | None:
+def pinned_parts(runs: Iterable[Run]) -> Pinned | None:
     """Return what is the same in all runs of a pair, whatever their seeds."""
-    repeated = [list(row.values()) for row in rows if len(row) > 1]
+    rows: dict[Pair, list[Run]] = {}
+    for run in runs:
+        rows.setdefault(run.pair, []).append(run)
     # Not by equal values: noise of the device is added to them.
     weights, order = (
         any(
             len(own := {getattr(run, name) for run in row}) == 1 and own != {None}
-            for row in repeated
+            for row in rows.values()
+            if len(row) > 1
         )
         for name in ("weights", "order")
     )

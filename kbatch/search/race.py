@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kbatch.analysis.learning_rate import FACTOR_NAME
-from kbatch.analysis.race import NextRun, Race, RaceStep
+from kbatch.analysis.rounds import NextRun, Race, RaceStep
 from kbatch.errors import InputError
 from kbatch.page.numbers import pluralize, setting
 from kbatch.search.files import readable_trials, trial_record

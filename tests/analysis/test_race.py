@@ -1,298 +1,249 @@
-"""Races on tables of pairs whose best one is known."""
+"""Races on tables of sizes and rates whose best one is known."""
 
-import collections
-import functools
+import math
 
 import numpy as np
 import pytest
 
-from kbatch.analysis.judge import FIRST_LOOK, judge_race
-from kbatch.analysis.race import NextRun, Race
+from kbatch.analysis.race import NextRun, RaceTask, expected_trainings, falls_behind, judge_race
+from kbatch.analysis.race import next_run as next_step
 from kbatch.analysis.run_table import Run
 
-SIZES, BASE = (16, 32, 64, 128, 256, 512), 32
-BLOCKS, EXAMPLES = 50, 2000
+SIZES, BASE, EPOCHS, BLOCKS = (16, 32, 64, 128, 256, 512), 32, 10, 50
 
 
-def octaves_off(size, factor, *, steeper=0.0, off=0.0):
-    """Octaves between a rate and the best one of its size, which grows steeper than the rule."""
-    return np.log2(factor) - off - steeper * np.log2(size / BASE)
-
-
-def linear_is_right(size, factor):
-    away = octaves_off(size, factor, off=1.0)
-    return None if away > 2 else 0.95 - 0.006 * away**2 - 0.002 * abs(np.log2(size / 64))
-
-
-def eight_times_too_small(size, factor):
-    away = octaves_off(size, factor, off=3.0)
-    return 0.95 - min(0.5, 0.004 * away**2) - 0.03 * (size > 128)
-
-
-def cliff(size, factor):
-    """The best rate is the last one that does not diverge."""
-    away = octaves_off(size, factor, off=-3.0, steeper=-0.2)
-    return None if away > 1.2 else 0.93 + 0.01 * min(away, 1.0) - 0.02 * (size > 64)
-
-
-def flat(size, factor):
-    return 0.93
-
-
-TABLES = [linear_is_right, eight_times_too_small, cliff, flat]
+def level(size, octave):
+    """Qualities fall from 128 on, and away from a rate that is an octave above the rule's."""
+    return 0.95 - 0.03 * max(0, math.log2(size / 128)) - 0.01 * (octave - 1) ** 2
 
 
 class Search:
-    """Trains what a race asks for: values of a table, with the noise of seeds and examples."""
+    """Trains what a race asks for, with the noise of a seed and of a run."""
 
-    sizes = SIZES
+    def __init__(self, level=level, *, sizes=SIZES, base=BASE, epochs=EPOCHS, noise=0.002, **task):
+        self.level, self.noise, self.runs = level, noise, []
+        self.seconds = {size: 10 + 1000 / size for size in sizes}
+        options = {"larger_is_better": True, "tolerance": 0.01, "confidence": 0.95}
+        options |= {"max_trainings": 2.0 * len(sizes), "seconds": dict(self.seconds)}
+        self.task = RaceTask(sizes, base, epochs, **(options | task))
+        self.slower = 1.0
 
-    def __init__(self, table, seed=0, noise=0.004, sign=1, scale=1.0, **options):
-        self.table, self.noise, self.sign, self.scale = table, noise, sign, scale
-        self.draw = seed
-        self.goal = {"larger_is_better": sign > 0, "tolerance": 0.01 * scale, "confidence": 0.95}
-        self.options = {"base_batch_size": BASE, "max_executions": 36} | self.goal | options
-        self.runs = []
-
-    def trained(self, execution):
-        size, factor, number = execution
-        value, seconds = self.table(size, factor), 1 + 40 / size
-        if value is None:
+    def trained(self, run):
+        size, factor, number, epochs = run
+        end, whole = self.level(size, math.log2(factor)), self.task.epochs
+        seconds = self.slower * self.seconds[size] * epochs / whole
+        if end is None:
             return Run(size, factor, number, None, seconds, "diverged")
-        own = np.random.default_rng((self.draw, size, int(factor * 1024), number))
-        same = np.random.default_rng((self.draw, number))
-        value += self.noise * (own.standard_normal() + same.standard_normal())
-        blocks = value + 0.01 * own.standard_normal(BLOCKS)
-        outcomes = self.sign * self.scale * blocks
-        return Run(size, factor, number, outcomes.mean(), seconds, "completed", outcomes, EXAMPLES)
+        rng = np.random.default_rng((size, int(1024 * factor), number))
+        end += self.noise * (rng.standard_normal() + np.random.default_rng(number).normal())
+        sign = 1 if self.task.larger_is_better else -1
+        curve = [sign * (end - 0.2 / 2**epoch) for epoch in range(1, epochs + 1)]
+        outcomes = curve[-1] + 0.02 * np.random.default_rng(0).normal(size=BLOCKS)
+        short = None if epochs == whole else epochs
+        facts = {"outcomes": outcomes, "examples": 1000, "epochs": short, "curve": tuple(curve)}
+        return Run(size, factor, number, curve[-1], seconds, **facts)
 
-    def step(self, runs=None, **changed):
-        runs = self.runs if runs is None else runs
-        return Race(runs, self.sizes, **(self.options | changed)).step()
+    def step(self, **state):
+        return next_step(self.task, self.runs, **state)
 
-    def asked(self, count, runs=None):
-        """What so many workers are given, one by one."""
-        given = []
-        while len(given) < count and (run := self.step(runs, pending=given).run):
-            given.append(run)
-        return given
+    def end(self, run):
+        """Add a run, in place of the short one that it continues."""
+        self.runs = [known for known in self.runs if (*known.pair, known.seed) != run[:3]]
+        self.runs.append(self.trained(run))
 
-    def to_the_end(self, workers=1):
-        while given := self.asked(workers):
-            self.runs += [self.trained(execution) for execution in given]
-        return self.step()
+    def to_the_end(self, most=60):
+        for _ in range(most):
+            step = self.step()
+            if step.run is None:
+                return step.ended
+            self.end(step.run)
+        raise AssertionError("It does not end.")
 
-    def judged(self, **changed):
-        return judge_race(self.runs, SIZES, **(self.goal | changed))
+    def judged(self):
+        return judge_race(self.task, self.runs)
 
-
-@functools.cache
-def ended(table, seed=0):
-    """A search of a table that was left alone, and its last step."""
-    search = Search(table, seed)
-    return search, search.to_the_end()
+    def trainings(self):
+        return sum((run.epochs or self.task.epochs) / self.task.epochs for run in self.runs)
 
 
-def executions(runs):
-    return [NextRun(run.batch_size, run.factor, run.seed) for run in runs]
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_the_pairs_that_it_names_are_within_the_tolerance_of_the_best(table):
-    values = [v for b in SIZES for k in range(-5, 6) if (v := table(b, 2.0**k)) is not None]
-    losses = []
-    for seed in range(2):
-        search, step = ended(table, seed)
-        assert step.ended in ("certain", "certified", "out of reach", "executions")
-        losses.append(max(values) - table(*step.judgement.named))
-        assert len(search.runs) <= 6 * len(SIZES)
-        assert any(run.batch_size == BASE for run in search.runs)
-    assert np.mean(losses) <= 0.01
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_what_chose_a_pair_does_not_judge_it_and_rounds_are_whole(table):
-    search, step = ended(table)
-    rounds = collections.defaultdict(set)
-    for run in search.runs:
-        if run.seed > 0:
-            rounds[run.pair].add(run.seed)
-    most = max(map(len, rounds.values()))
-    for pair, count in step.judgement.rounds.items():
-        assert count == len(rounds[pair])
-        # One that left early is worse, or no longer compared.
-        assert count >= most - 1 or pair in step.judgement.worse
-    assert all(own == set(range(1, len(own) + 1)) for own in rounds.values())
-    rivals = set(step.judgement.pairs) - set(step.judgement.worse)
-    assert sum(len(rounds[pair]) == most for pair in rivals) >= 2
-    assert search.judged() == step.judgement
-    chose = [run for run in search.runs if run.seed == 0]
-    assert judge_race(chose, SIZES, **search.goal) is None
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_a_search_that_was_killed_goes_on_as_it_would_have(table):
-    whole, end = ended(table)
-    for count in range(0, len(whole.runs), 8):
-        # On disk they are in the order of the trials.
-        kept = sorted(whole.runs[:count], key=lambda run: run.pair)
-        assert [whole.step(kept).run] == executions(whole.runs[count : count + 1])
-    shuffled = sorted(whole.runs, key=lambda run: (run.pair, -run.seed))
-    assert whole.step(shuffled).ended == end.ended
-
-
-def test_a_round_is_known_when_it_begins_and_is_run_whole():
-    search, rounds = Search(flat, 5, noise=0.02, max_executions=23), 0
-    while run := search.step().run:
-        if run.number > rounds:  # The first of its round.
-            rounds = run.number
-            asked = search.asked(100)
-            assert len(search.runs) + len(asked) <= 23
-            for execution in asked:
-                assert search.step().run == execution
-                search.runs.append(search.trained(execution))
-        else:
-            search.runs.append(search.trained(run))
-    assert rounds
-
-
-@pytest.mark.parametrize("search_rate", [True, False])
-@pytest.mark.parametrize("most", [6, 10])
-def test_every_size_is_trained_where_there_are_executions_for_all(most, search_rate):
-    search = Search(cliff, max_executions=most, search_rate=search_rate)
+def test_next_run_looks_for_the_rate_by_short_runs_at_the_base_size():
+    search = Search()
+    assert search.step().run == NextRun(BASE, 1.0, 0, 2)
     search.to_the_end()
-    assert {run.batch_size for run in search.runs} == set(SIZES)
+    assert {run.batch_size for run in search.runs if run.epochs} == {BASE}
+    assert {0.25, 1.0, 4.0} <= {run.factor for run in search.runs if run.batch_size == BASE}
+    # The others have the rate of the base size by the rule, which was wrong by an octave.
+    assert {run.factor for run in search.runs if run.batch_size != BASE} == {2.0}
 
 
-@pytest.mark.parametrize(("most", "workers"), [(4, 1), (7, 3), (19, 3)])
-def test_never_more_executions_than_allowed(most, workers):
-    search = Search(linear_is_right, max_executions=most)
-    step = search.to_the_end(workers)
-    assert len(search.runs) <= most
-    assert step.ended
-    if most < 8:
-        assert (step.ended, len(search.runs)) == ("executions", most)
+@pytest.mark.parametrize("off", [-3, 0, 3])
+def test_judge_race_names_the_fastest_size_within_the_tolerance(off):
+    search = Search(lambda size, octave: level(size, octave - off))
+    assert search.to_the_end() == "settled"
+    found = search.judged()
+    assert found.named == (128, 2.0 ** (off + 1))
+    assert found.leader in found.certified
+    assert {512} <= {size for size, _ in found.worse} <= {256, 512}
+    assert search.trainings() <= 10
+    assert found.gaps[512, found.named[1]].low > 0
 
 
-def test_executions_that_are_no_whole_round_are_left():
-    search = Search(flat, max_executions=11, search_rate=False)
-    assert search.to_the_end().ended
-    counts = collections.Counter(run.seed for run in search.runs if run.seed > 0)
-    assert len(set(counts.values())) <= 1
+def test_a_loss_is_raced_as_its_negative_is():
+    one = Search()
+    other = Search(larger_is_better=False)
+    assert one.to_the_end() == other.to_the_end()
+    assert [run.pair for run in one.runs] == [run.pair for run in other.runs]
+    assert one.judged().named == other.judged().named
 
 
-def test_a_rate_that_is_far_off_is_found_and_the_size_with_it():
-    search, step = ended(eight_times_too_small)
-    assert {factor for _, factor in step.judgement.pairs} <= {4.0, 8.0, 16.0}
-    assert {size for size, _ in step.judgement.pairs} & {64, 128}
-    assert sum(run.seed == 0 for run in search.runs) <= 20
+@pytest.mark.parametrize("sizes", [(7, 100), (8, 24, 96), tuple(range(10, 90, 10))])
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_any_sizes_base_and_epochs_end_within_the_budget(sizes, place, epochs):
+    search = Search(sizes=sizes, base=sizes[place], epochs=epochs)
+    assert search.to_the_end() in ("settled", "trainings")
+    assert search.trainings() <= search.task.max_trainings + 1e-9
+    assert search.judged().named[0] in sizes
+    assert epochs > 1 or all(run.epochs is None for run in search.runs)
 
 
-def test_sizes_at_a_rate_that_is_known_are_all_tried_and_the_good_ones_raced():
-    search = Search(lambda size, factor: 0.93 - 0.05 * (size > 64), search_rate=False)
-    step = search.to_the_end()
-    assert {run.factor for run in search.runs} == {1.0}
-    assert {run.batch_size for run in search.runs} == set(SIZES)
-    assert len(step.judgement.pairs) >= 2
-    assert set(step.judgement.pairs) <= {(size, 1.0) for size in (16, 32, 64)}
-    assert set(step.judgement.left_out) >= {(size, 1.0) for size in (128, 256, 512)}
-    # A faster size that is left out may be as good at another tolerance.
-    assert not search.judged(tolerance=0.1).certain
+def test_without_a_search_of_rates_and_without_short_runs():
+    search = Search(search_rate=False)
+    search.to_the_end()
+    assert {(run.factor, run.epochs) for run in search.runs} == {(1.0, None)}
+    search = Search(short_runs=False)
+    search.to_the_end()
+    assert all(run.epochs is None for run in search.runs)
+    assert search.judged().named[1] == 2.0
 
 
-def test_workers_are_given_several_that_no_judgement_would_change():
-    search = Search(linear_is_right)
-    first = search.asked(4)
-    assert len(first) == len(set(first)) == 4
-    end = search.to_the_end(4)
-    assert end.ended and len(search.runs) <= 36
-    # Nobody runs ahead of a judgement.
-    whole = [run for run in search.runs if run.seed <= FIRST_LOOK]
-    raced = [run for run in whole if run.seed == FIRST_LOOK]
-    kept, begun = [run for run in whole if run is not raced[-1]], executions(raced[-1:])
-    following = search.step(kept, pending=begun).run
-    assert following is None or following.number <= FIRST_LOOK
-
-
-def test_no_larger_rate_of_a_size_is_tried_after_one_that_diverged():
-    search, _ = ended(cliff)
-    diverged = [i for i, run in enumerate(search.runs) if run.ended == "diverged"]
-    assert diverged
-    for i in diverged:
-        later = [
-            r.factor for r in search.runs[i + 1 :] if r.batch_size == search.runs[i].batch_size
-        ]
-        assert all(factor < search.runs[i].factor for factor in later)
-
-
-def test_where_every_rate_diverges_it_ends_after_the_smallest():
-    search = Search(lambda size, factor: None)
-    step = search.to_the_end()
-    assert (step.ended, step.judgement) == ("diverged", None)
-    assert min(run.factor for run in search.runs) == 1 / 32
-    assert len(search.runs) <= 6
+def test_a_size_that_diverged_is_tried_at_a_smaller_rate_only():
+    search = Search(lambda size, octave: None if octave > 0 and size > 64 else level(size, octave))
+    search.to_the_end()
+    for run in search.runs:
+        later = search.runs[search.runs.index(run) + 1 :]
+        if run.ended == "diverged":
+            assert all(r.factor < run.factor for r in later if r.batch_size == run.batch_size)
+    assert any(run.pair == (512, 1.0) for run in search.runs)
+    assert search.judged().named == (64, 2.0)
 
 
 @pytest.mark.parametrize(
-    ("ended", "left"), [("out_of_memory", {16, 32}), ("failed", {16, 32, 128, 256, 512})]
+    ("ended", "dropped"), [("failed", {128}), ("out_of_memory", {128, 256, 512})]
 )
-def test_a_size_that_cannot_be_trained_is_not_tried_again(ended, left):
-    search = Search(flat)
-    search.runs = [Run(64, 1.0, 0, None, None, ended)]
+def test_a_size_that_cannot_be_trained_drops_out(ended, dropped):
+    search = Search()
+    search.runs = [Run(128, 1.0, 0, None, ended=ended)]
     search.to_the_end()
-    assert {run.batch_size for run in search.runs[1:]} <= left
+    assert not {run.batch_size for run in search.runs[1:]} & dropped
+    assert search.judged().named[0] not in dropped
+    search.runs = [Run(BASE, 1.0, 0, None, ended="failed")]
+    assert search.step().run.batch_size in (16, 64)
 
 
-def test_a_size_that_trained_goes_on_where_a_smaller_one_runs_out_later():
-    search = Search(flat, search_rate=False)
-    while (run := search.step().run).number == 0:
-        search.runs.append(search.trained(run))
-    search.runs.append(Run(64, 1.0, 1, None, None, "out_of_memory"))
-    search.to_the_end()
-    assert 64 not in {run.batch_size for run in search.runs[len(SIZES) + 1 :]}
-    assert {128, 256, 512} & {run.batch_size for run in search.runs if run.seed == FIRST_LOOK}
+def test_a_race_without_any_value_ends_and_names_nothing():
+    search = Search(lambda size, octave: None)
+    assert search.to_the_end() == "diverged"
+    assert min(run.factor for run in search.runs) == 2.0**-5
+    assert search.judged() is None
+    search.runs = [Run(16, 1.0, 0, None, ended="out_of_memory")]
+    assert search.step().ended == "failed"
 
 
-def test_one_size_is_searched_for_its_rate_and_compared_with_nothing():
-    search = Search(linear_is_right)
-    search.sizes = (BASE,)
-    step = search.to_the_end()
-    assert (step.ended, step.judgement) == ("alone", None)
-    best = max((run for run in search.runs if run.value is not None), key=lambda run: run.value)
-    assert abs(octaves_off(*best.pair, off=1.0)) <= 1
-
-
-def test_a_loss_in_other_units_is_raced_in_the_same_way():
-    (gains, end), losses = ended(cliff), Search(cliff, sign=-1, scale=100.0)
-    assert losses.to_the_end().judgement.named == end.judgement.named
-    assert executions(gains.runs) == executions(losses.runs)
-
-
-def test_a_race_over_a_grid_of_several_executions_still_looks_for_the_rate():
-    search = Search(eight_times_too_small)
-    search.runs = [
-        search.trained(NextRun(size, 1.0, number)) for size in (16, 32, 64) for number in range(3)
-    ]
-    given = len(search.runs)
-    search.to_the_end()
-    asked = search.runs[given:]
-    tried, raced = ({run.pair for run in asked if bool(run.seed) == one} for one in (False, True))
-    assert len(tried - raced) > 4, "rates are tried that are not repeated"
-    assert search.judged().named[1] >= 4
-
-
-@pytest.mark.parametrize("noise", [0.004, 0.02])
-def test_pairs_that_all_diverge_in_their_rounds_are_not_judged(noise):
-    class Late(Search):
-        def trained(self, execution):
-            run = super().trained(execution)
-            late = execution.number >= FIRST_LOOK - 1
-            return run._replace(value=None, outcomes=None, ended="diverged") if late else run
-
-    search = Late(flat, noise=noise)
-    assert search.to_the_end().ended in ("executions", "out of reach")
-    rounds = [run.seed for run in search.runs]
-    assert max(rounds) >= FIRST_LOOK - 1
+def test_short_runs_alone_name_the_base_size_at_the_best_rate_and_certify_nothing():
+    search = Search()
+    for _ in range(3):
+        search.end(search.step().run)
     found = search.judged()
-    diverged = {run.pair for run in search.runs if run.ended == "diverged"}
-    assert found is None or not (found.certain or diverged & {*found.pairs})
+    assert (found.named[0], found.certified, found.certain) == (BASE, (), False)
+    assert found.obstacle is not None
+    assert set(found.rounds.values()) == {0}
+
+
+def test_pending_runs_are_not_asked_for_again():
+    search = Search()
+    while (run := search.step().run) is not None:
+        given = [run]
+        while len(given) < 3 and (more := search.step(pending=given).run):
+            assert more not in given
+            given.append(more)
+        for one in given:
+            search.end(one)
+    assert search.judged().named == (128, 2.0)
+    assert search.trainings() <= search.task.max_trainings
+
+
+@pytest.mark.parametrize("budget", [1, 3, 4.5])
+def test_a_deadline_and_a_small_budget_leave_an_answer(budget):
+    small = Search(max_trainings=budget)
+    assert small.to_the_end() == "trainings"
+    assert small.trainings() <= budget
+    assert small.judged() is not None
+    late, left = Search(), budget * 40.0
+    while (step := late.step(seconds_left=left)).run is not None:
+        before = sum(run.seconds for run in late.runs)
+        late.end(step.run)
+        left -= sum(run.seconds for run in late.runs) - before
+    assert step.ended in ("time", "settled")
+    assert left >= -1e-6
+    assert late.judged() is not None
+
+
+def test_a_machine_that_slows_down_does_not_change_which_size_is_faster():
+    for slower in (3.0, 1 / 3):
+        search = Search()
+        while (run := search.step().run) is not None:
+            search.slower = slower if len(search.runs) > 8 else 1.0
+            search.end(run)
+        found = search.judged()
+        costs = {size: cost for (size, _), cost in found.costs.items()}
+        for size in costs:
+            expected = search.seconds[size] / search.seconds[512]
+            assert costs[size] / costs[512] == pytest.approx(expected, rel=0.25)
+
+
+def test_measured_seconds_correct_the_plan():
+    search = Search(seconds=dict.fromkeys(SIZES, 50.0))
+    search.to_the_end()
+    costs = search.judged().costs
+    assert costs[512, 2.0] < costs[32, 2.0]
+
+
+def test_complete_runs_of_a_grid_are_used():
+    search = Search()
+    for size in SIZES:
+        search.end(NextRun(size, 1.0, 0, EPOCHS))
+    search.to_the_end()
+    assert search.judged().named == (128, 2.0)
+    same = Search(lambda size, octave: level(size, octave + 1))
+    for size in SIZES:
+        same.end(NextRun(size, 1.0, 0, EPOCHS))
+    same.to_the_end()
+    assert sum(run.epochs is None for run in same.runs) < 12
+
+
+def test_equal_runs_under_different_seeds_are_never_certain():
+    search = Search()
+    while (run := search.step().run) is not None:
+        search.end(run)
+        search.runs[-1] = search.runs[-1]._replace(weights="w", order="o")
+    found = search.judged()
+    assert (found.pinned, found.certain) in (("both", False), (None, found.certain))
+    search.runs.append(search.runs[-1]._replace(seed=7))
+    assert (search.judged().obstacle, search.judged().certain) == ("pinned", False)
+
+
+def test_falls_behind_if_it_trails_by_more_than_any_finished_run_made_up():
+    best = [0.5, 0.7, 0.8, 0.9]
+    slow = [0.3, 0.6, 0.75, 0.89]  # It made up 0.19.
+    others = [slow, [0.5, 0.68, 0.79, 0.88]]
+    assert not falls_behind([0.35], candidate=best, finished=others)
+    assert falls_behind([0.2], candidate=best, finished=others)
+    assert not falls_behind([0.2], candidate=best, finished=[best, slow])  # One says too little.
+    assert not falls_behind([0.2, 0.2, 0.2, 0.2], candidate=best, finished=others)  # It has ended.
+
+
+def test_expected_trainings_are_within_the_budget():
+    for budget in (3.0, 12.0):
+        low, high = expected_trainings(Search(max_trainings=budget).task)
+        assert 0 < low <= high <= budget

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kbatch.analysis.race import RateModel
+from kbatch.analysis.rounds import RateModel
 from kbatch.analysis.run_table import Run
 
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)
