@@ -39,12 +39,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from scipy.stats import beta
-from tables import BASE_SIZE, COSTS, FACTORS, SIZES, VALIDATION, read_table
+from tables import BASE_SIZE, FACTORS, SIZES, VALIDATION, read_table
 
 from kbatch.analysis.judge import Judgement, judge
 from kbatch.analysis.rounds import Race
 from kbatch.analysis.run_table import Run
 
+TASKS = ("mlp", "cnn", "text")
 OFF = (-3, -2, -1, 0, 1, 2, 3)  # Octaves between the user's rate and the task's own.
 GOAL = {"larger_is_better": True, "confidence": 0.95}
 MOST_ROUNDS = 36  # Of a search.
@@ -77,7 +78,7 @@ class Named(NamedTuple):
 
 def stored_tables() -> dict[str, Table]:
     """Read the trainings of each task."""
-    tables = {name: read_table(name) for name in COSTS}
+    tables = {name: read_table(name) for name in TASKS}
     return {
         name: Table(table.outcomes, table.tested.transpose(2, 0, 1), table.seconds)
         for name, table in tables.items()
@@ -223,7 +224,7 @@ def main() -> None:
     parser.add_argument("--simulate", type=int, default=0, help="searches to draw for each task")
     parser.add_argument("--draws", type=int, default=12, help="of each of the user's rates")
     parser.add_argument("--tolerance", type=float, default=0.01)
-    parser.add_argument("--tasks", nargs="+", default=list(COSTS))
+    parser.add_argument("--tasks", nargs="+", default=TASKS)
     options = parser.parse_args()
     tables = stored_tables()
     if options.simulate:
