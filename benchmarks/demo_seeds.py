@@ -50,15 +50,13 @@ def pooled(studies: list[kbatch.Study]) -> dict[tuple[int, float], float]:
 
 
 def said_of_rate(decision: Decision) -> int:
-    """Return 1 where the page calls the user's rate too small, -1 too large, 0 for neither."""
-    found = re.search("too (small|large)", str(decision.page.rate))
-    return 0 if found is None else 1 if found[1] == "small" else -1
+    """Return 1 if a note calls the user's rate too small, -1 if too large, 0 if there is none."""
+    said = [note.values["far"] for note in decision.notes if note.code == "rate_off"]
+    return {"small": 1, "large": -1}[said[0]] if said else 0
 
 
 def quote(decision: Decision) -> str:
-    page = decision.page
-    lines = (page.headline, page.certainty, page.change, page.rate)
-    return "\n".join(f"> {line}" for line in map(str, lines) if line)
+    return "\n".join(f"> {line}" for line in decision.page.sentences)
 
 
 def main() -> None:

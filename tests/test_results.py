@@ -67,11 +67,13 @@ def test_at_most_three_notes_are_shown_each_of_a_known_code_and_once(result):
 def test_printed_it_is_the_answer_the_table_and_the_notes(result):
     lines = str(result).splitlines()
     assert lines[0] == result.answer
+    assert lines[1] == (result.use or "")
     assert [line for line in lines if line.startswith("Note: ")] == [
         f"Note: {note}" for note in result.notes
     ]
+    head = 2 + bool(result.use)
     for column in shown_columns(result.table()):
-        assert column.title in lines[2] or max(map(len, column.texts)) > 60
+        assert column.title in lines[head] or max(map(len, column.texts)) > 60
     named = [line for line in lines if line.startswith("* ")]
     assert len(named) == len(result.table().attrs.get("answer", ()))
 

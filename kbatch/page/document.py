@@ -97,7 +97,7 @@ def table_text(table: "pd.DataFrame") -> str:
     for column in columns:
         cells = [column.title, *column.texts]
         width = max(map(len, cells))
-        if width > _LONGEST and column.title != "outcome":
+        if width > _LONGEST and column.title not in ("outcome", "verdict"):
             named = zip(columns[0].texts, column.texts, strict=True)
             below += [f"{name}: {text}" for name, text in named if text]
             continue

@@ -38,6 +38,13 @@ def percent(share: float) -> str:
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
+def duration_text(seconds: float) -> str:
+    """Write a duration in the unit that suits it, such as "41 s", "12 min" or "3.5 h"."""
+    size, unit = (seconds, "s") if seconds < 120 else (seconds / 60, "min")
+    size, unit = (size, unit) if seconds < 7200 else (seconds / 3600, "h")
+    return f"{format_number(size, 2)} {unit}"
+
+
 def memory_text(size_bytes: float) -> str:
     """Write a size of memory in the binary unit that suits it, such as "1.50 GiB"."""
     power = min(4, max(0, (max(1, int(size_bytes)).bit_length() - 1) // 10))

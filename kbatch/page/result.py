@@ -2,7 +2,8 @@
 
 The table is a DataFrame whose column names carry units, such as "step time (ms)". The columns
 "X, low" and "X, high" are the interval of X and are shown behind its value. A column without any
-value is not shown; why a value is unknown, which is None, stands in the column "outcome".
+value is not shown; why a value is unknown, which is None, stands in the column "outcome", or in
+"verdict" for a study.
 `table.attrs["answer"]` lists the labels of the rows that the answer names, and
 `table.attrs["digits"]` the significant digits of a column where three are too few.
 """
@@ -87,13 +88,13 @@ class Result(ABC):
         return f"<{type(self).__name__}: {self.answer}>"
 
     def __str__(self) -> str:
-        """Write the answer, the table and the notes for a terminal."""
+        """Write the answer, how to use it, the table and the notes for a terminal."""
         from kbatch.page.document import table_text
 
+        above = [self.answer, *([self.use] if self.use else [])]
         table = table_text(self.table())
-        return "\n".join(
-            [self.answer, *(["", table, ""] if table else []), *(f"Note: {n}" for n in self.notes)]
-        ).rstrip()
+        notes = (f"Note: {note}" for note in self.notes)
+        return "\n".join([*above, *(["", table, ""] if table else []), *notes]).rstrip()
 
     def _repr_html_(self) -> str:
         from kbatch.page.document import notebook_html

@@ -82,17 +82,6 @@ def _trials_missing(count: int) -> str:
     )
 
 
-def _alone(why: str | None) -> str:
-    if why is None:
-        return "No other batch size completed, so nothing was compared."
-    return f"No other batch size is compared with it ({why})."
-
-
-def _one_execution(race: bool, shown: str, best_mean: str) -> str:
-    ran = "No size was repeated twice" if race else "Each size ran once"
-    return f"{ran}, so the effect of another seed is not known.{shown} {best_mean}."
-
-
 # Of each code the template, with its values in braces, or the function that words it.
 KINDS: dict[str, str | Callable[..., str]] = {
     "depends_on_size": (
@@ -142,29 +131,16 @@ KINDS: dict[str, str | Callable[..., str]] = {
     # Of a search: what its answer lacks, then what would make another one better.
     "trials_missing": _trials_missing,
     "left_out": "Left out: {first}",
-    "nothing_completed": "{advice}",
-    "several_objectives": (
-        "The search has several objectives, so sizes are not compared: this trial has the "
-        "best mean."
-    ),
-    "alone": _alone,
-    "pinned": (
-        "Neither the initial weights nor the order of the examples change with the seed, so all "
-        "executions count as one. {best_mean}."
-    ),
-    "no_outcomes": (
-        "Validation examples are not compared, since {why}. By the spread over executions, "
-        "{finding}. {best_mean}."
-    ),
-    "one_execution": _one_execution,
-    "not_certified": "{finding}. {best_mean}.{more}",
-    "certified": (
-        "Its {words} is certified to lie within {within} of the best ({sure}).{open}{more}"
-    ),
-    "certain": "Certain{sure}: {finding}.{more}",
+    "to_be_certain": "{how}.",
+    "same_start": "All runs {began}, so the effect of another {what} is not known.",
+    "callbacks_needed": "Give `fit` the callbacks of the search too: they ended the trial.",
     "another_batch_size": (
         "Batch size {asked:,} was asked for, but the train step received at most {seen:,} "
         "examples at once: read this trial as batch size {seen:,}."
+    ),
+    "rate_off": (
+        "Your learning rate, {rate} at batch size {base}, is too {far}. At batch size {size} the "
+        "{words} was {values}, which is more than the noise explains.{more}"
     ),
     "rate_unchecked": (
         "Your learning rate, {rate} at batch size {size}, was not checked: "
@@ -185,7 +161,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The {words} still got better at the end, by {gain} over the last {last}: a longer "
         "training may have another answer."
     ),
-    "rate_off": "Your learning rate, {rate} at batch size {size}, is {far}.",
     "input_binds": (
         "The input pipeline binds: training waits for data {when}, so the samples/s are those of "
         "the pipeline. `kbatch.profile_input_pipeline` tries what would help."
@@ -205,8 +180,12 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "examples, beyond which a larger batch saves ever fewer updates."
     ),
     "failure_rate": (
-        "Batch size {failed} {how}. {trainings} did not, so up to {rate} of trainings there may "
-        "still fail."
+        "At this learning rate batch size {failed} {how}. {trainings} did not, so up to {rate} of "
+        "training runs there may still fail."
+    ),
+    "times_scatter": (
+        "Training times scatter: batch size {base} takes {ratio} times as long as {size} "
+        "({low} to {high}), so either may be the faster one."
     ),
     "devices_differ": (
         "Trials ran on different devices: {devices}. Compare samples/s and seconds within one "
@@ -216,6 +195,9 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The device was shared by up to {workers} workers: samples/s are those of a part of "
         "it. Repeat with one worker a device to compare them."
     ),
+    "also_set": "`decision.apply` also sets {settings}.",
+    "batches_cut": "Batches are cut into micro-batches of {size}.",
+    "batches_whole": "Batches of up to {size} went through whole: no accumulation is needed.",
     "batch_normalization_in_parts": (
         "Not equal to the whole batch, since computed on each micro-batch by itself: {parts}. "
         "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
@@ -297,8 +279,12 @@ KINDS: dict[str, str | Callable[..., str]] = {
 _MOST_SHOWN = 3
 
 
-def most_important(notes: Iterable[Note]) -> tuple[Note, ...]:
-    """Return the notes that a result shows: each once, in the order of their importance."""
+def by_importance(notes: Iterable[Note]) -> tuple[Note, ...]:
+    """Return each note once, the most important first."""
     order = list(KINDS)
-    ranked = sorted(dict.fromkeys(notes), key=lambda note: order.index(note.code))
-    return tuple(ranked[:_MOST_SHOWN])
+    return tuple(sorted(dict.fromkeys(notes), key=lambda note: order.index(note.code)))
+
+
+def most_important(notes: Iterable[Note]) -> tuple[Note, ...]:
+    """Return the notes that a result shows."""
+    return by_importance(notes)[:_MOST_SHOWN]

@@ -465,10 +465,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 f"{self.project_dir}."
             )
         study = self.study
-        page = study.decide().page
         causes = [f"batch size {t.batch_size}: {t.failure or t.outcome}" for t in study.trials]
         return (
-            f"There is no best trial. {page.headline} {page.certainty} Trials that failed are kept "
+            f"There is no best trial. {study.answer} {study.use} Trials that failed are kept "
             "as results: give another `project_name`, or `overwrite=True`, to run them again. "
             f"Received: {'; '.join(at_most(causes))}."
         )

@@ -203,6 +203,14 @@ def training_seconds(run: ExecutionRecord) -> float | None:
     return run.examples_seen / rate if rate and run.examples_seen else run.train_s
 
 
+def complete_trainings(runs: Iterable[ExecutionRecord]) -> float:
+    """Count training runs as complete trainings: a run of e of E epochs counts e / E."""
+    return sum(
+        1.0 if run.status == "completed" else min(1.0, len(run.epochs) / (run.epochs_asked or 1))
+        for run in runs
+    )
+
+
 def ends_by_time(run: ExecutionRecord) -> bool:
     return run.target is None and run.budget is not None and run.budget.train_s is not None
 
@@ -274,7 +282,7 @@ def value_text(value: bool | int | float | str | None) -> str:
 
 
 def missing_text(missing: int) -> str:
-    """Say that trials of a study are missing, an empty text where none is."""
+    """Say that trials of a study are missing; an empty text if none is."""
     return Note.of("trials_missing", count=missing) if missing else ""
 
 

@@ -33,29 +33,25 @@ if TYPE_CHECKING:
 # From so many times the rate of the answer, beside the rule.
 _FAR = 8
 # A row of the table, by the names of its columns.
-Row = dict[str, object]
+Row = dict[str, Any]
 
 
 class Page(NamedTuple):
-    """A decision in words, a sentence or two a line; an empty text says nothing."""
+    """A decision as people read it."""
 
-    headline: str  # What to take, and for which length of training.
-    missing: str = ""  # How many trials are damaged or lost.
-    certainty: str = ""  # How sure that is, and what would settle it.
-    change: str = ""  # What it changes against the base size.
-    rate: str = ""  # Whether the learning rate was checked, and what was found.
-    rows: tuple[Row, ...] = ()  # One a size.
-    use: str = ""  # How to train with it: what else is set, and whether batches are cut.
-    limits: tuple[str, ...] = ()  # What limits it.
-    search: str = ""  # How many trainings there were, which failed or are missing.
+    sentences: tuple[str, ...]  # What to take, how sure that is, what changes: at most three.
+    rows: tuple[Row, ...] = ()  # One a batch size.
+    use: tuple[str, ...] = ()  # The lines that train with the answer.
+    cost: str = ""  # What the search cost.
+    notes: tuple[Note, ...] = ()  # Everything else, the most important first.
 
     def __str__(self) -> str:
         from kbatch.page.document import table_text
 
-        table = table_text(frame_of(self.rows)) if self.rows else ""
-        words = (self.use, " ".join(self.limits), self.search)
-        above = (self.headline, self.missing, self.certainty, self.change, self.rate)
-        return "\n".join(filter(None, (*above, table, *words)))
+        table = frame_of(self.rows)
+        table.attrs["answer"] = []  # The verdict marks it.
+        blocks = ("\n".join(self.sentences), table_text(table), "\n".join((*self.use, self.cost)))
+        return "\n\n".join(filter(None, blocks))
 
 
 def frame_of(rows: Sequence[Row]) -> "pd.DataFrame":
@@ -63,10 +59,14 @@ def frame_of(rows: Sequence[Row]) -> "pd.DataFrame":
     import pandas as pd
 
     table = pd.DataFrame(rows)
-    table.attrs["answer"] = [place for place, row in enumerate(rows) if row["outcome"] == "take"]
-    digits = {"validation": 4, "training": 4, "worse": 2}
-    table.attrs["digits"] = {n: digits[k] for n in table.columns if (k := n.split()[0]) in digits}
+    table.attrs["answer"] = [place for place, row in enumerate(rows) if row["verdict"] == "take"]
+    # A metric under Keras's name, and the value that decides.
+    metrics = [n for n in table.columns if n.isidentifier() or n.startswith("judged")]
+    table.attrs["digits"] = dict.fromkeys(metrics, 4)
     return table
+
+
+_NO_PAGE = Page(("There is no trial.",))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -96,14 +96,14 @@ class Decision:
     speedup: Estimate[float] | None = None
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
-    page: Page = dataclasses.field(default=Page("There is no trial."))
+    page: Page = _NO_PAGE
 
     def __str__(self) -> str:
         return str(self.page)
 
     def __repr__(self) -> str:
         """Sum the decision up in a line; `print` shows the page."""
-        return f"<Decision: {self.page.headline}>"
+        return f"<Decision: {self.page.sentences[0]}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -140,15 +140,13 @@ class Decision:
 
     @property
     def reason(self) -> str:
-        """Why this size, and how sure that is, in sentences."""
-        return self.page.certainty or self.page.headline
+        """How sure the answer is, or why there is none, in a sentence."""
+        return self.page.sentences[:2][-1]
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """How sure the answer is, and what speaks for another training or search."""
-        page = self.page
-        found = (page.missing, page.certainty, page.rate, *page.limits)
-        return tuple(note for note in found if isinstance(note, Note))
+        """What else was found, and what may change the answer, the most important first."""
+        return self.page.notes
 
     @property
     def learning_rate(self) -> float | None:
@@ -268,7 +266,7 @@ def decide(
                 why: LeftOutReason = "unlikely" if 1 / _FAR < rate < _FAR else "far_rate"
                 left_out.append((trial, why))
         compared = tuple(
-            dataclasses.replace(trial, executions=trial.executions[1:])
+            dataclasses.replace(trial, executions=trial.executions[1:] or trial.executions)
             for trial in compared
             if trial.batch_size in raced
         )

@@ -1,11 +1,17 @@
-"""Which limit of the batch size binds, and what else changes what to do next.
+"""The notes of a decision: which limit of the batch size binds, and what may change the answer.
 
 A study does not know the time to a goal, as `kbatch.recommend` does, so it names the limits that
 its trials have met.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
+from kbatch.analysis.judge import AS_FAST, Judgement
+from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
+from kbatch.analysis.run_table import best_epochs
 from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
@@ -13,15 +19,21 @@ from kbatch.study.compare import (
     compared_settings,
     end_text,
     is_time,
+    rate_factor,
     rates_of_settings,
     trained_runs,
 )
 from kbatch.study.decision import Decision
-from kbatch.study.trial import TrialRecord, device_kinds
+from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 from kbatch.training.metrics import is_accuracy, metric_words
 
 # Above this share of the training time, waiting for data is what the samples/s show.
 MUCH_DATA_WAIT = 0.2
+# What the seed does not change, and what other seeds would not show.
+_PINNED = {
+    "weights": ("began with the same weights", "initialization"),
+    "order": ("saw the examples in the same order", "order"),
+}
 # A gain in samples/s below this share is none that fewer updates cost.
 _SMALL_GAIN = 0.1
 # Rates that callbacks changed by factors that differ by less follow the rule.
@@ -32,16 +44,187 @@ _FAR_BELOW = 0.1
 _AVERAGING_TIMES = 5
 
 
-def limit_notes(found: Decision, trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Say what limits the batch size that is named, and what its trials leave open."""
-    if (best := found.trial) is None:
+def notes_of(
+    found: Decision,
+    trials: Sequence[TrialRecord],
+    search: Mapping[str, Any],
+    *,
+    missing: int,
+    problems: Sequence[str],
+) -> Iterator[Note]:
+    """Say what the page leaves out: what limits the answer, and what may change it."""
+    if missing:
+        yield Note.of("trials_missing", count=missing)
+    if problems:
+        more = f" ({len(problems) - 1:,} more)" if problems[1:] else ""
+        yield Note.of("left_out", first=f"{one_line(problems[0])}{more}")
+    if (best := found.trial) is not None:
+        words = metric_words(best.objective.name)
+        yield from _certainty(found, search.get("strategy") == "race")
+        yield from _rate(found, best, trials, search)
+        yield from _use(found, best.last)
+        yield from _binding_here(found, best, trials, words)
+        if found.tolerance is not None:
+            yield from _still_rising(best, found.tolerance, words)
+        yield from _failures(best, trials)
+        yield from _lagging(found.trials)
+    yield from _conditions(trials)
+
+
+def _certainty(found: Decision, race: bool) -> Iterator[Note]:
+    """Say what would make the answer certain, and what other seeds would not show."""
+    judgement, speedup = found.judgement, found.speedup
+    if judgement is None:
         return
-    words = metric_words(best.objective.name)
-    yield from _binding_here(found, best, trials, words)
-    if found.tolerance is not None:
-        yield from _still_rising(best, found.tolerance, words)
-    yield from _failures(best, trials)
-    yield from _lagging(found.trials)
+    if not found.certain and (how := _to_be_certain(found, judgement, race)):
+        yield Note.of("to_be_certain", how=f"{how[0].upper()}{how[1:]}")
+    if judgement.pinned in _PINNED:
+        began, what = _PINNED[judgement.pinned]
+        yield Note.of("same_start", began=began, what=what)
+    if speedup and speedup.ends and speedup.ends[0] < 1 < speedup.ends[1]:
+        ratio, low, high = (format_number(one, 2) for one in (speedup.value, *speedup.ends))
+        if max(speedup.value, 1 / speedup.value) > AS_FAST:
+            sizes = {"base": found.base_batch_size, "size": found.batch_size}
+            yield Note.of("times_scatter", **sizes, ratio=ratio, low=low, high=high)
+
+
+def _to_be_certain(found: Decision, judgement: Judgement, race: bool) -> str:
+    """Say what would make an answer certain; an empty text if it is not known."""
+    more = "a larger `max_executions`" if race else "`executions_per_trial=3`"
+    match judgement.obstacle:
+        case "alone":
+            return "another batch size that completes would be compared with it"
+        case "one_execution":
+            return f"{more} shows what another seed changes"
+        case "pinned":
+            return "a `build` without `set_random_seed`, or shuffled data, lets seeds differ"
+        case "no_outcomes":
+            return ""
+    if judgement.executions_needed is not None:
+        count = f"about {judgement.executions_needed:,} training runs of each batch size"
+        return f"{count} would make the answer certain (a forecast)"
+    left, smallest = {why for _, why in found.left_out}, judgement.smallest_tolerance
+    if left & {"unlikely", "far_rate"} and (found.tolerance or 0.0) >= (smallest or 0.0):
+        if not found.certified:
+            return f"{more} may certify a batch size"
+        return "a search of fewer `batch_sizes` would compare those that were stopped early"
+    if smallest is None:
+        return ""
+    ways = [f"`tolerance={setting(smallest)}`"]
+    if judgement.examples_needed is not None:
+        outcomes = found.trials[0].executions[0].outcomes
+        has = f" ({outcomes.examples:,} now)" if outcomes and outcomes.examples else ""
+        ways += [f"about {judgement.examples_needed:,} validation examples{has}"]
+    return f"more training runs make the answer certain only with {' or '.join(ways)}"
+
+
+def _rate(
+    found: Decision, named: TrialRecord, trials: Sequence[TrialRecord], search: Mapping[str, Any]
+) -> Iterator[Note]:
+    """Say that your learning rate was not checked, or how it compares at one batch size."""
+    if (scaling := named.last.scaling) is None:
+        return
+    rate = setting(scaling.learning_rate / scaling.learning_rate_ratio)
+    base, factor = scaling.base_batch_size, rate_factor(named)
+    if FACTOR_NAME not in named.hyperparameters:
+        searched = named.hyperparameters.keys() - {*OWN_COLUMNS}
+        if not searched and search.get("search_learning_rate") is not False:
+            more = f" It follows the {scaling.rule} rule." if scaling.rule else ""
+            yield Note.of("rate_unchecked", rate=rate, size=f"{base:,}", more=more)
+        return
+    for size in dict.fromkeys((base, named.batch_size)):
+        tried = {rate_factor(t): t for t in trials if t.batch_size == size and _curves(t)}
+        if factor == 1 or not {1.0, factor} <= tried.keys():
+            continue
+        own, other = tried[1.0], tried[factor]
+        mine, its = _values_at_equal_epochs(own, other)
+        gain = its - mine if named.objective.direction == "max" else mine - its
+        if gain <= _noise(found, own, other, trials):
+            continue
+        at_end = {FACTORS[0]: " No smaller rate was tried.", FACTORS[-1]: " No larger one was."}
+        values = [
+            f"{format_number(value, 4)} at {setting(trial.learning_rate or 0.0)}"
+            for value, trial in ((its, other), (mine, own))
+        ]
+        yield Note.of(
+            "rate_off",
+            rate=rate,
+            base=f"{base:,}",
+            size=f"{size:,}",
+            far="small" if factor > 1 else "large",
+            words=metric_words(named.objective.name),
+            values=join_words(values),
+            more=at_end.get(factor, ""),
+        )
+        return
+
+
+def _curves(trial: TrialRecord) -> list[list[float]]:
+    """Return the objective of each run at the end of its epochs."""
+    curves = [[epoch.finite(trial.objective.name) for epoch in e.epochs] for e in trial.executions]
+    return [known for curve in curves if (known := [v for v in curve if v is not None])]
+
+
+def _values_at_equal_epochs(*trials: TrialRecord) -> list[float]:
+    """Value trials by their first epochs, as many of each: a run for a rate may be short."""
+    epochs = min(len(curve) for trial in trials for curve in _curves(trial))
+    larger, means = trials[0].objective.direction == "max", []
+    for trial in trials:
+        curves = [curve[:epochs] for curve in _curves(trial)]
+        best = [[c[k] for k in best_epochs(c, larger_is_better=larger)] for c in curves]
+        means.append(fmean(map(fmean, best)))
+    return means
+
+
+def _noise(
+    found: Decision, own: TrialRecord, other: TrialRecord, trials: Iterable[TrialRecord]
+) -> float:
+    """Return two standard errors of the difference of two trials.
+
+    The variance of a run is pooled over all trials that ran several times. If there are none, a run
+    is assumed to scatter by half of the tolerance.
+    """
+    values = [[v for v in t.judged_values if v is not None] for t in trials]
+    squares = [((v - fmean(each)) ** 2, len(each)) for each in values if each[1:] for v in each]
+    deviation = (found.tolerance or 0.0) / 2
+    if squares:
+        freedom = sum((count - 1) / count for _, count in squares)
+        deviation = max(deviation / 4, math.sqrt(sum(one for one, _ in squares) / freedom))
+    return 2 * deviation * math.sqrt(sum(1 / len(_curves(trial)) for trial in (own, other)))
+
+
+def _use(found: Decision, run: ExecutionRecord) -> Iterator[Note]:
+    """Say what `apply` sets beside the learning rate, and what else `fit` needs."""
+    if run.plan is None:  # It was trained as a HyperModel's own `fit` is written.
+        return
+    if run.budget or run.target or len(run.epochs) < (run.epochs_asked or 0):
+        yield Note.of("callbacks_needed")
+    given, parts = run.scaling.given if run.scaling else {}, []
+    for name, value in found.settings.items():
+        if name not in ("micro_batch_size", "learning_rate"):
+            after = value if isinstance(value, tuple) else (value,)
+            texts = [
+                join_words(map(_near_one_text, one)) for one in (given.get(name), after) if one
+            ]
+            parts.append(f"`{name}` {' -> '.join(texts)}")
+    if parts:
+        yield Note.of("also_set", settings=join_words(parts))
+    fitted = (*found.trials, *(trial for trial, _ in found.left_out))
+    whole = max((t.batch_size for t in fitted if t.last.accumulation_steps == 1), default=0)
+    if (run.accumulation_steps or 1) > 1:
+        size = f"{run.micro_batch_size:,}"
+        yield Note.of("batches_cut", size=size)
+    elif whole:
+        yield Note.of("batches_whole", size=f"{whole:,}")
+
+
+def _near_one_text(value: float | str) -> str:
+    """Write a setting; a number near 1 by two digits of its distance: 0.9995 is not 0.999."""
+    if isinstance(value, str):
+        return value
+    distance = 1 - value
+    near = 0 < distance < 0.01
+    return f"{1 - float(f'{distance:.2g}'):.10g}" if near else setting(value)
 
 
 def _binding_here(
@@ -117,26 +300,23 @@ def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[
 
 
 def _failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Say what successes leave open where the size that is named, or a neighbour, has failed."""
+    """Say what successes leave open if the named size, or a neighbour, failed at the named rate."""
     sizes = sorted({trial.batch_size for trial in trials})
     place, succeeded = sizes.index(named.batch_size), len(named.executions)
     near = sizes[max(0, place - 1) : place + 2]
-    if failed := [t for t in trials if t.batch_size in near and t.status == "failed"]:
+    same_rate = [t for t in trials if rate_factor(t) == rate_factor(named)]
+    if failed := [t for t in same_rate if t.batch_size in near and t.status == "failed"]:
         yield Note.of(
             "failure_rate",
             failed=f"{failed[-1].batch_size:,}",
             how=failed[-1].outcome,
-            trainings=f"{pluralize(succeeded, 'training')} of {named.batch_size:,}",
+            trainings=f"{pluralize(succeeded, 'training run')} of {named.batch_size:,}",
             rate=percent(1 - 0.05 ** (1 / succeeded)),
         )
 
 
-def caveats(trials: Sequence[TrialRecord], problems: Sequence[str]) -> Iterator[Note]:
-    """Find what limits the conclusions from the trials of a study, whatever it decides."""
-    if problems:
-        more = len(problems) - 1
-        first = f"{one_line(problems[0])}{f' ({more:,} more)' if more else ''}"
-        yield Note.of("left_out", first=first)
+def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
+    """Find what limits the conclusions from trials, whatever is decided."""
     every, trials = trials, [rates[0] for rates in rates_of_settings(trials)]
     for trial in trials:
         seen = trial.last.batch_size_seen

@@ -16,12 +16,12 @@ from kbatch.page.numbers import count_range, pluralize
 from kbatch.page.result import Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
-from kbatch.records.notes import Note, most_important, printable
+from kbatch.records.notes import Note, by_importance, printable
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, SETTINGS_REMEDY, Plan, SearchRecord
 from kbatch.study.compare import as_compared, caption, check_tolerance, trained_runs
 from kbatch.study.decision import Decision, decide, frame_of
-from kbatch.study.limits import caveats
-from kbatch.study.page import rows_of, with_page
+from kbatch.study.limits import notes_of
+from kbatch.study.page import rows_of, searched_text, with_page
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, quality_columns, trial_row
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Study(Result):
 
     @property
     def answer(self) -> str:
-        """The batch size to take, and for which length of training."""
-        return self.decide().page.headline
+        """The batch size to take."""
+        return self.decide().page.sentences[0]
 
     def table(self) -> "pd.DataFrame":
         """Return a row a batch size: of several learning rates the best, and how it compares."""
@@ -72,20 +72,23 @@ class Study(Result):
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """At most three things that change what to do, the most important first."""
-        return most_important((*self.decide().notes, *caveats(self.trials, self.problems)))
+        """What else was found, and what may change the answer, the most important first."""
+        return self.decide().notes
 
     @property
     def use(self) -> str:
-        """How to train with the answer."""
-        return self.decide().page.use
+        """How sure the answer is, what it changes, and the lines that train with it."""
+        page = self.decide().page
+        head, *lines = page.use or ("",)
+        code = ", then ".join(f"`{line.strip()}`" for line in lines)
+        return " ".join((*page.sentences[1:], head, code)).strip()
 
     @property
     def settings(self) -> dict[str, str]:
         """What was searched and how, and what else was found."""
         if not self.trials:
             return {}
-        page, given = self.decide().page, self.search.settings if self.search else {}
+        given = self.search.settings if self.search else {}
         runs = [run for trial in self.trials for run in trial.executions]
         examples = [run.epochs[0].examples for run in trained_runs(self.trials)]
 
@@ -93,9 +96,9 @@ class Study(Result):
             return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
         found = {
-            "searched": page.search,
+            "searched": searched_text(self.trials),
+            "cost": self.decide().page.cost,
             "compared": caption(self.trials, self.environment),
-            "against the base size": page.change,
             "plan": "" if self.plan is None else _plan_text(self.plan),
             **{name: json.dumps(value, ensure_ascii=False) for name, value in given.items()},
             "training data": f"{count_range(examples, 'example')} an epoch" if examples else "",
@@ -156,7 +159,10 @@ class Study(Result):
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
             found = decide(self.trials, settings, tolerance=tolerance, confidence=sure)
-            found = with_page(found, self.trials, settings, missing=self.missing)
+            lost = {"missing": self.missing, "problems": self.problems}
+            notes = by_importance(notes_of(found, self.trials, settings, **lost))
+            if self.trials:
+                found = with_page(found, self.trials, settings.get("batch_sizes", ()), notes)
             self._decisions[tolerance, sure] = found
         return self._decisions[tolerance, sure]
 

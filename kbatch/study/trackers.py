@@ -58,7 +58,7 @@ def tracked_runs(
     if (chosen := decision.trial) is not None:
         metrics = _measured(chosen, trial_row(chosen)) | {"batch_size": float(chosen.batch_size)}
     metrics |= {"trials": float(len(trials)), "executions": float(len(executions))}
-    text = f"{decision.page.headline} {decision.reason}"
+    text = " ".join(decision.page.sentences)
     took_s = sum(run.took_s for run in executions)
     return [TrackedRun("", name, settings, metrics, "completed", text, took_s), *executions]
 

@@ -37,10 +37,10 @@ def test_the_page_is_well_formed_and_starts_with_the_decision():
     page = Page(plain_html())
     assert page.open == []
     words = page.text
-    assert words.index("Take batch size 64 ") < words.index("learning rate") > 0
+    assert words.index("Train with batch size 64 ") < words.index("learning rate") > 0
     assert words.index("Started") > words.index("How it was measured")
     # What to do with it is seen without a press.
-    assert words.index("decision.apply(build())") < words.index("How it was measured")
+    assert words.index("decision.apply(build)") < words.index("How it was measured")
 
 
 def test_the_page_needs_no_network_and_is_small():

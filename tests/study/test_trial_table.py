@@ -36,15 +36,15 @@ def test_each_size_has_a_row_and_the_one_to_take_is_marked():
     table = make_study().table()
     assert column(make_study(), "batch size") == [16, 32, 64, 128, 256, 512, 4096]
     assert table.attrs["answer"] == [2]
-    assert table["outcome"][2] == "take"
-    assert table["outcome"][6] == "out of memory"
-    assert set(table["outcome"]) <= {"take", "not told apart", "worse", "out of memory"}
+    assert table["verdict"][2] == "take"
+    assert table["verdict"][6] == "out of memory"
+    assert table["verdict"][4] == "less accurate by 0.031 (not certain), 1.9 times faster"
 
 
 def test_numbers_have_the_interval_over_executions_or_within_one():
     runs = ((1000, 0.9), (1010, 0.91), (1010, 0.91))
     study = make_study(make_trial(64, *(executed(n, *run) for n, run in enumerate(runs))))
-    for place, name in enumerate(("samples/s", "validation accuracy, judged")):
+    for place, name in enumerate(("samples/s", "judged (95 % interval)")):
         interval = mean_interval([run[place] for run in runs])
         expected = (interval.value, interval.low, interval.high)
         assert ranged(study, name) == pytest.approx(expected)
@@ -63,8 +63,8 @@ def test_numbers_have_the_interval_over_executions_or_within_one():
 )
 def test_what_is_missing_is_unknown_and_its_outcome_says_why(trial, outcome):
     table = make_study(trial, make_trial(128)).table()
-    assert table["outcome"][0] == outcome
-    assert table[["samples/s", "validation accuracy"]].isna().loc[0].all()
+    assert table["verdict"][0] == outcome
+    assert table[["samples/s", "val_accuracy"]].isna().loc[0].all()
 
 
 def test_what_differs_between_trials_has_a_column():
@@ -118,8 +118,8 @@ def test_the_way_to_a_target_is_told_in_caption_answer_and_table():
     )
     until = "until val_accuracy ≥ 0.95, at most 60 s of training"
     assert f"budget: {until} (2 to 3 epochs) each" in caption(study.trials, study.environment)
-    assert study.answer.startswith(f"Take batch size 64 with learning rate 0.001, {until} (2 to 3 ")
+    assert study.answer == "Train with batch size 64 and learning rate 0.001."
     table = study.table().set_index("batch size")
-    assert list(table["time to target (s)"][:2]) == [1.5, 1.0]
-    assert table["outcome"][256] == "never met the target"
-    assert table["time to target (s)"].isna()[256]
+    assert list(table["seconds_to_target (95 % interval)"][:2]) == [1.5, 1.0]
+    assert table["verdict"][256] == "never met the target"
+    assert table["seconds_to_target (95 % interval)"].isna()[256]
