@@ -56,8 +56,6 @@ LEAST_ERROR, UNKNOWN_ERROR = 1 / 8, 1 / 2
 SETTLED = 0.9
 # The power of its seconds that the worth of a run is divided by.
 PRICED = 0.5
-# Finished runs beside the candidate that show what a run that is behind can make up for.
-LEAST_FINISHED = 2
 # Deviations of log seconds: the plan's error for a size, a change of the machine's speed that
 # neighbouring runs share over a few runs, and single runs.
 PLAN_ERROR, DRIFT, DRIFT_RUNS, TIME_NOISE = 0.2, 1.0, 20.0, 0.05
@@ -159,28 +157,6 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
         open=tuple(pairs[size] for size in open_),
         promising=(),
     )
-
-
-def falls_behind(
-    curve: Sequence[float], *, candidate: Sequence[float], finished: Sequence[Sequence[float]]
-) -> bool:
-    """Return whether a run trails the candidate by more than any finished run made up for later.
-
-    All values are such that larger is better.
-
-    Args:
-        curve: The objective at the end of each epoch so far.
-        candidate: The whole curve of the named size with the same seed number.
-        finished: Whole curves of complete runs; two others must show what can be made up for.
-    """
-    epochs = len(curve)
-    others = [one for one in finished if len(one) == len(candidate) and one != candidate]
-    if not 0 < epochs < len(candidate) or len(others) < LEAST_FINISHED:
-        return False
-    best = np.maximum.accumulate(np.array([candidate, *others], float), axis=1)
-    behind = best[0] - best[1:]
-    made_up = max(0.0, float((behind[:, epochs - 1] - behind[:, -1]).max()))
-    return bool(best[0, epochs - 1] - max(curve) > made_up)
 
 
 def expected_trainings(task: RaceTask) -> tuple[float, float]:

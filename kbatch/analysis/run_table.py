@@ -12,6 +12,9 @@ import numpy as np
 Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
 Pinned = Literal["both", "weights", "order"]  # What is the same under all seeds.
 
+# Complete runs beside the candidate that show how much a run can make up for.
+LEAST_FINISHED = 2
+
 
 class Run(NamedTuple):
     """One execution of a pair of batch size and learning rate."""
@@ -180,3 +183,25 @@ def best_epochs(values: Sequence[float | None], *, larger_is_better: bool) -> li
 def fifth_of(epochs: int) -> int:
     """Return the number of epochs whose mean is the value of a run of so many."""
     return max(2, round(epochs / 5))
+
+
+def falls_behind(
+    curve: Sequence[float], *, candidate: Sequence[float], finished: Sequence[Sequence[float]]
+) -> bool:
+    """Return whether a run trails the candidate by more than any finished run made up for later.
+
+    All values are such that larger is better.
+
+    Args:
+        curve: The objective at the end of each epoch so far.
+        candidate: The whole curve of the named size with the same seed number.
+        finished: Whole curves of complete runs; two others must show what can be made up for.
+    """
+    epochs = len(curve)
+    others = [one for one in finished if len(one) == len(candidate) and one != candidate]
+    if not 0 < epochs < len(candidate) or len(others) < LEAST_FINISHED:
+        return False
+    best = np.maximum.accumulate(np.array([candidate, *others], float), axis=1)
+    behind = best[0] - best[1:]
+    made_up = max(0.0, float((behind[:, epochs - 1] - behind[:, -1]).max()))
+    return bool(best[0, epochs - 1] - max(curve) > made_up)

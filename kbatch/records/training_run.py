@@ -5,7 +5,7 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import LearningRateScaling
@@ -26,7 +26,8 @@ _READ_SETTINGS: Mapping[str, Any] = {
     "batch_sizes": tuple[int, ...],
     "base_batch_size": int,
     "validation_batch_size": int,
-    "max_executions": int,
+    "max_trainings": float,
+    "time_budget_s": float,
     "executions_asked": tuple[int, ...],
     "tolerance": float,
     "confidence": float,
@@ -125,6 +126,17 @@ class Outcomes:
     key: str | None = None  # Fingerprint of the examples in order: runs with one are paired.
     values: tuple[float, ...] = ()  # Of the blocks in order; empty where there is a reason.
     reason: NoOutcomes | None = None  # None if there are values.
+
+
+class AskedRun(NamedTuple):
+    """What a search asks of a training run, in plain types."""
+
+    executions: int = 1  # Of the trial, this one included: those before it have completed.
+    epochs: int | None = None  # At whose end a short run stops, from the first one on.
+    # Values of the objective at the end of each epoch, negated if less is better: of the run that
+    # this one must not fall behind, and of all complete runs of the search.
+    candidate: tuple[float, ...] = ()
+    finished: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +240,11 @@ class ExecutionRecord:
     #: before the training. A callback may have ended it earlier.
     epochs_asked: int | None = None
     steps_per_epoch: int | None = None  #: The argument of `fit`; None if it was not given.
+    #: "short" if the search asked for fewer epochs, to look for a learning rate; "stopped_early" if
+    #: the search stopped the run because it was too far behind.
+    length: Literal["complete", "short", "stopped_early"] = "complete"
+    #: Epochs of a short run that this run repeated. No other number includes them.
+    epochs_repeated: int = 0
 
     def __repr__(self) -> str:
         """Sum the execution up in a line."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from kbatch.device.machine import device_environments, read_memory_kills, usable_cores, usable_gpus
 from kbatch.device.worker import Worker
 from kbatch.errors import WorkerDied
+from kbatch.records.training_run import AskedRun
 
 # By these a process is ended from outside: for want of memory, preemption, a time limit, shutdown.
 _ENDED_BY = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -30,7 +31,7 @@ class Task(NamedTuple):
 
     files: dict[str, bytes]  # What it reads of the project directory, by relative path.
     trial_id: str
-    executions: int = 1  # Of the trial, this one included: those before it have completed.
+    asked: AskedRun = AskedRun()
     attempt: int = 0  # Some engines take equal tasks for one, and return the result of the first.
 
 

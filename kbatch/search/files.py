@@ -96,15 +96,25 @@ class TrialFiles:
         record = self.record()
         found = record.executions if record else ()
         kept = tuple(itertools.takewhile(lambda e: e.status == "completed", found))
-        kept = kept[: self.executions]
-        if kept:
-            if kept != found:
-                self._write_all(kept)
+        # A short run stays until it has been continued or repeated.
+        short = tuple(run for run in kept[-1:] if run.length == "short")
+        kept = kept[: min(len(kept) - len(short), self.executions)]
+        if kept or short:
+            if kept + short != found:
+                self._write_all(kept + short)
         elif record is not None:
             self._file.unlink()
         elif self._file.exists():  # It is damaged, of another version or of another trial.
             os.replace(self._file, self._file.with_name(f"{RECORD_NAME}.unread"))
         return kept
+
+    def short_run(self, number: int) -> ExecutionRecord | None:
+        """Return the short run of this number that is continued or repeated, None without one."""
+        record = self.record()
+        runs = record.executions[number:] if record else ()
+        return (
+            runs[0] if runs and (runs[0].status, runs[0].length) == ("completed", "short") else None
+        )
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
         before = read_record(TrialRecord, self._file).executions[:index] if index else ()
@@ -114,6 +124,10 @@ class TrialFiles:
         """Record why the trial ended, unless its last execution has already recorded it."""
         record = self.record()
         executions = list(record.executions) if record else []
+        if executions and executions[-1].length == "short":
+            if isinstance(error, KeyboardInterrupt):
+                return  # The run that was to replace it begins again later.
+            executions.pop()
         if not executions or executions[-1].status == "completed":  # None began.
             seed, number = hypermodel.seed, len(executions)
             begun = ExecutionRecord(

@@ -27,7 +27,7 @@ from kbatch.errors import InputError, OutOfMemoryError, PolicyUnsupported, Recor
 from kbatch.library_internals import build_again, built_by
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan, SearchRecord
+from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, AskedRun, Plan, SearchRecord
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.build import BuiltParts, build_to_train, reads_batch_size
 from kbatch.search.files import (
@@ -51,7 +51,7 @@ from kbatch.search.plan import (
     outgrown,
     size_of,
 )
-from kbatch.search.train import RunSettings, SharedInput, Trained, train
+from kbatch.search.train import RunSettings, SharedInput, ShortRun, Trained, train
 from kbatch.training import accumulation
 from kbatch.training.build_function import BuildFunction, as_hypermodel, build_under, has_stock_fit
 from kbatch.training.callbacks import StopAtTarget
@@ -69,6 +69,8 @@ from kbatch.training.state import check_seed, kept_seeds
 from kbatch.training.steps_per_execution import Steps
 
 _LARGEST_VALIDATION_BATCH = 256
+# Bytes of short runs that are kept, so that they can be continued.
+_MOST_KEPT = 2**28
 # Seeds that are drawn: few enough to be read aloud.
 _SEEDS = 10_000
 
@@ -187,6 +189,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.plan: Plan | None = None
         self.graph = SharedGraph()  # Of all trials whose models train alike.
         self._shared = SharedInput()
+        # Those that can be continued, by trial and number.
+        self._short: dict[tuple[str, int], ShortRun] = {}
         # What was measured of models, by the name of that and their fingerprint.
         self._found: dict[tuple[str, str], Any] = {}
         self._warned: set[Note] = set()  # Once in a search.
@@ -209,7 +213,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last_built": (None, None)}
+        return self.__dict__ | {"_last_built": (None, None), "_short": {}}
 
     @property
     def settings(self) -> dict[str, object]:
@@ -301,6 +305,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         files: TrialFiles,
         number: int,
         model: Any = None,
+        asked: AskedRun | None = None,
     ) -> Trained:
         """Train once for a trial, as the plan of the search says, and record it.
 
@@ -310,6 +315,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             files: The files of the trial.
             number: How many training runs of the trial have completed before.
             model: What `build` returned, if keras-tuner has called it; else it is built here.
+            asked: When the run ends before its last epoch. Default: never.
         """
         try:
             files.check_search(self.settings)
@@ -317,9 +323,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             # keras-tuner builds a model before there is a plan, and with the seed of the first run.
             if model is None or number or not self._has_policy(model, hp):
                 model = self._built_for(files.tuner, hp, number)
-            return self._train(hp, model, call, files, number)
+            return self._train(hp, model, call, files, number, asked or AskedRun())
         except BaseException as error:
-            self.graph.release()  # Nothing of a training that failed is kept.
+            self._release()  # Nothing of a training that failed is kept.
             own = isinstance(error, (InputError, RecordError))
             if not own:  # Such as that the directory holds another search.
                 files.record_failure(self, hp, error)
@@ -432,12 +438,21 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         call: FitCall,
         files: TrialFiles,
         number: int,
+        asked: AskedRun,
     ) -> Trained:
         """Train a model that was built for a training run."""
+        key = files.trial_id, number
         built, scaling = self._last_built
         scaling = scaling if built() is model else None
         batch_size, plan, facts = self._declare(hp)[0], self.plan, ModelFacts(model)
-        notes = give_own_paths(call.callbacks, trial_id=files.trial_id, execution=number)
+        short = self._short.pop(key, None)
+        if short is not None:
+            call = call.with_callbacks(short.callbacks)
+        notes = (
+            ()
+            if short
+            else give_own_paths(call.callbacks, trial_id=files.trial_id, execution=number)
+        )
         validation = self.validation_batch_size
         if self.stock_fit:
             assert plan is not None
@@ -454,6 +469,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             if self.micro_batch_size == "auto" and plan.micro_batch_size is not None:
                 validation = min(validation, plan.micro_batch_size)
             model = self.graph.model_for(model)
+            if short is not None and not self.graph.is_kept():
+                model = short.model  # It may have state that only itself holds.
         else:
             plan, cut, summed = None, facts.cut_by_user, False
             size = min(facts.rows(batch_size), batch_size if cut is None else cut.micro_batch_size)
@@ -472,7 +489,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             loss_is_sum=summed,
             plan=plan,
             notes=notes,
+            asked=asked,
         )
+        if short is not None and short.model is model:
+            short.restore(settings)
+        else:
+            short = None
         trained = train(
             model,
             hp,
@@ -482,13 +504,31 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             fit=self.wrapped.fit,
             shared=self._shared,
             scaling=scaling,
+            short=short,
         )
+        if trained.short is not None:
+            self._keep_short(key, trained.short)
         if trained.error is None:
             return trained
         if trained.step_ran_out and self._halve(facts, batch_size, size, files.project):
-            self.graph.release()
+            self._release()
             return trained._replace(error=None, runs_again=True)
         raise trained.error
+
+    def _keep_short(self, key: tuple[str, int], short: ShortRun) -> None:
+        """Keep a short run in memory, to continue it: all of a small model, else the best one."""
+        known = [*self._short.values()]
+        size = sum(one.size_bytes for one in (*known, short))
+        if (size > _MOST_KEPT or not self.graph.is_kept()) and known:
+            if any(one.value > short.value for one in known):
+                return
+            self._short.clear()
+        self._short[key] = short
+
+    def _release(self) -> None:
+        """Let go of all models: the next one is a fresh one."""
+        self.graph.release()
+        self._short.clear()
 
     def _halve(self, facts: ModelFacts, batch_size: int, size: int, project: Path) -> bool:
         """Change the plan after memory ran out; return whether the run may be made again."""

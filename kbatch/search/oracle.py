@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from kbatch.library_internals import project_directory
 from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
 from kbatch.search.files import ENDED, STATE_NAME, trial_record
 from kbatch.search.race import RaceStrategy
+from kbatch.search.search_time import SearchTime
 from kbatch.search.space import Values, untried_in_grid
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.metrics import required_direction
@@ -35,10 +36,11 @@ class BatchSizeOracle(keras_tuner.Oracle):
         self,
         objective: Any,
         race: "RaceStrategy | None" = None,  # None for the whole grid.
+        search_time: SearchTime | None = None,  # What is left of it.
     ):
         # No count of failures in a row ends the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
-        self._race = race
+        self._race, self._time = race, search_time or SearchTime()
         self.verbose = 0  # keras-tuner's own display wipes notebook cells.
 
     @property
@@ -110,16 +112,16 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def _next_trial(self) -> Any:
         """Return a trial that nobody runs and that has not ended, else one that is proposed."""
-        running = {trial.trial_id for trial in self.ongoing_trials.values()}
-        for trial_id in sorted(self.trials.keys() - running):
-            trial = self.trials[trial_id]
-            if trial.status not in ENDED:
-                return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
         if self._race:
             pending = [trial.hyperparameters.values for trial in self.ongoing_trials.values()]
-            values = self._race.propose(self.get_space(), pending)
+            values = self._race.propose(self.get_space(), pending, self._time.left_s())
         else:
-            values = next(self._untried(), None)
+            running = {trial.trial_id for trial in self.ongoing_trials.values()}
+            begun = [self.trials[trial_id] for trial_id in sorted(self.trials.keys() - running)]
+            begun = [t.hyperparameters.values for t in begun if t.status not in ENDED]
+            fits = self._time.fits
+            untried = (v for v in (*begun, *self._untried()) if fits(v.get("batch_size", 0)))
+            values = next(untried, None)
         if values is None:
             return None
         for trial_id, trial in self.trials.items():
@@ -132,9 +134,16 @@ class BatchSizeOracle(keras_tuner.Oracle):
         free = next(trial_id for trial_id in ids if trial_id not in self.trials)
         return Trial(hyperparameters, free, TrialStatus.RUNNING)
 
-    def _untried(self) -> Iterator[Values]:
+    def _untried(self) -> Iterable[Values]:
         tried = [trial.hyperparameters.values for trial in self.trials.values()]
-        return untried_in_grid(self.get_space(), tried)
+        untried = untried_in_grid(self.get_space(), tried)
+        if self._time.budget_s is None:
+            return untried
+        # The base size first, then its neighbours: the budget may end the search anywhere.
+        base = self._time.base_batch_size
+        return sorted(
+            untried, key=lambda v: (abs(math.log(v["batch_size"] / base)), -v["batch_size"])
+        )
 
     def _save_trial(self, trial: Any) -> None:
         write_trial(trial, project_directory(self))

@@ -157,7 +157,7 @@ class ParallelTrials:
     def _trial(self, trial: Any) -> Run:
         """Ask for the executions of a trial, one after the other, and keep what each gave."""
         tuner = self._tuner
-        tuner.plan_executions(trial)
+        asked = tuner.plan_executions(trial)
         files, begun_s = TrialFiles(tuner, trial), time.monotonic()
         completed, lost, result = len(files.begin_attempt()), None, TaskResult({})
         tuner.on_trial_begin(trial)
@@ -165,7 +165,12 @@ class ParallelTrials:
             attempt = 0 if lost is None else 1
             sent = self._files_for(files)
             result = self._result_of(
-                (yield Task(sent, trial.trial_id, completed + 1, attempt)), again=lost is not None
+                (
+                    yield Task(
+                        sent, trial.trial_id, asked._replace(executions=completed + 1), attempt
+                    )
+                ),
+                again=lost is not None,
             )
             if result.status == "lost" and lost is None:
                 lost = result
@@ -295,12 +300,12 @@ def execute(
     move_project(tuner, project)
     oracle.reload()
     hypermodel.restore(project)
-    tuner.executions_per_trial = task.executions
+    tuner.executions_per_trial = task.asked.executions
     trial = oracle.trials.get(task.trial_id)
     if trial is None:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
-        tuner.run_executions(trial, FitCall.of_search(arguments, keywords))
+        tuner.run_executions(trial, FitCall.of_search(arguments, keywords), task.asked)
     except Exception as error:  # Whatever a training raises is recorded, and told to the search.
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))

@@ -8,6 +8,7 @@ from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.rounds import NextRun, Race, RaceStep
 from kbatch.errors import InputError
 from kbatch.page.numbers import pluralize, setting
+from kbatch.records.training_run import AskedRun
 from kbatch.search.files import readable_trials, trial_record
 from kbatch.search.space import Key, Values, grid, key_of
 from kbatch.study.compare import is_time, other_hyperparameters, runs_of, tolerance_in_units
@@ -21,7 +22,7 @@ _ENDS = {
     "certain": "more rounds would not change the answer",
     "certified": "a size is certified, and more rounds would hardly change the answer",
     "out of reach": "certainty would take more executions than are left",
-    "executions": "no further round fits in `max_executions`",
+    "executions": "no further round fits in `max_trainings`",
     "alone": "only one batch size can be trained",
     "diverged": (
         "every learning rate diverged, the smallest at {smallest} of the rule's: build the model "
@@ -34,8 +35,8 @@ _ENDS = {
 class RaceStrategy:
     """Looks for the learning rate of each size, then repeats what may be the answer."""
 
-    def __init__(self, tolerance: float | None, confidence: float, max_executions: int | None):
-        self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
+    def __init__(self, tolerance: float | None, confidence: float, max_trainings: float | None):
+        self._tolerance, self._confidence, self._most = tolerance, confidence, max_trainings
         # `begin` sets these.
         self._project, self._base = Path(), 0
         self._sizes: list[int] = []
@@ -62,9 +63,11 @@ class RaceStrategy:
         self._most = self._most or _EXECUTIONS_PER_SIZE * len(self._sizes)
         what = "Batch size and learning rate are" if self._searches_rate else "The batch size is"
         sizes = pluralize(len(self._sizes), "size")
-        return f"{what} raced: {sizes}, at most {self._most} executions (`max_executions`)."
+        return f"{what} raced: {sizes}, at most {self._most:g} trainings (`max_trainings`)."
 
-    def propose(self, space: Any, pending: list[Values]) -> Values | None:
+    def propose(
+        self, space: Any, pending: list[Values], seconds_left: float | None
+    ) -> Values | None:
         """Return the values to try next, those of an earlier trial to execute it once more."""
         following = self._next(space, pending)
         if following is None or following[0] in pending:
@@ -73,12 +76,12 @@ class RaceStrategy:
         self._asked[key_of(values)] = number + 1
         return values
 
-    def executions(self, trial_id: str, values: Values) -> int:
+    def asked(self, trial_id: str, values: Values) -> AskedRun:
         """Return how many executions a trial is to have: what completed, and what was asked for."""
         record = trial_record(self._project / f"trial_{trial_id}")
         runs = record.executions if record else ()
         completed = sum(run.status == "completed" for run in runs)
-        return max(1, completed, self._asked.get(key_of(values), 0))
+        return AskedRun(max(1, completed, self._asked.get(key_of(values), 0)))
 
     def ended_executions(self) -> int:
         """Count the executions that have ended, those of earlier runs of the search included."""
@@ -131,7 +134,7 @@ class RaceStrategy:
             larger_is_better=self._larger_is_better,
             tolerance=tolerance,
             confidence=self._confidence,
-            max_executions=(self._most or 0) - sum(_ended(t) for t in trials if t not in same),
+            max_executions=int(self._most or 0) - sum(_ended(t) for t in trials if t not in same),
             pending=running,
             search_rate=self._searches_rate,
         )

@@ -7,8 +7,8 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import keras
 import keras_tuner
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import is_integer
 from kbatch.analysis.learning_rate import LearningRateScaling
+from kbatch.analysis.run_table import falls_behind
 from kbatch.device import failures
 from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.machine import read_environment
@@ -23,7 +24,14 @@ from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.library_internals import cache_file, inputs_of_dataset, keep_build_config
 from kbatch.records.notes import Note
-from kbatch.records.training_run import Budget, ExecutionRecord, Plan, Target, seconds_to_target
+from kbatch.records.training_run import (
+    AskedRun,
+    Budget,
+    ExecutionRecord,
+    Plan,
+    Target,
+    seconds_to_target,
+)
 from kbatch.search.best_epoch import BestEpoch
 from kbatch.search.files import CHECKPOINT_NAME, TrialFiles
 from kbatch.search.plan import most_in_memory, planned_steps
@@ -50,7 +58,7 @@ from kbatch.training.model import (
     user_step,
     waiting_for_data,
 )
-from kbatch.training.state import seed_of, seeded
+from kbatch.training.state import assign, copies_of, seed_of, seeded
 from kbatch.training.steps_per_execution import (
     EndInTime,
     GraphCount,
@@ -79,6 +87,32 @@ class RunSettings(NamedTuple):
     loss_is_sum: bool = False  # Whether the loss is to be divided by the size of its batch.
     plan: Plan | None = None  # None if the model trains as it was written.
     notes: tuple[Note, ...] = ()  # On the settings, such as where callbacks write.
+    asked: AskedRun = AskedRun()  # Where it ends before its last epoch.
+
+
+class ShortRun:
+    """A training run that ended early, with everything that another call of `fit` continues."""
+
+    def __init__(self, timed: "TimedFit", begun: ExecutionRecord, callbacks: list[Any]):
+        self.timed, self.begun, self.callbacks = timed, begun, callbacks
+        self.model: Any = timed.model
+        self._values = copies_of(self._variables())
+        self.size_bytes = sum(value.nbytes for value in self._values)
+        self._totals = timed.meter.totals()
+        objective = timed.settings.objective
+        values = [one.finite(objective.name) for one in timed.clock.epochs]
+        sign = 1 if objective.direction == "max" else -1
+        #: The best of the objective; larger is better.
+        self.value = max((sign * one for one in values if one is not None), default=-math.inf)
+
+    def restore(self, settings: RunSettings) -> None:
+        """Put weights, optimizer and counts back as they were when the run ended."""
+        assign(self._variables(), self._values)
+        self.timed.meter.set_totals(self._totals)
+        self.timed.continue_with(settings)
+
+    def _variables(self) -> list[Any]:
+        return [*self.model.variables, *self.model.optimizer.variables]
 
 
 class Trained(NamedTuple):
@@ -89,6 +123,8 @@ class Trained(NamedTuple):
     error: BaseException | None = None
     step_ran_out: bool = False  # Whether memory ran out in a train step.
     runs_again: bool = False  # Whether the plan has smaller micro-batches since.
+    short: ShortRun | None = None  # What continues a short run; None if nothing can.
+    share: float = 0.0  # Epochs that were trained now, over all that `fit` was asked for.
 
 
 class SharedInput:
@@ -124,6 +160,7 @@ def train(
     fit: Callable[..., Any],
     shared: SharedInput,
     scaling: LearningRateScaling | None,
+    short: ShortRun | None = None,
 ) -> Trained:
     """Train a model and write a record of how it ended, also if it fails.
 
@@ -136,15 +173,27 @@ def train(
         fit: The `fit` of a HyperModel, which calls `model.fit`.
         shared: What the runs of the search share.
         scaling: What the model was scaled by.
+        short: The short run of this model that is continued.
     """
-    timed = TimedFit(model, settings, shared=shared, scaling=scaling)
-    begun, number = _begun(model, settings), settings.number
+    number = settings.number
+    if short is not None:
+        timed, begun = short.timed, short.begun
+    else:
+        timed = TimedFit(model, settings, shared=shared, scaling=scaling)
+        begun = _begun(model, settings)
+    done = len(timed.clock.epochs)
+    # The record of a short run stays until the run that continues or repeats it has ended.
+    waiting = files.short_run(number)
+    if waiting is not None and short is None:
+        repeated = waiting.epochs_repeated + len(waiting.epochs)
+        begun = dataclasses.replace(begun, epochs_repeated=repeated)
     record = functools.partial(_record, begun, timed)
     for callback in call.callbacks:
         if hasattr(callback, "follow_trial"):  # A `LivePlot`, without the modules that draw it.
             so_far = functools.partial(record, "running")
             callback.follow_trial(files, number=number, so_far=so_far)
-    files.write(number, record("running"))
+    if waiting is None:
+        files.write(number, record("running"))
     try:
         # Layers that are built by their first batch draw their weights here, and not in `build`.
         seeds = seeded(seed_of(settings.seed, 1))
@@ -161,7 +210,8 @@ def train(
     except BaseException as error:  # Also an interruption: each end has a record.
         ended = record(failures.failure_status(error), failures.failure_text(error))
         ended = dataclasses.replace(ended, traceback=failures.failure_traceback(error))
-        files.write(number, ended)
+        if waiting is None or ended.status != "interrupted":
+            files.write(number, ended)
         ran_out = failures.ran_out_of_memory(error, smaller_worked=True)
         # Not in validation, and not in a callback.
         return Trained(ended, None, error, ran_out and timed.clock.in_step)
@@ -170,7 +220,10 @@ def train(
         text = "diverged: the loss became NaN or infinite, lower the learning rate"
         ended = dataclasses.replace(ended, status="failed", failure=text)
     files.write(number, ended)
-    return Trained(ended, results)
+    can_continue = ended.length == "short" and timed.can_continue(call.callbacks)
+    short = ShortRun(timed, begun, call.callbacks) if can_continue else None
+    share = (len(ended.epochs) - done) / (ended.epochs_asked or 1)
+    return Trained(ended, results, short=short, share=share)
 
 
 def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
@@ -239,6 +292,7 @@ def _record(
         status=status,
         failure=failure,
         usage=timed.monitor and timed.monitor.usage,
+        length=timed.length,
         budget=timed.budget,
         target=timed.target,
         steps_per_execution=timed.steps_per_execution,
@@ -303,8 +357,8 @@ class TimedFit:
         self._fits = 0
         self._open = contextlib.ExitStack()
         self._several = replica_count(model) > 1
-        self._meter = StepMeter(settings.batch_size) if self._several else self._shared.meter()
-        self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
+        self.meter: Any = StepMeter(settings.batch_size) if self._several else self._shared.meter()
+        self.clock = TrainingClock(self.meter, every_shape_compiles=bool(model.jit_compile))
         self.best_epoch = BestEpoch(settings.objective, settings.objective_parts)
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
@@ -318,6 +372,9 @@ class TimedFit:
         self.epochs_asked: int | None = None  # Of all calls.
         self.steps_per_epoch: int | None = None
         self._order: str | None = None  # Of the first epoch, if that is known without data.
+        self.length: Literal["complete", "short", "stopped_early"] = "complete"
+        self._done = 0  # Epochs of the short run that is continued.
+        self._history: Mapping[str, list[Any]] = {}  # Of those epochs.
 
     def __enter__(self) -> "TimedFit":
         self.model.fit = self
@@ -362,8 +419,9 @@ class TimedFit:
             largest_batch_size=settings.largest_batch_size,
             validation_batch_size=settings.validation_batch_size,
             validation_steps=given.named["validation_steps"],
-            # Each fit draws orders of its own, also where it goes on from an epoch.
-            seed=seed_of(settings.seed, self._fits, initial_epoch),
+            # Each fit draws orders of its own, unless it continues a short run.
+            seed=seed_of(settings.seed, 0 if self._done else self._fits, initial_epoch),
+            first_epoch=self._done,
             # A batch that replicas share must not have rows of two epochs.
             endless=not (self._several or given_steps),
         )
@@ -386,14 +444,41 @@ class TimedFit:
         if self.monitor is None:
             self.monitor = self._open.enter_context(GpuMonitor())
         self._fits += 1
-        self.epochs_asked = (self.epochs_asked or 0) + epochs - initial_epoch
+        if self._done:
+            call["initial_epoch"] = self._done
+        else:
+            self.epochs_asked = (self.epochs_asked or 0) + epochs - initial_epoch
         self.steps_per_epoch = given_steps
         return self._train(batches, call, given.callbacks)
+
+    def can_continue(self, callbacks: list[Any]) -> bool:
+        """Return whether a later call of `fit` can continue as if training had not ended.
+
+        Nothing else may have state: a callback that acts at the begin or at the end of training
+        may reset its own, averages of weights replace the weights at the end, and data that
+        `steps_per_epoch` cuts begin again.
+        """
+        optimizer: Any = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        plain = optimizer is not None and not optimizer.use_ema and not self._several
+        stock = keras.callbacks.Callback
+        theirs = [one for one in callbacks if not hasattr(one, "follow_trial")]
+        hooks = ("on_train_begin", "on_train_end")
+        resets = any(
+            getattr(getattr(one, name), "__func__", None) is not getattr(stock, name)
+            for one in theirs
+            for name in hooks
+        )
+        return plain and user_step(self.model) is None and not resets and not self.steps_per_epoch
+
+    def continue_with(self, settings: RunSettings) -> None:
+        """Let the next call of `fit` train the epochs that are missing."""
+        self.settings, self.length, self.monitor = settings, "complete", None
+        self._done = len(self.clock.epochs)
 
     @property
     def first_order(self) -> str | None:
         """Fingerprint of the order of the first epoch. If it is unknown, None."""
-        return self._order or self._meter.read().order
+        return self._order or self.meter.read().order
 
     def _train(
         self, batches: Batches, call: dict[str, Any], theirs: list[Any]
@@ -401,7 +486,7 @@ class TimedFit:
         self.scaling = scale_late_layers(self.model, batches.dataset, self.scaling)
         check_loss_is_scaled(self.model)
         self._find_end(theirs)
-        size, meter = self.settings.batch_size, self._meter
+        size, meter = self.settings.batch_size, self.meter
         scalars = [
             TensorBoardScalars(callback, size)
             for callback in theirs
@@ -429,7 +514,11 @@ class TimedFit:
                 self.model, logs, batch_size=size, seen=meter.read().largest_batch, metrics=expected
             )
         )
-        last = [best, check, self.clock.last]  # A step begins after the last one.
+        end_early = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: self._end_early(epoch, call["epochs"])
+        )
+        # A step begins after the last one.
+        last = [best, check, self.clock.last, end_early]
         own = [self.clock, first, *theirs, *self._set_steps(batches, call, theirs)]
         started_s = time.perf_counter()
         try:
@@ -457,9 +546,30 @@ class TimedFit:
         # Metrics whose function needs all rows become means over micro-batches.
         if coupled := _metrics_of_parts(self.model, size):
             self.notes.append(Note.of("metrics_of_parts", names=", ".join(coupled)))
+        if self._done:
+            history.epoch = [*range(len(self.clock.epochs))]
+            for name, values in history.history.items():
+                history.history[name] = [*self._history.get(name, ()), *values]
         if (throughput := self.clock.throughput) is not None:
             history.history["samples_per_second"] = [throughput.value] * len(history.epoch)
+        self._history = history.history
         return history
+
+    def _end_early(self, epoch: int, epochs: int) -> None:
+        """End a short run after its epochs, and any run that is too far behind."""
+        asked, objective = self.settings.asked, self.settings.objective
+        if epoch + 1 == epochs or self.model.stop_training:
+            return
+        if epoch + 1 == asked.epochs:
+            self.length = "short"
+        elif asked.candidate:
+            sign = 1 if objective.direction == "max" else -1
+            values = [one.finite(objective.name) for one in self.clock.epochs]
+            curve = [sign * value for value in values if value is not None]
+            behind = functools.partial(falls_behind, curve, candidate=asked.candidate)
+            if len(curve) == len(values) and behind(finished=asked.finished):
+                self.length = "stopped_early"
+        self.model.stop_training = self.length != "complete"
 
     def _set_steps(
         self, batches: Batches, call: dict[str, Any], callbacks: list[Any]

@@ -19,7 +19,7 @@ from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError, InputError, RecordError
 from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
 from kbatch.page.numbers import at_most, pluralize
-from kbatch.records.training_run import RECORD_NAME
+from kbatch.records.training_run import RECORD_NAME, AskedRun
 from kbatch.search import identity, tuner_arguments
 from kbatch.search.files import (
     CHECKPOINT_NAME,
@@ -37,6 +37,7 @@ from kbatch.search.oracle import BatchSizeOracle, trial_result
 from kbatch.search.parallel import ParallelTrials, explored_space
 from kbatch.search.progress import FitReporter, SearchProgress
 from kbatch.search.race import RaceStrategy
+from kbatch.search.search_time import SearchTime
 from kbatch.study.compare import check_tolerance
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
@@ -79,7 +80,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
         confidence: 1 minus the share of searches that may be certain and wrong, above 0.5 and below
             1: it is not the probability that one certain answer is right.
-        max_executions: Most executions of a race, over all trials; if None, six a batch size.
+        time_budget_s: Wall-clock seconds for a call of `search`, the plan included. It ends at most
+            5 % or one training run later. A later call continues with a budget of its own.
+            Default: no limit.
+        max_trainings: Most complete training runs of a race. A run of 2 of 10 epochs counts 0.2.
+            Default: two for each batch size.
         executions_per_trial: How many times each trial trains, each time with a seed of its own.
         executor: Where executions of trials run, each in a process of its own that neither its
             memory nor a crash outlives: `"local"` for this host, one at a time on each GPU or, on a
@@ -113,9 +118,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         *,
         batch_sizes: Iterable[int] | None = None,
         strategy: Literal["grid", "race"] = "grid",
+        time_budget_s: float | None = None,
+        max_trainings: float | None = None,
         search_learning_rate: bool | None = None,
         executions_per_trial: int = 1,
-        max_executions: int | None = None,
         tolerance: float | None = None,
         confidence: float = DEFAULT_CONFIDENCE,
         executor: Any = None,
@@ -133,13 +139,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
             search_learning_rate=search_learning_rate,
             executor=executor,
             executions_per_trial=executions_per_trial,
-            max_executions=max_executions,
+            time_budget_s=time_budget_s,
+            max_trainings=max_trainings,
             distribution_strategy=distribution_strategy,
         )
         tuner_arguments.check_executor(executor, max_parallel)
-        race = RaceStrategy(tolerance, confidence, max_executions)
+        race = RaceStrategy(tolerance, confidence, max_trainings)
         self._race = race if strategy == "race" else None
-        oracle = BatchSizeOracle(objective, self._race)
+        self.time = SearchTime(time_budget_s)
+        oracle = BatchSizeOracle(objective, self._race, self.time)
         check_tolerance(tolerance, confidence, oracle.objective.name)
         project = tuner_arguments.check_directory(directory, project_name, overwrite=overwrite)
         # keras-tuner sets it after the reload, which needs it.
@@ -150,7 +158,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             "strategy": strategy,
             "confidence": confidence,
             "tolerance": tolerance,
-            "max_executions": max_executions,
+            "max_trainings": max_trainings,
+            "time_budget_s": time_budget_s,
             "search_learning_rate": search_learning_rate,
         }
         #: What decisions are made by, which changes no training.
@@ -205,6 +214,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
         self.progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
+        self.time.begin()
         stock_fit = has_stock_fit(self._build)
         call = FitCall.of_search(args, kwargs, stock_fit=stock_fit)
         tuner_arguments.check_call(call, stock_fit=stock_fit, races=self._race is not None)
@@ -221,6 +231,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 self.hypermodel = None
                 self.oracle.hyperparameters = keras_tuner.HyperParameters()
                 raise
+        self.time.base_batch_size = self.hypermodel.base_batch_size
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
         project = Path(self.project_dir)
         try:
@@ -288,8 +299,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
-        self.plan_executions(trial)
-        self.run_executions(trial, FitCall.of_search(args, kwargs))
+        asked = self.plan_executions(trial)
+        self.run_executions(trial, FitCall.of_search(args, kwargs), asked)
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)
@@ -311,6 +322,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         super().on_search_end()
         if self._race is not None and (ending := self._race.ending()):
             self.progress.say(ending)
+        elif left := self.oracle.remaining_trials():
+            ended = len(self.oracle.ended_trials)
+            self.progress.say(
+                f"`time_budget_s` ended the search after {ended} of {ended + left} trials: run the "
+                "same script again to continue."
+            )
         if not self.oracle.get_best_trials(1):
             self.progress.say(self._no_best_trial())
 
@@ -334,6 +351,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display and the executor behind where a copy travels."""
         silent = {"progress": SearchProgress(verbose=0), "executor": None, "_live": []}
+        silent["time"] = SearchTime()  # Only the search itself ends by it.
         return self.__dict__ | silent
 
     def _populate_initial_space(self) -> None:
@@ -368,17 +386,22 @@ class BatchSizeTuner(keras_tuner.Tuner):
             if device_is_lost(error):
                 raise DeviceLostError() from error
 
-    def run_executions(self, trial: Any, call: FitCall) -> None:
+    def run_executions(self, trial: Any, call: FitCall, asked: AskedRun) -> None:
         """Train the model of a trial in the executions that have not completed, until one fails."""
         files, hp = TrialFiles(self, trial), trial.hyperparameters
         while (number := len(files.begin_attempt())) < files.executions:
+            if number and not self.time.fits(hp.get("batch_size")):
+                return
             callbacks = trial_callbacks(self, trial, call.callbacks, number)
             reporter = FitReporter(self.progress, execution=number, executions=files.executions)
             callbacks += [tuner_callback(self, trial), reporter]
             keras.backend.clear_session()
             gc.collect()  # Also what the last step held of a run that is made again.
-            trained = self.hypermodel.run(hp, call.with_callbacks(callbacks), files, number)
-            if not (trained.runs_again or trained.record.status == "completed"):
+            own = call.with_callbacks(callbacks)
+            trained = self.hypermodel.run(hp, own, files, number, None, asked)
+            ended = trained.record
+            self.time.ended(ended.batch_size, trained.share, self.time.lap())
+            if not trained.runs_again and (ended.status, ended.length) != ("completed", "complete"):
                 return
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
@@ -418,11 +441,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         for trial in self.oracle.trials.values():  # Of a grid, which this search goes on with.
             trial.hyperparameters.values.setdefault(FACTOR_NAME, 1.0)
 
-    def plan_executions(self, trial: Any) -> None:
-        """Set how often a trial trains."""
-        if self._race is not None:
-            values = trial.hyperparameters.values
-            self.executions_per_trial = self._race.executions(trial.trial_id, values)
+    def plan_executions(self, trial: Any) -> AskedRun:
+        """Set how often a trial trains, and return what is asked of its next training run."""
+        if self._race is None:
+            return AskedRun(self.executions_per_trial)
+        asked = self._race.asked(trial.trial_id, trial.hyperparameters.values)
+        self.executions_per_trial = asked.executions
+        return asked
 
     def show_begun(self, trial: Any, **beside: Any) -> None:
         counts = self._race is None

@@ -1,6 +1,8 @@
 """The arguments of a tuner: their checks, default batch sizes, and short tracebacks of errors."""
 
 import functools
+import math
+import numbers
 import os
 import re
 import sys
@@ -57,7 +59,8 @@ def check_strategy(
     search_learning_rate: bool | None,
     executor: Any,
     executions_per_trial: int,
-    max_executions: int | None,
+    time_budget_s: float | None,
+    max_trainings: float | None,
     distribution_strategy: Any,
 ) -> None:
     if strategy not in ("grid", "race"):
@@ -81,17 +84,20 @@ def check_strategy(
             'give `strategy="race"`, or leave it out. Received: '
             f"search_learning_rate={search_learning_rate!r}, strategy={strategy!r}."
         )
-    if max_executions is not None:
-        check_size(max_executions, "max_executions", unit="")
-        if strategy == "grid":
-            raise InputError(
-                '`max_executions` limits a race: give `strategy="race"`, or `executions_per_trial` '
-                f'for a grid. Received: max_executions={max_executions}, strategy="grid".'
-            )
+    given = {"time_budget_s": time_budget_s, "max_trainings": max_trainings}
+    for name, value in given.items():
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value < math.inf):
+            raise InputError(f"`{name}` must be a positive number. Received: {name}={value!r}.")
+    if max_trainings is not None and strategy == "grid":
+        raise InputError(
+            '`max_trainings` limits a race: give `strategy="race"`, or `executions_per_trial` for '
+            f'a grid. Received: max_trainings={max_trainings}, strategy="grid".'
+        )
     if strategy == "race" and executions_per_trial != 1:
         raise ValueError(
             "A race decides how often each trial trains: leave out `executions_per_trial`, and "
-            "limit all of them together by `max_executions`. "
+            "limit all of them together by `max_trainings`. "
             f"Received: executions_per_trial={executions_per_trial}."
         )
 

@@ -43,12 +43,17 @@ def as_compared(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
 
 
 def _completed(trial: TrialRecord) -> TrialRecord | None:
-    """Return a trial that did not fail with the executions that completed, None without any."""
-    kept = tuple(itertools.takewhile(lambda e: e.status == "completed", trial.executions))
+    """Return a trial that did not fail with its complete runs; None if there are none."""
+    kept = tuple(itertools.takewhile(is_complete, trial.executions))
     if not kept or trial.status in ("failed", "out_of_memory"):
         return None
     whole = len(kept) == len(trial.executions)
     return trial if whole else dataclasses.replace(trial, executions=kept)
+
+
+def is_complete(run: ExecutionRecord) -> bool:
+    """Return whether a run completed that the search did not end early."""
+    return run.status == "completed" and run.length == "complete"
 
 
 def comparable_trials(
@@ -133,6 +138,7 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
                     found.append(Run(*pair, run.seed, None, ended=ended))
                 continue
             outcomes = None if unpaired else run.outcomes
+            curve: Any = tuple(epoch.finite(objective.name) for epoch in run.epochs)
             found.append(
                 Run(
                     *pair,
@@ -143,6 +149,9 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
                     examples=outcomes and outcomes.examples,
                     weights=run.initial_weights,
                     order=run.first_order,
+                    ended="stopped_early" if run.length == "stopped_early" else "completed",
+                    epochs=None if run.length == "complete" else len(run.epochs),
+                    curve=() if None in curve else curve,
                 )
             )
     return found, unpaired
@@ -296,8 +305,8 @@ def sizes_text(sizes: Sequence[int], trials: Iterable[TrialRecord]) -> str:
 
 
 def trained_runs(trials: Iterable[TrialRecord]) -> list[ExecutionRecord]:
-    """List the executions that completed and have epochs."""
-    return [e for t in trials for e in t.executions if e.status == "completed" and e.epochs]
+    """List the complete training runs that have epochs."""
+    return [e for t in trials for e in t.executions if is_complete(e) and e.epochs]
 
 
 def budget_text(trials: Iterable[TrialRecord]) -> str:

@@ -90,7 +90,7 @@ def _certainty(found: Decision, race: bool) -> Iterator[Note]:
 
 def _to_be_certain(found: Decision, judgement: Judgement, race: bool) -> str:
     """Say what would make an answer certain; an empty text if it is not known."""
-    more = "a larger `max_executions`" if race else "`executions_per_trial=3`"
+    more = "a larger `max_trainings`" if race else "`executions_per_trial=3`"
     match judgement.obstacle:
         case "alone":
             return "another batch size that completes would be compared with it"

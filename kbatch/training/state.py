@@ -36,16 +36,16 @@ class KeptState:
         self._firsts: dict[int, list[np.ndarray]] = {}
         found += [variable for one, _ in self._optimizers for variable in one.variables]
         self._variables = list({id(variable): variable for variable in found}.values())
-        self._values = _copies(self._variables)
+        self._values = copies_of(self._variables)
         self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
         self._train_function = getattr(model, "train_function", None)
         self._steps = self._model.steps_per_execution
 
     def restore(self) -> None:
         self._model.reset_metrics()  # Those that came since then were not kept.
-        _assign(self._variables, self._values)
+        assign(self._variables, self._values)
         for optimizer, kept in self._optimizers:
-            _assign(optimizer.variables[kept:], self._first(optimizer, kept))
+            assign(optimizer.variables[kept:], self._first(optimizer, kept))
         for name in _ATTRIBUTES:
             vars(self._model).pop(name, None)
         for name, value in self._attributes.items():
@@ -63,7 +63,7 @@ class KeptState:
             twin = type(optimizer).from_config(optimizer.get_config())
             with self._model.distribute_strategy.scope():
                 twin.build(trained_by(optimizer))
-            self._firsts[id(optimizer)] = _copies(twin.variables[kept:])
+            self._firsts[id(optimizer)] = copies_of(twin.variables[kept:])
         return self._firsts[id(optimizer)]
 
 
@@ -83,18 +83,18 @@ def kept_variables(model: Any) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def kept_values(variables: Sequence[Any]) -> Iterator[None]:
-    kept = _copies(variables)
+    kept = copies_of(variables)
     try:
         yield
     finally:
-        _assign(variables, kept)
+        assign(variables, kept)
 
 
-def _copies(variables: Sequence[Any]) -> list[np.ndarray]:
+def copies_of(variables: Sequence[Any]) -> list[np.ndarray]:
     return [np.array(tf.convert_to_tensor(one.value)) for one in variables]
 
 
-def _assign(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
+def assign(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.analysis.race import NextRun, RaceTask, expected_trainings, falls_behind, judge_race
+from kbatch.analysis.race import NextRun, RaceTask, expected_trainings, judge_race
 from kbatch.analysis.race import next_run as next_step
-from kbatch.analysis.run_table import Run
+from kbatch.analysis.run_table import Run, falls_behind
 
 SIZES, BASE, EPOCHS, BLOCKS = (16, 32, 64, 128, 256, 512), 32, 10, 50
 

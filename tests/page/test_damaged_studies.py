@@ -65,7 +65,7 @@ SETTINGS = {
     "confidence": 0.95,
     "strategy": "race",
     "base_batch_size": 16,
-    "max_executions": 40,
+    "max_trainings": 40,
 }
 
 

@@ -49,7 +49,7 @@ class StubExecutor:
     def submit(self, function, search, task):
         outcome = self._outcomes.get(len(self.tasks)) or trained(task, self._accuracy)
         self.tasks.append(task)
-        self.log.append((values_of(task)["batch_size"], task.executions - 1, len(self.open)))
+        self.log.append((values_of(task)["batch_size"], task.asked.executions - 1, len(self.open)))
         self.open.append(StubFuture(self, outcome))
         self.most_open = max(self.most_open, len(self.open))
         return self.open[-1]
@@ -63,7 +63,7 @@ def values_of(task):
 def trained(task, accuracy):
     """What a task leaves that trained."""
     file, values = f"trial_{task.trial_id}/{RECORD_NAME}", values_of(task)
-    size, number = values["batch_size"], task.executions - 1
+    size, number = values["batch_size"], task.asked.executions - 1
     execution = make_execution(size, seed=number, accuracies=(accuracy(size, number),))
     trial = make_trial(size, execution, trial_id=task.trial_id, hyperparameters=values)
     document = json.loads(record_text(trial))

@@ -67,7 +67,7 @@ CASES = {
         learner,
         (4, 94),
         {"micro_batch_size": None, "base_batch_size": 4},
-        {"strategy": "race", "max_executions": 11},
+        {"strategy": "race", "max_trainings": 11},
         learnable,
         100,
         520,

@@ -71,7 +71,7 @@ def test_search_makes_the_plan_before_the_first_trial(monkeypatch, tmp_path, str
         run_trial(tuner, *arguments, **keywords)
 
     monkeypatch.setattr(kbatch.BatchSizeTuner, "run_trial", watched)
-    more = {"strategy": strategy, "max_executions": 2} if strategy == "race" else {}
+    more = {"strategy": strategy, "max_trainings": 2} if strategy == "race" else {}
     search(tmp_path, models.stock, (8, 16), kind=kbatch.BatchSizeTuner, **more)
     assert known == [True, True]
 

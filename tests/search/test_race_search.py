@@ -98,7 +98,7 @@ def test_one_hypermodel_serves_several_searches(tmp_path):
     """Nothing of one is left in the next: rates, the base size, the seed, the plan."""
     hypermodel = searches.stock(batch_sizes=(8, 32), base_batch_size=None, seed=None)
     settings = hypermodel.settings
-    race(tmp_path / "race", hypermodel, max_executions=4)
+    race(tmp_path / "race", hypermodel, max_trainings=4)
     grid = race(tmp_path / "grid", hypermodel, strategy="grid", tolerance=None)
     assert [len(t.executions) for t in kbatch.load_study(grid).trials] == [1, 1]
     assert hypermodel.settings == settings
@@ -185,7 +185,7 @@ def test_sizes_that_fail_or_run_out_are_out_and_what_is_no_mean_is_raced_too(tmp
         objective=keras_tuner.Objective("val_auc", "max"),
         data=models.rows(94, classes=2),
         fit={"callbacks": [RunsOut(2)], "validation_data": models.rows(64, seed=1, classes=2)},
-        max_executions=30,
+        max_trainings=30,
     )
     study = kbatch.load_study(tuner)
     found = {trial.batch_size: trial for trial in study.trials}

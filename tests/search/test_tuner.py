@@ -34,9 +34,9 @@ def two_sizes(build=models.stock, **arguments):
     return searches.stock(build, (8, 32), **arguments)
 
 
-def test_the_two_constructors_have_at_most_25_arguments():
+def test_the_two_constructors_have_at_most_26_arguments():
     doors = kbatch.BatchSizeTuner, kbatch.BatchSizeHyperModel
-    assert sum(len(inspect.signature(door).parameters) for door in doors) <= 25
+    assert sum(len(inspect.signature(door).parameters) for door in doors) <= 26
 
 
 # Not by accuracy, which may be equal: then the fastest is named.
@@ -266,7 +266,7 @@ def test_a_build_function_that_is_mended_is_searched_by_the_next_call(tmp_path):
         hp.Fixed("lr_decay", 0.9)  # This is no learning rate.
         return models.stock() if mended else None
 
-    given = {"strategy": "race", "max_executions": 2, "directory": tmp_path}
+    given = {"strategy": "race", "max_trainings": 2, "directory": tmp_path}
     tuner = kbatch.BatchSizeTuner(build, "accuracy", **given)
     with pytest.raises(ValueError, match="return model"):
         tuner.search(*models.rows(200), verbose=0)  # For which there is one size.

@@ -14,7 +14,7 @@ from kbatch.page.numbers import at_most, format_number, join_words, pluralize, s
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED, figure_bytes, series_style
 from kbatch.plotting.draw import batch_axis
-from kbatch.study.compare import as_compared, differing, setting_texts, sizes_text
+from kbatch.study.compare import as_compared, differing, is_complete, setting_texts, sizes_text
 from kbatch.study.figures import common
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study, refuse_empty
@@ -36,8 +36,8 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     compares, else the best; grey dots are the others. Trials that failed or ran out of memory are
     marked at the bottom edge, and the trial that the decision names is labelled. Bars are intervals
     over executions; of a single execution those over its timing windows and validation examples.
-    A hollow mark is a trial that runs, or a size that a race trained only at a learning rate far
-    from the best one.
+    A hollow mark is a trial that runs, a short run, or a size that a race trained only at a rate
+    far from the best one.
 
     Example:
 
@@ -70,7 +70,9 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     batch_axis(lower, [trial.batch_size for trial in trials], common.BATCH_LABEL)
     measured = {upper: lambda trial: trial.throughput, lower: quality_of}
-    shown = [*common.one_of_each_size(study, completed).values()]
+    short = {trial.trial_id for trial in completed if not is_complete(trial.last)}
+    whole = [trial for trial in completed if trial.trial_id not in short]
+    shown = [*common.one_of_each_size(study, whole).values()]
     chosen = {trial.trial_id for trial in shown}
     others = [trial for trial in completed if trial.trial_id not in chosen]
     for panel, measure in measured.items():
@@ -104,24 +106,28 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
             bottom, top = lower.get_ylim()
             lower.set_ylim(bottom - 0.25 * (top - bottom), top)
         for panel, measure in measured.items():
-            points = [(t.batch_size, found.value) for t in others if (found := measure(t))]
+            points = [
+                (t.batch_size, found.value, t.trial_id in short)
+                for t in others
+                if (found := measure(t))
+            ]
             grey = _draw_others(panel, points) or grey
     if named is not None:
         characters = round(canvas.width_share(lower) * 60)
         label = textwrap.fill(named_label(study), characters, max_lines=5, placeholder=" …")
         title = {"fontsize": canvas.TEXT_PT, "color": INK, "fontweight": "bold", "pad": 4}
         lower.set_title(label, loc="left", parse_math=False, **title)
-        whole = next(trial for trial in trials if trial.trial_id == named.trial_id)
+        taken = next(trial for trial in trials if trial.trial_id == named.trial_id)
         for panel, measure in measured.items():
             draw.guide(panel, named.batch_size)
-            if estimate := measure(whole):
+            if estimate := measure(taken):
                 draw.ring(panel, named.batch_size, estimate.value)
     tied = ""
     if decided.tied:
         sizes = sizes_text(decided.tied, trials)
         certified = decided.judgement.certified if decided.certified and decided.judgement else ()
         alike = {*decided.tied} <= {size for size, _ in certified}
-        tied = f"{'As good' if alike else 'Perhaps as good'}: {sizes}."
+        tied = f"{'As good' if alike else 'Not told apart'}: {sizes}."
     marks = f"Hollow: {LEFT_OUT['far_rate']}." if far and running is None else ""
     notes = (tied, marks, grey, outside, common.bars_text(shown))
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
@@ -148,16 +154,21 @@ def _end_axis(
     return f"Outside the axis: batch size {join_words(at_most(named))}."
 
 
-def _draw_others(panel: Axes, points: Sequence[tuple[int, float]]) -> str:
+def _draw_others(panel: Axes, points: Sequence[tuple[int, float, bool]]) -> str:
     """Draw the trials that are not those of their size, and say what they are."""
     if not points:
         return ""
     low, high = panel.get_ylim()
-    sizes, values = zip(*points, strict=True)
-    panel.plot(sizes, values, ".", color=MUTED, alpha=0.6, markersize=5, zorder=1)
+    for marker, is_short in ((".", False), ("o", True)):
+        drawn = [(size, value) for size, value, short in points if short == is_short]
+        look = {"color": MUTED, "alpha": 0.6, "fillstyle": "none" if is_short else "full"}
+        if drawn:
+            panel.plot(*zip(*drawn, strict=True), marker, markersize=5, zorder=1, **look)
     panel.set_ylim(low, high)
-    hidden = sum(not low <= value <= high for value in values)
-    where = f", {hidden:,} of them outside the axis" if hidden else ""
+    hidden = sum(not low <= value <= high for _, value, _ in points)
+    short = sum(is_short for *_, is_short in points)
+    where = f", {short:,} of them short (hollow)" if short else ""
+    where += f", {hidden:,} of them outside the axis" if hidden else ""
     return (
         "Joined: of each batch size the trial that is compared, else the best. Grey: "
         f"{pluralize(len(points), 'other trial')}{where}."

@@ -72,17 +72,18 @@ class ArrayRows:
         self._order = _traced(self._numbers, _NUMBER, _NUMBER)
         self._gather = _traced(self._rows, _NUMBERS)
 
-    def endless(self, batch_size: int, *, seed: int | None) -> tf.data.Dataset:
+    def endless(self, batch_size: int, *, seed: int | None, first_epoch: int) -> tf.data.Dataset:
         """Return batches of one epoch after the other, each in an order of its own."""
-        chosen = self._chosen(self._order, tf.data.Dataset.range(_ENDLESS), batch_size, seed)
+        epochs = tf.data.Dataset.range(first_epoch, _ENDLESS)
+        chosen = self._chosen(self._order, epochs, batch_size, seed)
         batches = map_traced(self._gather, chosen, self._spec)
         return _pipeline(batches.prefetch(2), tf.data.INFINITE_CARDINALITY)
 
-    def epoch(self, batch_size: int, *, seed: int | None) -> tf.data.Dataset:
+    def epoch(self, batch_size: int, *, seed: int | None, first_epoch: int) -> tf.data.Dataset:
         """Return the batches of an epoch, in the next order each time they were read to the end."""
         # Keras makes iterators that it does not read, or of which it reads one batch.
         with tf.device("CPU:0"):
-            read = tf.Variable(tf.constant(0, tf.int64), trainable=False)
+            read = tf.Variable(tf.constant(first_epoch, tf.int64), trainable=False)
         steps = -(-self.examples // batch_size)
 
         def gather(step: tf.Tensor, chosen: tf.Tensor) -> list[tf.Tensor]:
@@ -322,7 +323,14 @@ class InputMeter:
         return vars(self) | {"_functions": {}}  # Graphs cannot be copied.
 
     def reset(self) -> None:
-        self._totals.assign(tf.zeros_like(self._totals))
+        self.set_totals(tf.zeros_like(self._totals))
+
+    def totals(self) -> np.ndarray:
+        """Return what was counted so far, to count on from there later."""
+        return self._totals.numpy()
+
+    def set_totals(self, totals: Any) -> None:
+        self._totals.assign(totals)
 
     def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
         """Make a dataset of the same batches that counts them as they are taken."""

@@ -232,6 +232,7 @@ class TrainingData:
         validation_batch_size: int = 1,
         validation_steps: int | None = None,
         endless: bool = False,  # Arrays go on from epoch to epoch: to begin an iterator takes time.
+        first_epoch: int = 0,  # Arrays begin with the order of this epoch.
     ) -> Batches:
         """Return all rows in batches of one size, each epoch of arrays in an order of its own."""
         x, y, weight, validation_data = self._split()
@@ -252,10 +253,10 @@ class TrainingData:
                 self._rows = ArrayRows(arrays, shuffle=self.shuffle)
             examples = self._rows.examples
             if endless:
-                dataset = self._rows.endless(batch_size, seed=seed)
+                dataset = self._rows.endless(batch_size, seed=seed, first_epoch=first_epoch)
                 epoch_steps = -(-examples // batch_size)
             else:
-                dataset = self._rows.epoch(batch_size, seed=seed)
+                dataset = self._rows.epoch(batch_size, seed=seed, first_epoch=first_epoch)
             if seed is not None or not self.shuffle:
                 order = f"of seed {seed}" if self.shuffle else "as given"
         if examples is not None and examples < largest_batch_size:

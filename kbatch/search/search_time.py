@@ -1,0 +1,92 @@
+"""The time of a search: its budget, what each training run is expected to take, what is left."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from kbatch.page.numbers import pluralize, setting
+from kbatch.search import BASE_BATCH_SIZE
+
+# A search may end so much after its budget, as a share of it.
+_LATE = 0.05
+# The last so many training runs say how fast the machine is now.
+_LATEST = 5
+# Between which shares of what is expected most searches end.
+_LOW, _HIGH = 0.75, 1.25
+
+
+class SearchTime:
+    """Counts wall-clock seconds from the begin of a search by a clock that cannot be set.
+
+    Args:
+        budget_s: Seconds that the search may take. Default: no limit.
+        now: Returns seconds that never decrease.
+    """
+
+    def __init__(self, budget_s: float | None = None, *, now: Callable[[], float] = time.monotonic):
+        self.budget_s = budget_s
+        #: Expected seconds of a complete training run of each batch size, as the plan says.
+        self.expected_s: Mapping[int, float] = {}
+        self.base_batch_size = BASE_BATCH_SIZE
+        self._now = now
+        self._ratios: list[float] = []  # What runs took over what was expected.
+        self._measured_s: dict[int, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self._began_s = self._lap_s = self._now()
+
+    def left_s(self) -> float | None:
+        """Return the seconds that are left of the budget; None without a budget."""
+        return None if self.budget_s is None else self.budget_s - (self._now() - self._began_s)
+
+    def lap(self) -> float:
+        """Return the seconds since the last call, or since the begin."""
+        before, self._lap_s = self._lap_s, self._now()
+        return self._lap_s - before
+
+    def ended(self, batch_size: int, share: float, seconds: float) -> None:
+        """Take what a training run took, of which `share` is its part of a complete one."""
+        if share > 0:
+            self._measured_s[batch_size] = seconds / share
+            if expected_s := self.expected_s.get(batch_size):
+                self._ratios.append(seconds / share / expected_s)
+
+    def training_s(self, batch_size: int) -> float | None:
+        """Return the seconds that a complete training run is expected to take now."""
+        if (expected_s := self.expected_s.get(batch_size)) is not None:
+            return expected_s * (statistics.median(self._ratios[-_LATEST:]) if self._ratios else 1)
+        known = [*self._measured_s.values()]
+        return self._measured_s.get(batch_size, statistics.fmean(known) if known else None)
+
+    def fits(self, batch_size: int) -> bool:
+        """Return whether a training run can end in time; the first one always begins."""
+        left_s, training_s = self.left_s(), self.training_s(batch_size)
+        if left_s is None or not self._measured_s:
+            return True
+        late_s = _LATE * (self.budget_s or 0.0)
+        return left_s > 0 and (training_s or 0.0) <= left_s + late_s
+
+    def price(self, sizes: int, trainings: float, seconds: float | None) -> str:
+        """Describe what a search will cost, in training runs and in time."""
+        text = (
+            f"{pluralize(sizes, 'size')}, about {setting(round(trainings, 1))} complete trainings"
+        )
+        if seconds is not None:
+            text += f", {span_text(_LOW * seconds, _HIGH * seconds)}"
+        if self.budget_s is None:
+            return f"{text}. `time_budget_s=` sets a limit."
+        return f"{text}. It ends after {span_text(self.budget_s)} (`time_budget_s`)."
+
+
+def span_text(*seconds: float) -> str:
+    """Write one or two durations in one unit, such as "12 to 19 min"."""
+    unit, name = next(
+        ((unit, name) for unit, name in ((3600, "h"), (60, "min")) if seconds[-1] >= 2 * unit),
+        (1, "s"),
+    )
+    texts = dict.fromkeys(
+        f"{one / unit:.0f}" if one >= 10 * unit or unit == 1 else f"{one / unit:.1f}"
+        for one in seconds
+    )
+    return f"{' to '.join(texts)} {name}"

@@ -1,0 +1,77 @@
+"""The time of a search: what it allows to begin, and what it is said to cost."""
+
+import pytest
+import searches
+import small_models as models
+from fake_clock import FakeClock
+
+import kbatch
+from kbatch.search.search_time import SearchTime, span_text
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+def test_a_run_begins_if_it_can_end_in_time_and_the_first_one_always(clock):
+    spent = SearchTime(60, now=clock)
+    spent.expected_s = {16: 20.0, 32: 10.0}
+    clock.now_s += 100
+    assert spent.fits(16) and spent.left_s() == -40
+    spent.begin()
+    clock.now_s += 15
+    spent.ended(32, 0.5, seconds=10.0)  # Twice as slow as the plan says.
+    assert (spent.training_s(32), spent.training_s(16)) == (20, 40)
+    assert spent.fits(16)  # 45 s are left.
+    clock.now_s += 9
+    assert not spent.fits(16) and spent.fits(32)
+    clock.now_s += 36.5
+    assert not spent.fits(32)
+
+
+def test_without_a_plan_the_runs_so_far_say_what_others_take(clock):
+    spent = SearchTime(60, now=clock)
+    spent.ended(32, 0.2, seconds=4.0)
+    assert spent.training_s(64) == 20
+    clock.now_s += 45
+    assert not spent.fits(64)
+    assert SearchTime(now=clock).fits(64)
+
+
+def test_the_price_names_sizes_trainings_and_time():
+    assert SearchTime().price(6, 10, 930.0) == (
+        "6 sizes, about 10 complete trainings, 12 to 19 min. `time_budget_s=` sets a limit."
+    )
+    text = SearchTime(600).price(1, 2, None)
+    assert text == "1 size, about 2 complete trainings. It ends after 10 min (`time_budget_s`)."
+    assert [span_text(9, 15), span_text(119), span_text(5000, 9000)] == [
+        "9 to 15 s",
+        "119 s",
+        "1.4 to 2.5 h",
+    ]
+
+
+def test_a_grid_ends_with_its_budget_and_a_later_search_continues_outward(tmp_path, capsys):
+    def sizes(**given):
+        tuner = searches.quick(
+            tmp_path,
+            searches.stock(batch_sizes=(8, 16, 32), base_batch_size=16),
+            kbatch.BatchSizeTuner,
+            fit={"verbose": 1},
+            **given,
+        )
+        trials = sorted(tuner.study.trials, key=lambda trial: trial.trial_id)
+        return [trial.batch_size for trial in trials]
+
+    assert sizes(time_budget_s=1e-3) == [16]
+    assert "1 of 3 trials" in capsys.readouterr().out
+    assert sizes(time_budget_s=600) == [16, 32, 8]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "600", float("inf"), True])
+def test_a_budget_is_a_positive_number(seconds, tmp_path):
+    with pytest.raises(ValueError, match="time_budget_s"):
+        kbatch.BatchSizeTuner(
+            models.stock, batch_sizes=(8,), time_budget_s=seconds, directory=tmp_path
+        )
