@@ -3,9 +3,9 @@
 python benchmarks/tables.py    lists the tables
 
 A table is one task by one metric: every batch size, learning rate and seed of it was trained once
-(`decision_tables.py`), with the metric after each epoch. Searches are drawn from every third seed.
-The others tell the truth, so no search sees the seeds that it is judged by. Half of the tables are
-held back: no design or constant may be chosen by them.
+(`decision_tables.py`), with the metric after each epoch. Searches are drawn from every third seed,
+or from every second of fewer than twelve. The others tell the truth, so no search sees the seeds
+that it is judged by. Half of the tables are held back: no design or constant may be chosen by them.
 
 A file benchmarks/tables/NAME.npz holds, over [size, rate, seed, ...]:
 
@@ -93,7 +93,8 @@ def read_table(name: str) -> Table:
     by_loss = name.endswith("_loss")
     sign = -1 if by_loss else 1
     seeds = stored["seeds"].argsort()
-    search, others = seeds[::3], np.setdiff1d(seeds, seeds[::3])
+    search = seeds[:: 3 if len(seeds) >= 12 else 2]
+    others = np.setdiff1d(seeds, search)
     curve, tested = stored["curve"], judged(stored["curve"], stored["test"], sign)
     tested = np.where(np.isnan(curve[..., -1]), np.inf if by_loss else 0, tested)[..., others]
     truth = tested.mean(2)
