@@ -104,6 +104,8 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     )
     assert found.reason == page.sentences[1]
     assert [row["batch size"] for row in page.rows] == [32, 64, 128, 256]
+    times = [row["training time (s)"] for row in page.rows]
+    assert times == pytest.approx([2.874, 1.437, 1.395, 0.7185], rel=1e-3)
     assert verdicts(found) == [
         "as accurate, 2.0 times slower",
         "take",
@@ -225,7 +227,10 @@ def test_successes_beside_a_failure_leave_its_rate_open():
     assert near.batch_size == far.batch_size == 64
     (note,) = [n for n in near.notes if n.code == "failure_rate"]
     assert (note.values["rate"], note.values["how"]) == ("63 %", "diverged")
-    assert "failure_rate" not in [note.code for note in far.notes]
+    assert "failure_rate" not in codes(far)
+    # A failure at another rate says nothing about this one.
+    other = dataclasses.replace(make_diverged(128), hyperparameters={FACTOR_NAME: 4.0})
+    assert "failure_rate" not in codes(pages(*trials, other))
 
 
 def any_trial(rng, size, factor, objective, common):
@@ -341,6 +346,7 @@ def test_no_sentence_of_a_page_contradicts_its_table(first):
         change = page.sentences[2] if len(page.sentences) > 2 else ""
         if change:
             base = shown["32"]["verdict"]
+            assert "times faster" not in change
             for one, other in (("as fast", "slower"), ("slower", "faster")):
                 told = re.search(rf"(\S+) times {one}", change)
                 assert told is None or f"{told[1]} times {other}" in base, (seed, change, base)
