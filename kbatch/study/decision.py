@@ -71,28 +71,32 @@ _NO_PAGE = Page(("There is no trial.",))
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Decision:
-    """Which batch size to take, which are as good, and how sure that is; `print` shows it whole."""
+    """Which batch size to train with, how sure that is, and what else was found.
 
-    #: The size to take: of those that are certified to lie within the tolerance of the best and
-    #: train about as fast as the fastest of these, the smallest; the best mean where none is
-    #: certified. None where no trial completed.
+    `print` shows the page: at most three sentences, a row for each batch size, and the lines that
+    train with the answer.
+    """
+
+    #: The size to take: the smallest of the sizes that are certified to be within the tolerance of
+    #: the best and train about as fast as the fastest of them. If none is certified, the size with
+    #: the best mean. None if no trial completed.
     batch_size: int | None
     trial: TrialRecord | None  #: Its trial, as in `trials`.
     best: TrialRecord | None  #: The trial with the best mean of those that are compared.
     #: All that are compared, one a size, ascending, with the executions that judge them: the first
     #: of a race chose its pairs.
     trials: tuple[TrialRecord, ...] = ()
-    judgement: Judgement | None = None  #: What their executions show; None where none is compared.
+    judgement: Judgement | None = None  #: What their executions show; None if none is compared.
     tolerance: float | None = None  #: What counts as equally good, in the metric's unit.
     #: Of all searches, at most 1 - `confidence` are certain while a size that was compared is
     #: better than the one to take by more than the tolerance.
     confidence: float = DEFAULT_CONFIDENCE
     #: Why sizes were not compared validation example by validation example; None if they were.
     unpaired: Unpaired | None = None
-    #: The batch size to compare with, None where it has no comparable trial.
+    #: The batch size to compare with; None if it has no comparable trial.
     base_batch_size: int | None = None
-    #: Training time at that size over the time at the one to take, over executions; None where
-    #: they are one, or times do not compare.
+    #: Training time at that size divided by the time at the one to take, over executions. None if
+    #: they are the same size, or if times cannot be compared.
     speedup: Estimate[float] | None = None
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
@@ -110,7 +114,7 @@ class Decision:
 
     @property
     def tied(self) -> tuple[int, ...]:
-        """Sizes not told apart from the best, the best among them; empty where it is alone."""
+        """Sizes that may be as good as the best, and the best; empty if there is no other."""
         found = self.judgement
         tied = [] if found is None else [size for size, _ in found.pairs if size not in self.worse]
         return tuple(tied) if len(tied) > 1 else ()

@@ -194,9 +194,9 @@ class TrialRecord:
     def metric(self, name: str) -> Estimate[float] | None:
         """Return a metric at the best epoch as Keras logged it; None if no execution has it.
 
-        It is the mean over executions with its 95 % interval. The interval of a single execution is
-        over the validation examples, if their outcomes are known: it does not include what another
-        seed would change. The interval of a fraction ends at 0 and 1.
+        It is the mean over executions with its 95 % interval. With one or two executions it is the
+        interval over the validation examples, if their outcomes are known: it does not include what
+        another seed would change. The interval of a fraction ends at 0 and 1.
         """
         return self._with_interval(name, self.metric_values(name))
 
@@ -207,9 +207,11 @@ class TrialRecord:
 
     def _with_interval(self, name: str, values: Sequence[float]) -> Estimate[float] | None:
         found = mean_of(values)
-        outcomes = self.executions[0].outcomes if len(self.executions) == 1 else None
-        if found and outcomes and outcomes.metric == name:
-            over_examples = mean_interval(outcomes.values)
+        known = [e.outcomes for e in self.executions if e.outcomes and e.outcomes.metric == name]
+        blocks = [outcomes.values for outcomes in known]
+        same = len(blocks) == len(self.executions) and len(set(map(len, blocks))) == 1
+        if found and found.ends is None and same:
+            over_examples = mean_interval([fmean(block) for block in zip(*blocks, strict=True)])
             if over_examples and over_examples.ends:
                 low, high = (found.value + end - over_examples.value for end in over_examples.ends)
                 found = dataclasses.replace(over_examples, value=found.value, low=low, high=high)

@@ -15,8 +15,6 @@ VALUES = {
     "measured_here": {"why": "gpu"},
     "parts_differ": {"found": "the loss differed by 3 %", "source": "loss"},
     "trials_missing": {"count": 2},
-    "alone": {"why": None},
-    "one_execution": {"race": True, "shown": "", "best_mean": "16 has the best mean"},
 }
 
 

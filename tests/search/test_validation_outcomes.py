@@ -337,7 +337,7 @@ def test_val_accuracy_is_what_keras_logged_and_the_judged_value_has_its_own_name
         assert (trial.metrics["val_accuracy"], trial.judged_value) == both
         assert (frame.val_accuracy[number], frame.val_accuracy_judged[number]) == both
         row = table.loc[trial.batch_size]
-        assert (row["validation accuracy"], row["validation accuracy, judged"]) == both
+        assert (row["val_accuracy"], row["judged (95 % interval)"]) == both
         assert searched.oracle.get_trial(trial.trial_id).score == pytest.approx(np.mean(logged))
         assert f"val_accuracy {np.mean(logged):.4g}" in repr(trial)
         for one, two in zip(logged, judged, strict=True):

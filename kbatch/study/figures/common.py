@@ -123,10 +123,11 @@ BARS = "Bars: 95 % interval over executions"
 
 
 def bars_text(trials: Iterable[TrialRecord]) -> str:
-    """Describe the bars of throughput and metric; two executions have none."""
+    """Describe the bars of throughput and metric; two executions have none of throughput."""
     counts = {len(trial.executions) for trial in trials if trial.status == "completed"}
     texts = [BARS] if max(counts, default=0) >= FEWEST_VALUES else []
-    if 1 in counts:
-        who = "of a single execution, " if texts else "Bars: "
-        texts.append(f"{who}quartiles of the timing windows and 95 % over validation examples")
+    if few := counts & {1, 2}:
+        who = "of one or two executions, " if texts else "Bars: "
+        windows = "quartiles of the timing windows and " if 1 in few else ""
+        texts.append(f"{who}{windows}95 % over validation examples")
     return f"{'; '.join(texts)}." if texts else ""

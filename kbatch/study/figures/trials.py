@@ -127,7 +127,7 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
         sizes = sizes_text(decided.tied, trials)
         certified = decided.judgement.certified if decided.certified and decided.judgement else ()
         alike = {*decided.tied} <= {size for size, _ in certified}
-        tied = f"{'As good' if alike else 'Not told apart'}: {sizes}."
+        tied = f"{'As good' if alike else 'Perhaps as good'}: {sizes}."
     marks = f"Hollow: {LEFT_OUT['far_rate']}." if far and running is None else ""
     notes = (tied, marks, grey, outside, common.bars_text(shown))
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
