@@ -104,7 +104,7 @@ def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
         sorted(
             group,
             key=lambda t: (
-                t.status != "completed",
+                t.status != "completed" or not any(map(is_complete, t.executions)),
                 None in t.judged_values,  # Then it is not compared.
                 -len(t.executions),
                 t.rank,
@@ -214,10 +214,12 @@ def training_seconds(run: ExecutionRecord) -> float | None:
 
 def complete_trainings(runs: Iterable[ExecutionRecord]) -> float:
     """Count training runs as complete trainings: a run of e of E epochs counts e / E."""
-    return sum(
-        1.0 if run.status == "completed" else min(1.0, len(run.epochs) / (run.epochs_asked or 1))
-        for run in runs
-    )
+    count = 0.0
+    for run in runs:
+        asked = run.epochs_asked or 1
+        count += 1.0 if is_complete(run) else min(1.0, len(run.epochs) / asked)
+        count += run.epochs_repeated / asked
+    return count
 
 
 def ends_by_time(run: ExecutionRecord) -> bool:

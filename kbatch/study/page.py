@@ -28,10 +28,12 @@ from kbatch.study.compare import (
     as_compared,
     complete_trainings,
     differing,
+    is_complete,
     is_time,
     rate_factor,
     rates_of_settings,
     tolerance_text,
+    trained_runs,
     training_seconds,
     trial_name,
     value_of,
@@ -51,6 +53,10 @@ LEFT_OUT: Mapping[LeftOutReason, str] = {
     "another_trial": "another trial of its size",
     "unlikely": "stopped early: unlikely to be the best size",
     "far_rate": "trained only at a learning rate far from the best one",
+}
+_ENDED_EARLY = {
+    "short": "only a short run of {epochs}",
+    "stopped_early": "stopped early: too far behind after {epochs}",
 }
 # Why nothing is certain, as the end of a sentence.
 _OBSTACLES = {
@@ -180,8 +186,11 @@ def _cost(trials: Sequence[TrialRecord], notes: int) -> str:
 def searched_text(trials: Sequence[TrialRecord]) -> str:
     """Say how many training runs there were, and how those ended that did not complete."""
     runs = [run for trial in trials for run in trial.executions]
-    ends = Counter("diverged" if run.diverged else run.status for run in runs)
-    failed = [f"{n:,} {end.replace('_', ' ')}" for end, n in ends.items() if end != "completed"]
+    ends = Counter(
+        "diverged" if run.diverged else run.length if run.status == "completed" else run.status
+        for run in runs
+    )
+    failed = [f"{n:,} {end.replace('_', ' ')}" for end, n in ends.items() if end != "complete"]
     sizes = pluralize(len({trial.batch_size for trial in trials}), "batch size")
     but = f" ({join_words(failed)})" if failed else ""
     return f"{pluralize(len(runs), 'training run')} of {sizes}{but}."
@@ -199,6 +208,9 @@ def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
         if found.keys() == {"diverged"}:
             return why, "Search again with a learning rate below those in the table."
         return why, "Read why the trials failed, fix the cause, then search again."
+    if not trained_runs(trials):
+        why = "No batch size can be named: no training run was completed."
+        return why, "Search again with a larger `time_budget_s`: it continues."
     why = f"No batch size can be named: no completed trial has the objective {objective}."
     if objective == "samples_per_second":
         return why, "Training was too short for its speed to be measured: train longer."
@@ -219,7 +231,9 @@ def _page_rows(
     found: Decision, trials: Sequence[TrialRecord], sizes: Iterable[int]
 ) -> tuple[Row, ...]:
     """Return a row a batch size: of the trial that is compared, else of the last one."""
-    last = {t.batch_size: t for t in sorted(trials, key=lambda one: _is_compared(found, one))}
+    # A short run looks for a learning rate: it stands for its size only if there is no other run.
+    order = sorted(trials, key=lambda t: (_is_compared(found, t), t.last.length != "short"))
+    last = {trial.batch_size: trial for trial in order}
     rows = [_row(found, trial, differing(trials)) for trial in last.values()]
     never = {"runs": 0, "verdict": "not trained"}
     rows += [{"batch size": size} | never for size in {*sizes} - {*last}]
@@ -262,12 +276,13 @@ def _row(found: Decision, trial: TrialRecord, names: Iterable[str]) -> Row:
     row |= {name.replace("dtype_policy", "dtype policy"): value_of(trial, name) for name in names}
     row["learning rate"] = trial.learning_rate
     title = f"{objective.name} (95 % interval)"
+    complete = is_complete(judged.executions[0])
     if objective.name not in TIMES:
-        row[objective.name] = judged.metrics.get(objective.name)
+        row[objective.name] = judged.metrics.get(objective.name) if complete else None
         title = "judged (95 % interval)"
-    row |= ranged_columns(title, judged.judged())
+    row |= ranged_columns(title, judged.judged() if complete else None)
     seconds = seconds_of(found).get(trial.trial_id) or judged.mean(training_seconds)
-    row["training time (s)"] = seconds
+    row["training time (s)"] = seconds if complete else None
     return row | {"runs": len(judged.executions), "verdict": _verdict(found, trial)}
 
 
@@ -315,6 +330,10 @@ def _verdict(found: Decision, trial: TrialRecord) -> str:
     if taken is not None and _is_compared(found, trial):
         way = _times(seconds[trial.trial_id] / seconds[taken.trial_id]) if seconds else None
         return ", ".join(filter(None, (_quality(found, trial), way)))
+    if trial.last.length != "complete" and trial.status == "completed":
+        return _ENDED_EARLY[trial.last.length].format(
+            epochs=pluralize(len(trial.last.epochs), "epoch")
+        )
     for one, why in found.left_out:
         if one.trial_id == trial.trial_id:
             met = trial.last.target is None or trial.seconds_to_target is not None

@@ -8,7 +8,14 @@ import re
 import numpy as np
 import pytest
 from figure_samples import words
-from records_factory import make_diverged, make_epochs, make_execution, make_search, make_study
+from records_factory import (
+    FAILURES,
+    make_diverged,
+    make_epochs,
+    make_execution,
+    make_search,
+    make_study,
+)
 from records_factory import make_trial as trial_of
 
 import kbatch
@@ -29,8 +36,8 @@ OBJECTIVES = (
     Objective("samples_per_second", "max"),
 )
 SIZES = (8, 16, 32, 64, 128, 256, 1024, 2048)
-P_ENDS = {"completed": 0.88, "diverged": 0.05, "out_of_memory": 0.03}
-P_ENDS |= {"failed": 0.02, "interrupted": 0.02}
+P_ENDS = {"completed": 0.8, "diverged": 0.05, "out_of_memory": 0.03, "failed": 0.02}
+P_ENDS |= {"interrupted": 0.02, "short": 0.05, "stopped_early": 0.03}
 SHARES = {"race": 0.5, "outcomes": 0.8, "timed": 0.8, "units": 0.15, "own_fit": 0.1}
 NAN_EPOCH = make_diverged(8).executions[0].epochs[0]
 
@@ -181,7 +188,16 @@ def test_a_rate_is_compared_over_the_epochs_of_a_short_run():
     # After two epochs both were as good, by the values of these epochs.
     run = dataclasses.replace(short.executions[0], epochs=whole.executions[0].epochs[:2])
     short = dataclasses.replace(short, executions=(run,))
-    assert "rate_off" not in codes(pages(whole, make_trial(64, 805, factor=4.0, epochs=8), short))
+    found = pages(whole, make_trial(64, 805, factor=4.0, epochs=8), short)
+    assert "rate_off" not in codes(found)
+    short = dataclasses.replace(run, length="short", epochs_asked=8, batch_size=128)
+    stopped = dataclasses.replace(short, length="stopped_early", batch_size=256)
+    found = pages(whole, *(trial_of(one.batch_size, one) for one in (short, stopped)))
+    assert verdicts(found)[1:] == [
+        "only a short run of 2 epochs",
+        "stopped early: too far behind after 2 epochs",
+    ]
+    assert found.page.cost.startswith("Search: 3.5 complete trainings")
 
 
 def test_of_many_rates_each_size_has_one_line_and_those_not_compared_say_why():
@@ -245,7 +261,8 @@ def any_trial(rng, size, factor, objective, common):
         value = sign * (quality if sign > 0 else 1.1 - quality) + rng.normal(0, common["noise"])
         values = sign * value + np.linspace(-0.02, 0.02, 12) + rng.normal(0, common["noise"], 12)
         blocks = Outcomes(objective.name, 1200, 100, "k", tuple(values.tolist()))
-        own = {"seed": seed, "scaling": scaling, "status": ended, "rate": 50.0 * size**0.7}
+        own = {"seed": seed, "scaling": scaling, "rate": 50.0 * size**0.7}
+        own |= {"status": ended} if ended in FAILURES or ended == "interrupted" else {}
         own |= {"learning_rate": rate, "plan": None if common["own_fit"] else 1}
         own |= {"status": "failed", "epochs": (NAN_EPOCH,)} if ended == "diverged" else {}
         if ended == "completed":
@@ -259,6 +276,8 @@ def any_trial(rng, size, factor, objective, common):
             own |= {} if common["timed"] else {"window_examples": (), "train_s": None}
             own |= {} if common["timed"] else {"window_durations_s": (), "examples_seen": None}
         runs.append(make_execution(size, **own))
+    if ended in ("short", "stopped_early"):
+        runs = [make_execution(size, scaling=scaling, length=ended, epochs_asked=10)]
     values = {FACTOR_NAME: factor} if common["race"] else {}
     values |= {"units": int(rng.choice([8, 16]))} if common["units"] else {}
     return trial_of(
@@ -328,6 +347,8 @@ def test_no_sentence_of_a_page_contradicts_its_table(first):
             continue
         sign = 1 if study.trials[0].objective.direction == "max" else -1
         for row in rows:
+            if "short run" in row["verdict"] or "too far behind" in row["verdict"]:
+                assert {row.get(judged), row.get("training time (s)")} <= {None, "n/a"}, seed
             verdict, by = row["verdict"], re.search(r" by ([\d.,e-]*\d)", row["verdict"])
             if by:
                 worse = sign * (number(taken[0][judged]) - number(row[judged]))
