@@ -230,6 +230,12 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "A mean over micro-batches, not over batches: {names}, since its function returns one "
         "value for all rows that it is given."
     ),
+    "auc_thresholds": (
+        "Keras's AUC does not see the order of small predictions: {share} of the positive "
+        "validation examples are predicted below {first:.2g}, the first of its {count} thresholds "
+        "above 0. If all predictions are below it, the AUC is 0.5. Give small "
+        "`thresholds` to `keras.metrics.AUC`, such as `np.geomspace(1e-6, 0.999, 200).tolist()`."
+    ),
     "nothing_timed": "Training did not go through `model.fit`: nothing was timed or counted.",
     "float32_instead": (
         "Trained in float32, not under {policy}: {reason}. To train under it all the same, give "

@@ -231,6 +231,9 @@ class ExecutionRecord:
     first_order: str | None = None
     #: Kind of device that it ran on, the processor with its cores without a GPU; None if unknown.
     device: str | None = None
+    #: Whether all validation examples had the same outputs, or some were not finite, at the end or
+    #: in an epoch that is judged.
+    dead: bool = False
     #: Whether validation was that of moving averages of the weights (`SwapEMAWeights`).
     averages_validated: bool = False
     #: Train steps that Keras started at once, None before the training. The first step, the windows
@@ -261,8 +264,8 @@ class ExecutionRecord:
 
     @property
     def diverged(self) -> bool:
-        """Whether the training loss became NaN or infinite."""
-        return any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
+        """Whether the training loss became NaN or infinite, or the outputs are of no use."""
+        return self.dead or any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
 
     @property
     def seconds_to_target(self) -> float | None:

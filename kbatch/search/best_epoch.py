@@ -12,6 +12,7 @@ import numpy as np
 from kbatch.analysis.pseudo_values import pseudo_values
 from kbatch.analysis.run_table import best_epochs, fifth_of
 from kbatch.library_internals import metrics_by_name
+from kbatch.records.notes import Note
 from kbatch.records.training_run import NoOutcomes, Outcomes
 from kbatch.search.files import write_checkpoint
 from kbatch.search.validation_outcomes import BlockSums, Validated
@@ -51,6 +52,8 @@ class BestEpoch(keras.callbacks.Callback):
         self._first: Validated | None = None
         # Of the epochs that may be among the best, by their places in `_values`: sums of blocks.
         self._blocks: dict[int, np.ndarray] = {}
+        self._dead: set[int] = set()  # Places of epochs whose outputs were of no use.
+        self._validated_last = -1  # Place of the last epoch that was validated.
         self._asked = 0  # Epochs of all calls of `fit` so far, the current one included.
         self._reason: NoOutcomes | None = None  # Why there are no outcomes, by code.
 
@@ -100,11 +103,15 @@ class BestEpoch(keras.callbacks.Callback):
         names = [n for n in logs if n.startswith("val_") or n == self._objective.name]
         found = self._objective.or_quality(names)
         if self._metric is None or (self._metric != found == self._objective):
-            self._metric, self._best, self._values = found, {}, []
+            self._metric, self._best, self._values, self._dead = found, {}, [], set()
         if self._metric is None:
             return
         value = logs.get(self._metric.name, np.nan)
         self._values.append(value)
+        if validated is not None:
+            self._validated_last = len(self._values) - 1
+            if self._sums is not None and self._sums.is_dead():
+                self._dead.add(self._validated_last)
         if validated is not None and math.isfinite(value):
             self._reason = self._reason or self._add(validated, value)
         if self._metric.is_better(value, self._best.get("value")):
@@ -131,6 +138,20 @@ class BestEpoch(keras.callbacks.Callback):
             sign = 1 if metric.direction == "max" else -1
             del self._blocks[min(self._blocks, key=lambda place: sign * self._values[place])]
         return None
+
+    def is_dead(self) -> bool:
+        """Return whether the outputs were of no use at the end, or in an epoch that is judged."""
+        if self._metric is None:
+            return False
+        places = best_epochs(self._values, larger_is_better=self._metric.direction == "max")
+        return not self._dead.isdisjoint({self._validated_last, *places})
+
+    def notes(self) -> tuple[Note, ...]:
+        """Return what a reader of the metric must know."""
+        summed = next(iter(self._blocks.values()), None)
+        if self._sums is None or summed is None:
+            return ()
+        return self._sums.notes(summed.sum(0, dtype=float))
 
     def write_weights(self, model: Any, folder: Path, best_before: float | None) -> None:
         """Write the best epoch if no earlier execution is better; the last without an objective."""

@@ -207,6 +207,7 @@ def train(
             timed.best_epoch.write_weights(model, files.folder, best)
             keep_build_config(files.tuner, files.trial_id, model)
         outcomes = timed.best_epoch.outcomes(reported)
+        timed.notes.extend(timed.best_epoch.notes())
     except BaseException as error:  # Also an interruption: each end has a record.
         ended = record(failures.failure_status(error), failures.failure_text(error))
         ended = dataclasses.replace(ended, traceback=failures.failure_traceback(error))
@@ -215,9 +216,14 @@ def train(
         ran_out = failures.ran_out_of_memory(error, smaller_worked=True)
         # Not in validation, and not in a callback.
         return Trained(ended, None, error, ran_out and timed.clock.in_step)
-    ended = dataclasses.replace(record("completed"), reported=reported, outcomes=outcomes)
+    ended = dataclasses.replace(
+        record("completed"), reported=reported, outcomes=outcomes, dead=timed.best_epoch.is_dead()
+    )
     if ended.diverged:
-        text = "diverged: the loss became NaN or infinite, lower the learning rate"
+        what = "the loss became NaN or infinite"
+        if ended.dead:
+            what = "the outputs of all validation examples were equal, or some were not finite"
+        text = f"diverged: {what}, lower the learning rate"
         ended = dataclasses.replace(ended, status="failed", failure=text)
     files.write(number, ended)
     can_continue = ended.length == "short" and timed.can_continue(call.callbacks)

@@ -13,7 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.library_internals import metrics_by_name
+from kbatch.library_internals import metrics_by_name, replaced
+from kbatch.page.numbers import percent
+from kbatch.records.notes import Note
 from kbatch.records.training_run import NoOutcomes
 from kbatch.training.data.batches import MOST_BLOCKS
 from kbatch.training.data.forms import is_composite, parts_of
@@ -21,6 +23,9 @@ from kbatch.training.data.forms import is_composite, parts_of
 # Of unknown length a validation may have so many batches.
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 2**21  # In all rows together.
+# Of numbers that are equal but for their last bits, relative; of float32 and others 5e-7.
+_ROUNDING = {tf.float16: 1e-3, tf.bfloat16: 8e-3}
+_FEWEST_ALIKE = 4  # Examples with one output; fewer may have it by chance.
 _CHECKED = 8  # Batches of a validation, for a metric of the user's own.
 # Odd numbers of 64 bits without pattern, and a shift: each bit of a number then changes about half
 # of those of its product (Steele, Lea, Flood 2014, the finalizer of SplitMix64).
@@ -46,6 +51,8 @@ class BlockSums:
         # their turn, and batches of a row.
         self._counts: Any = None
         self._rows: Any = None  # Examples so far, then what the metric's variables hold.
+        # Examples, whether their outputs differ, whether one is not finite, and the first output.
+        self._outputs: Any = None
 
     @classmethod
     def of(cls, model: Any, name: str) -> "BlockSums":
@@ -63,10 +70,19 @@ class BlockSums:
 
     def run(self, data: Any) -> Any:
         """Validate a batch as the model does, and keep what its metric has summed up."""
-        if self._rows is None:
+        if self._outputs is None:
             return self._step(data)
-        before = self._sums()
-        logs = self._step(data)
+        before, compute, predicted = self._sums(), self._model.compute_metrics, []
+
+        def compute_metrics(x: Any, y: Any, y_pred: Any, *rest: Any, **named: Any) -> Any:
+            predicted[:] = parts_of(y_pred)
+            return compute(x, y, y_pred, *rest, **named)
+
+        with replaced([(self._model, "compute_metrics", compute_metrics)]):
+            logs = self._step(data)
+        self._look_at(predicted)
+        if self._rows is None:
+            return logs
         sums = self._sums()
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         hashes = _example_hashes(parts_of(x if y is None else y))
@@ -90,7 +106,45 @@ class BlockSums:
     def _step(self, data: Any) -> Any:
         return (self.given or type(self._model).test_step.__get__(self._model))(data)
 
-    def _sums(self) -> tf.Tensor:
+    def _look_at(self, outputs: list[Any]) -> None:
+        """Keep whether the outputs of a batch differ, from each other and from those before."""
+        here = tf.compat.v1.get_default_graph()
+        if not outputs or any(
+            is_composite(one) or one.dtype == tf.string or getattr(one, "graph", here) is not here
+            for one in outputs
+        ):
+            return  # They are those of a step of the user's own, or no numbers.
+        count, differ, bad, first = tf.unstack(self._outputs)
+        own, size, most = 0.0, 0.0, 1e-6
+        for one in outputs:
+            rows: Any = tf.reshape(tf.cast(one, tf.float32), [tf.shape(one)[0], -1])
+            wrong = tf.reduce_any(tf.math.is_nan(rows) | (rows == np.inf))
+            bad = tf.maximum(bad, tf.cast(wrong, tf.float32))
+            rows = tf.maximum(rows, tf.float32.min)  # Those that are masked by -inf.
+            rounding = _ROUNDING.get(one.dtype, 5e-7)
+            alike = tf.abs(rows - rows[:1]) <= rounding * tf.abs(rows[:1])
+            differ = tf.maximum(differ, tf.cast(~tf.reduce_all(alike), tf.float32))
+            # Of one-example batches only such sums can be compared.
+            unmasked = tf.where(rows[0] > tf.float32.min, rows[0], -1.7)
+            parts = unmasked * (1.5 + tf.cos(tf.range(tf.cast(tf.size(unmasked), tf.float32))))
+            own, size = own + tf.reduce_sum(parts), size + tf.reduce_sum(tf.abs(parts))
+            most = max(most, 2 * rounding)
+        apart = (count > 0) & (tf.abs(own - first) > most * size)
+        differ = tf.maximum(differ, tf.cast(apart, tf.float32))
+        count, first = count + tf.cast(tf.shape(outputs[0])[0], tf.float32), own
+        self._outputs.assign(tf.stack([count, differ, bad, first]))
+
+    def is_dead(self) -> bool:
+        """Return whether all examples of the last validation have one output, or one is not finite.
+
+        A metric may be good then: ties count as in the top k.
+        """
+        count, differ, bad, _ = (0, 0, 0, 0) if self._outputs is None else self._outputs.numpy()
+        return bool(bad or (count >= _FEWEST_ALIKE and not differ))
+
+    def _sums(self) -> Any:
+        if self._rows is None:
+            return None
         numbers = [tf.reshape(one.value, [-1]) for one in self._metric.variables]
         return tf.concat([tf.cast(one, tf.float32) for one in numbers], axis=0)
 
@@ -112,6 +166,9 @@ class BlockSums:
         if self._metric is None:
             self._metric = metrics_by_name(self._model).get(self.name)
             self._make_room()
+        if self._outputs is None:
+            self._outputs = tf.Variable(tf.zeros([4]))
+        self._outputs.assign(tf.zeros([4]))
         if self._rows is not None:
             self._counts.assign([0, 0, 0, 0, self._stride])
 
@@ -148,11 +205,29 @@ class BlockSums:
             and type(metric).result is keras.metrics.Mean.result
         ):
             return sums[0] / sums[1] if sums[1] else np.nan
-        ends = np.cumsum([math.prod(one.shape) for one in metric.variables])
-        parts = zip(np.split(sums, ends[:-1]), metric.variables, strict=True)
-        found = metric.stateless_result([p.reshape(v.shape).astype(v.dtype) for p, v in parts])
+        found = metric.stateless_result(list(self._parts_of(sums).values()))
         value = np.asarray(found)
         return float(value.item()) if value.size == 1 else np.nan
+
+    def _parts_of(self, sums: np.ndarray) -> dict[int, np.ndarray]:
+        """Return what the variables of the metric would hold, by the identity of each."""
+        variables = self._metric.variables
+        parts = np.split(sums, np.cumsum([math.prod(one.shape) for one in variables])[:-1])
+        pairs = zip(variables, parts, strict=True)
+        return {id(one): part.reshape(one.shape).astype(one.dtype) for one, part in pairs}
+
+    def notes(self, sums: np.ndarray) -> tuple[Note, ...]:
+        """Say where an AUC with these sums does not see the order of the predictions."""
+        metric: Any = self._metric
+        if not isinstance(metric, keras.metrics.AUC) or len(metric.thresholds) < 3:
+            return ()
+        parts = self._parts_of(sums)
+        above = float(parts[id(metric.true_positives)][1].sum())
+        below = float(parts[id(metric.false_negatives)][1].sum())
+        if not below > above:
+            return ()
+        share, first = percent(below / (above + below)), float(metric.thresholds[1])
+        return (Note.of("auc_thresholds", share=share, first=first, count=len(metric.thresholds)),)
 
 
 def _example_hashes(parts: list[Any]) -> tf.Tensor:

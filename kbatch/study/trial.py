@@ -86,7 +86,7 @@ class TrialRecord:
 
     @property
     def outcome(self) -> str:
-        """How it ended, in words: its status, or "diverged" if the loss did not stay finite."""
+        """How it ended, in words: its status, or "diverged" if its outputs are of no use."""
         diverged = self.status == "failed" and any(e.diverged for e in self.executions)
         return "diverged" if diverged else self.status.replace("_", " ")
 

@@ -160,11 +160,15 @@ def test_a_build_that_returns_one_model_again_is_told_so(tmp_path, policy):
         quick(tmp_path, two_sizes(lambda: model, dtype_policy=policy))
 
 
-@pytest.mark.parametrize("large", [1e30, math.nan])
+@pytest.mark.parametrize("large", [1e30, math.nan, "dead"])
 def test_a_trial_that_diverges_has_failed_for_keras_tuner_too(tmp_path, large):
     def build(hp):
         rate = large if hp.get("batch_size") == 8 else 0.01
-        return models.stock(optimizer=keras.optimizers.SGD(rate))
+        dead = rate == "dead"
+        model = models.stock(optimizer=keras.optimizers.SGD(0.0 if dead else rate))
+        if dead:  # All outputs are equal, and each class is as likely.
+            model.set_weights([0 * weight for weight in model.get_weights()])
+        return model
 
     tuner = search(tmp_path, two_sizes(build, learning_rate_scaling=None), **TWICE)
     statuses = [trial.status for trial in tuner.oracle.ended_trials]
