@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_062,
+    "lines of tests": 27_069,
     "kbatch.search.tuner": 18_419,  # BatchSizeTuner
     "kbatch.search.hypermodel": 13_270,  # HyperModel
     "kbatch.memory.find": 7_493,  # find_max_batch_size

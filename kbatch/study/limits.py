@@ -100,14 +100,12 @@ def _to_be_certain(found: Decision, judgement: Judgement, race: bool) -> str:
             return "a `build` without `set_random_seed`, or shuffled data, lets seeds differ"
         case "no_outcomes":
             return ""
+    if race:
+        return f"{more} may make the answer certain"
     if judgement.executions_needed is not None:
         count = f"about {judgement.executions_needed:,} training runs of each batch size"
         return f"{count} would make the answer certain (a forecast)"
-    left, smallest = {why for _, why in found.left_out}, judgement.smallest_tolerance
-    if left & {"unlikely", "far_rate"} and (found.tolerance or 0.0) >= (smallest or 0.0):
-        if not found.certified:
-            return f"{more} may certify a batch size"
-        return "a search of fewer `batch_sizes` would compare those that were stopped early"
+    smallest = judgement.smallest_tolerance
     if smallest is None:
         return ""
     ways = [f"`tolerance={setting(smallest)}`"]

@@ -131,7 +131,9 @@ def _certainty(found: Decision, words: str, within: str) -> str:
         return f"Certain {sure}: {near}{least}."
     if not found.certified:
         return f"Not certain: the runs do not show {sure} whether {near}."
-    open_ = at_most([f"{size:,}" for size, _ in judgement.open])
+    costs = judgement.costs
+    open_ = [pair for pair in judgement.open if not costs or costs[pair] < costs[judgement.named]]
+    open_ = at_most([f"{size:,}" for size, _ in open_ or judgement.open])
     others = join_words(open_) if open_ else "a size that was not trained to the end"
     return f"Not certain: {near} {sure}, but {others} may be the better choice."
 

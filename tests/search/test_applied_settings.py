@@ -1,6 +1,7 @@
 """A model that a decision is applied to trains as that of the decision's trial did."""
 
 import dataclasses
+import itertools
 
 import keras
 import keras_tuner
@@ -190,10 +191,16 @@ def test_the_recipe_makes_the_updates_of_the_trial(tmp_path, form, call):
     )
     decision = tuner.study.decide()
     run = decision.trial.last
-    model = decision.apply(classifier("adam"))
+    if call == "plain":  # As the page prints it.
+        names = {"kbatch": kbatch, "decision": decision, "build": lambda: classifier("adam")}
+        names |= dict(itertools.zip_longest("xy", FORMS[form]()))
+        exec("\n".join(line.strip() for line in decision.page.use[1:]), names)
+        model = names["model"]
+    else:
+        model = decision.apply(classifier("adam"))
+        dataset = kbatch.training_dataset(*FORMS[form](), batch_size=16)
+        model.fit(dataset, callbacks=fit()["callbacks"], verbose=0, **decision.fit_arguments)
     assert model.steps_per_execution == (1 if call == "steps" else steps)
-    dataset = kbatch.training_dataset(*FORMS[form](), batch_size=16)
-    model.fit(dataset, callbacks=fit()["callbacks"], verbose=0, **decision.fit_arguments)
     assert int(model.optimizer.iterations) == run.updates
     asked = CALLS[call].get("epochs", 2) - CALLS[call].get("initial_epoch", 0)
     assert decision.fit_arguments["epochs"] == asked

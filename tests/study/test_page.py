@@ -416,7 +416,7 @@ def test_a_certified_size_names_those_that_may_be_preferred():
     assert (raced.certified, raced.certain) == (True, False)
     assert "stopped early" in verdicts(raced)[2] and "far from" in verdicts(raced)[3]
     (note,) = [note for note in raced.notes if note.code == "to_be_certain"]
-    assert "fewer `batch_sizes`" in note
+    assert "`max_trainings`" in note
 
 
 def test_the_table_and_the_figures_of_a_race_show_the_value_that_was_judged():
