@@ -6,7 +6,7 @@ of a training run stand in the report of a study, which names the trials that th
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Self
+from typing import Literal, Self
 
 Value = bool | int | float | str | None
 # What no page, table or terminal can show: halves of characters, and controls but white space.
@@ -82,6 +82,20 @@ def _trials_missing(count: int) -> str:
     )
 
 
+# Why a search is a grid though a race was asked for.
+GridReason = Literal["several_objectives", "returned_number", "time", "own_fit"]
+_NO_RACE: Mapping[GridReason, str] = {
+    "several_objectives": "it has several objectives, and a race compares one metric",
+    "returned_number": "its `fit` returns the objective, and a race needs a metric of training",
+    "time": "its objective is a time, and a race compares a metric of quality",
+    "own_fit": "a race cannot set the learning rate of a HyperModel with its own `fit`",
+}
+
+
+def _grid_because(why: GridReason) -> str:
+    return f"The search is a grid, because {_NO_RACE[why]}. It does not check the learning rate."
+
+
 # Of each code the template, with its values in braces, or the function that words it.
 KINDS: dict[str, str | Callable[..., str]] = {
     "depends_on_size": (
@@ -142,6 +156,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Your learning rate, {rate} at batch size {base}, is too {far}. At batch size {size} the "
         "{words} was {values}, which is more than the noise explains.{more}"
     ),
+    "grid_because": _grid_because,
     "rate_unchecked": (
         "Your learning rate, {rate} at batch size {size}, was not checked: "
         '`strategy="race"` looks for a better one.{more}'

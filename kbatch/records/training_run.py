@@ -13,7 +13,7 @@ from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
 from kbatch.analysis.run_table import best_epochs
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord, UsageRecord
-from kbatch.records.notes import Note
+from kbatch.records.notes import GridReason, Note
 
 RECORD_NAME = "kbatch.json"
 PLAN_NAME = "kbatch-plan.json"
@@ -32,6 +32,7 @@ _READ_SETTINGS: Mapping[str, Any] = {
     "tolerance": float,
     "confidence": float,
     "strategy": str,
+    "grid_because": GridReason,
     "search_learning_rate": bool,
 }
 

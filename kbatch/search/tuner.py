@@ -19,6 +19,7 @@ from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError, InputError, RecordError
 from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
 from kbatch.page.numbers import at_most, pluralize
+from kbatch.records.notes import Note
 from kbatch.records.training_run import RECORD_NAME, AskedRun
 from kbatch.search import identity, tuner_arguments
 from kbatch.search.files import (
@@ -144,8 +145,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
             distribution_strategy=distribution_strategy,
         )
         tuner_arguments.check_executor(executor, max_parallel)
+        races = strategy == "race"
+        why = tuner_arguments.reason_for_grid(objective, self._build) if races else None
         race = RaceStrategy(tolerance, confidence, max_trainings)
-        self._race = race if strategy == "race" else None
+        self._race = race if races and why is None else None
         self.time = SearchTime(time_budget_s)
         oracle = BatchSizeOracle(objective, self._race, self.time)
         check_tolerance(tolerance, confidence, oracle.objective.name)
@@ -155,7 +158,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             executions_per_trial, "executions_per_trial", unit=""
         )
         given: dict[str, object] = {
-            "strategy": strategy,
+            "strategy": "grid" if why else strategy,
+            "grid_because": why,
             "confidence": confidence,
             "tolerance": tolerance,
             "max_trainings": max_trainings,
@@ -243,6 +247,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         f"{pluralize(ended, 'trial')} of an earlier run kept in {project}; "
                         "`overwrite=True` starts over."
                     )
+                if why := self.decides_by.get("grid_because"):
+                    self.progress.say(Note.of("grid_because", why=str(why)))
                 if self._race is not None:
                     base = self.hypermodel.base_batch_size
                     self.progress.say(self._race.begin(project, self.oracle, base))
@@ -425,14 +431,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self._race is None or wanted is False:
             tuner_arguments.check_without_rates(names, self.decides_by)
             return
-        trained_as_written = not self.hypermodel.stock_fit
-        if wanted and trained_as_written:
-            raise InputError(
-                "A HyperModel with its own `fit` trains as it is written, and a race cannot change "
-                "its learning rate: leave out `search_learning_rate`. "
-                "Received: search_learning_rate=True."
-            )
-        if trained_as_written or (wanted is None and any(map(tuner_arguments.names_rate, names))):
+        if wanted is None and any(map(tuner_arguments.names_rate, names)):
             self.decides_by["search_learning_rate"] = False
             return
         self.hypermodel.searches_rate = True

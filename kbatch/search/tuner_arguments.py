@@ -20,7 +20,8 @@ from kbatch.device.failures import OF_PYTHON
 from kbatch.errors import InputError, InputTypeError
 from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
-from kbatch.records.training_run import RECORD_NAME
+from kbatch.records.notes import GridReason
+from kbatch.records.training_run import RECORD_NAME, TIMES
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.training.build_function import has_stock_fit
 from kbatch.training.callbacks import StopAtTarget
@@ -51,6 +52,17 @@ def check_objective(objective: Any, build: keras_tuner.HyperModel) -> None:
             "`objective` may be None where a `HyperModel.fit` of your own returns the value: "
             'give the name of a metric, such as "val_loss". Received: objective=None.'
         )
+
+
+def reason_for_grid(objective: Any, build: keras_tuner.HyperModel) -> GridReason | None:
+    """Return why a search cannot be a race; None if it can."""
+    if objective is None:
+        return "returned_number"
+    if isinstance(objective, (list, tuple)):
+        return "several_objectives"
+    if getattr(objective, "name", objective) in TIMES:
+        return "time"
+    return None if has_stock_fit(build) else "own_fit"
 
 
 def check_strategy(

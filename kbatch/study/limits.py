@@ -58,6 +58,8 @@ def notes_of(
     if problems:
         more = f" ({len(problems) - 1:,} more)" if problems[1:] else ""
         yield Note.of("left_out", first=f"{one_line(problems[0])}{more}")
+    if why := search.get("grid_because"):
+        yield Note.of("grid_because", why=why)
     if (best := found.trial) is not None:
         words = metric_words(best.objective.name)
         yield from _certainty(found, search.get("strategy") == "race")
@@ -126,7 +128,8 @@ def _rate(
     base, factor = scaling.base_batch_size, rate_factor(named)
     if FACTOR_NAME not in named.hyperparameters:
         searched = named.hyperparameters.keys() - {*OWN_COLUMNS}
-        if not searched and search.get("search_learning_rate") is not False:
+        settled = search.get("search_learning_rate") is False or search.get("grid_because")
+        if not searched and not settled:
             more = f" It follows the {scaling.rule} rule." if scaling.rule else ""
             yield Note.of("rate_unchecked", rate=rate, size=f"{base:,}", more=more)
         return

@@ -8,6 +8,7 @@ import pytest
 import small_models
 import tensorflow as tf
 from keras import layers
+from records_factory import make_search, make_study
 
 import kbatch
 from kbatch.errors import InputError
@@ -145,14 +146,28 @@ def test_a_hypermodel_with_its_own_fit_refuses_what_it_could_not_follow(setting)
         kbatch.BatchSizeHyperModel(OwnFit(), (8, 16), **setting)
 
 
-def test_a_race_leaves_the_learning_rate_of_a_hypermodel_with_its_own_fit(tmp_path):
-    given = {"objective": "val_accuracy", "strategy": "race", "batch_sizes": (8, 16)}
-    tuner = kbatch.BatchSizeTuner(OwnFit(), directory=tmp_path, **given)
-    assert tuner.decides_by["search_learning_rate"] is False
-    with pytest.raises(InputError, match="leave out `search_learning_rate`"):
-        kbatch.BatchSizeTuner(
-            OwnFit(), directory=tmp_path / "asked", search_learning_rate=True, **given
-        )
+@pytest.mark.parametrize(
+    ("build", "objective", "why"),
+    [
+        (OwnFit, "val_accuracy", "own_fit"),
+        (OwnFit, None, "returned_number"),
+        (small_models.mlp, ["val_accuracy", "val_loss"], "several_objectives"),
+        (small_models.mlp, "samples_per_second", "time"),
+        (small_models.mlp, keras_tuner.Objective("seconds_to_target", "min"), "time"),
+        (small_models.mlp, "val_accuracy", None),
+    ],
+)
+def test_what_cannot_be_raced_is_a_grid_that_says_why(tmp_path, build, objective, why):
+    build = build() if build is OwnFit else build
+    sizes = {"batch_sizes": (8, 16), "strategy": "race"}
+    tuner = kbatch.BatchSizeTuner(build, objective, directory=tmp_path, **sizes)
+    decides_by = tuner.decides_by
+    assert (decides_by.get("grid_because"), decides_by["strategy"]) == (
+        why,
+        "grid" if why else "race",
+    )
+    study = make_study(search=make_search(**decides_by))
+    assert [n.values["why"] for n in study.notes if n.code == "grid_because"] == [why] * bool(why)
 
 
 def without_weights():

@@ -15,6 +15,7 @@ VALUES = {
     "measured_here": {"why": "gpu"},
     "parts_differ": {"found": "the loss differed by 3 %", "source": "loss"},
     "trials_missing": {"count": 2},
+    "grid_because": {"why": "time"},
 }
 
 

@@ -187,7 +187,6 @@ ENDED = [
         "cannot travel",
     ),
     (searched(fit={"callbacks": [HOLDS]}, **SENT), "Received: callbacks: "),
-    (raced(objective=keras_tuner.Objective("samples_per_second", "max")), "one metric"),
     (raced(build=five), "at most 4 combinations"),
     (raced(build=LateFive()), "at most 4 combinations"),
     (raced(fit={"callbacks": [kbatch.StopAtTarget("val_accuracy", 0.5)]}), "StopAtTarget"),
