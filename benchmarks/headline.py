@@ -32,6 +32,7 @@ def search(net: str, epochs: int) -> kbatch.Study:
         tuner = kbatch.BatchSizeTuner(
             kbatch.BatchSizeHyperModel(builder(net), SIZES),
             keras_tuner.Objective("samples_per_second", "max"),
+            strategy="grid",
             directory=folder,
         )
         tuner.search(*rows_of(net), validation_split=0.2, epochs=epochs, verbose=0)

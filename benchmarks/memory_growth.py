@@ -45,7 +45,7 @@ def search(x, y, rates, epochs):
         hypermodel = kbatch.BatchSizeHyperModel(
             build, SIZES, base_batch_size=SIZES[0], dtype_policy="float32"
         )
-        tuner = Watched(hypermodel, "val_accuracy", directory=folder)
+        tuner = Watched(hypermodel, "val_accuracy", strategy="grid", directory=folder)
         tuner.search(x, y, validation_split=0.2, epochs=epochs, verbose=0)
     return seen
 

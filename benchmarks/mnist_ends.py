@@ -32,7 +32,7 @@ from tables import BASE_SIZE, SIZES, TRAINING, VALIDATION
 
 import kbatch
 
-STRATEGIES = {"race": {"strategy": "race"}, "grid": {"executions_per_trial": 3}}
+STRATEGIES = {"race": {"strategy": "race"}, "grid": {"strategy": "grid", "executions_per_trial": 3}}
 
 
 def builder(task: Task, start: float):

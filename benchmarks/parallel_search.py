@@ -83,7 +83,12 @@ def timed_search(sizes, *arguments, **chosen):
     )
     with tempfile.TemporaryDirectory() as folder:
         tuner = kbatch.BatchSizeTuner(
-            hypermodel, "accuracy", directory=folder, project_name="search", **chosen
+            hypermodel,
+            "accuracy",
+            strategy="grid",
+            directory=folder,
+            project_name="search",
+            **chosen,
         )
         began_s = time.perf_counter()
         tuner.search(*arguments, epochs=1, verbose=0)

@@ -133,6 +133,7 @@ def kbatch_grid(build, x, y, epochs, executions, **settings):
         tuner = kbatch.BatchSizeTuner(
             kbatch.BatchSizeHyperModel(build, SIZES, **settings),
             "val_accuracy",
+            strategy="grid",
             directory=folder,
             executions_per_trial=executions,
         )

@@ -46,6 +46,7 @@ def measure():
         tuner = kbatch.BatchSizeTuner(
             hypermodel,
             keras_tuner.Objective("seconds_to_target", "min"),
+            strategy="grid",
             executions_per_trial=3,
             directory=folder,
             project_name="to-the-target",

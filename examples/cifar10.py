@@ -50,6 +50,7 @@ def search(x, y, directory, *, batch_sizes=SIZES, seconds=300):
     tuner = kbatch.BatchSizeTuner(
         hypermodel,
         fastest,
+        strategy="grid",
         directory=directory,
         project_name="cifar10",
         executor="local",

@@ -36,7 +36,7 @@ def load():
 def search(x, y, directory, *, batch_sizes=SIZES, epochs=3):
     hypermodel = kbatch.BatchSizeHyperModel(build, batch_sizes, micro_batch_size=64, seed=0)
     tuner = kbatch.BatchSizeTuner(
-        hypermodel, "val_accuracy", directory=directory, project_name="reviews"
+        hypermodel, "val_accuracy", strategy="grid", directory=directory, project_name="reviews"
     )
     tuner.search(x, y, validation_split=0.2, epochs=epochs)
     return tuner.study

@@ -80,6 +80,7 @@ def search(engine, directory, *, batch_sizes=SIZES, epochs=20):
         tuner = kbatch.BatchSizeTuner(
             hypermodel,
             "val_accuracy",
+            strategy="grid",
             executor=executor,
             directory=directory,
             project_name="digits",

@@ -31,7 +31,13 @@ folder = tempfile.mkdtemp()
 def isolated(objective, name):
     hypermodel = kbatch.BatchSizeHyperModel(build, [8, 16])
     tuner = kbatch.BatchSizeTuner(
-        hypermodel, objective, executor="local", max_parallel=1, directory=folder, project_name=name
+        hypermodel,
+        objective,
+        strategy="grid",
+        executor="local",
+        max_parallel=1,
+        directory=folder,
+        project_name=name,
     )
     tuner.search(x, y, validation_split=0.5, epochs=1, verbose=0)
 

@@ -135,8 +135,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         hypermodel = tuner_arguments.given_hypermodel(build, batch_sizes)
         self._build = as_hypermodel(build) if hypermodel is None else hypermodel.wrapped
         tuner_arguments.check_objective(objective, self._build)
+        why = tuner_arguments.reason_for_grid(objective, self._build)
+        races = strategy == "race" and why is None
         tuner_arguments.check_strategy(
             strategy,
+            races=races,
             search_learning_rate=search_learning_rate,
             executor=executor,
             executions_per_trial=executions_per_trial,
@@ -145,10 +148,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             distribution_strategy=distribution_strategy,
         )
         tuner_arguments.check_executor(executor, max_parallel)
-        races = strategy == "race"
-        why = tuner_arguments.reason_for_grid(objective, self._build) if races else None
         race = RaceStrategy(tolerance, confidence, max_trainings)
-        self._race = race if races and why is None else None
+        self._race = race if races else None
         self.time = SearchTime(time_budget_s)
         oracle = BatchSizeOracle(objective, self._race, self.time)
         check_tolerance(tolerance, confidence, oracle.objective.name)
@@ -158,8 +159,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             executions_per_trial, "executions_per_trial", unit=""
         )
         given: dict[str, object] = {
-            "strategy": "grid" if why else strategy,
-            "grid_because": why,
+            "strategy": "race" if races else "grid",
+            "grid_because": why if strategy == "race" else None,
             "confidence": confidence,
             "tolerance": tolerance,
             "max_trainings": max_trainings,

@@ -68,6 +68,7 @@ def reason_for_grid(objective: Any, build: keras_tuner.HyperModel) -> GridReason
 def check_strategy(
     strategy: Any,
     *,
+    races: bool,
     search_learning_rate: bool | None,
     executor: Any,
     executions_per_trial: int,
@@ -106,10 +107,10 @@ def check_strategy(
             '`max_trainings` limits a race: give `strategy="race"`, or `executions_per_trial` for '
             f'a grid. Received: max_trainings={max_trainings}, strategy="grid".'
         )
-    if strategy == "race" and executions_per_trial != 1:
+    if races and executions_per_trial != 1:
         raise ValueError(
-            "A race decides how often each trial trains: leave out `executions_per_trial`, and "
-            "limit all of them together by `max_trainings`. "
+            "A race decides how often each trial trains: leave out `executions_per_trial` and "
+            'limit all of them together by `max_trainings`, or give `strategy="grid"`. '
             f"Received: executions_per_trial={executions_per_trial}."
         )
 

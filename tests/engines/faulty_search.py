@@ -82,6 +82,7 @@ def search(engine, folder, faults):
         tuner = kbatch.BatchSizeTuner(
             hypermodel,
             "val_accuracy",
+            strategy="grid",
             executor=executor,
             max_parallel=1 if "kill_driver" in faults.values() else None,
             directory=folder,

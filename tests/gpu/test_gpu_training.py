@@ -29,7 +29,11 @@ def search(directory, width, sizes, *, callbacks=(), **settings):
         lambda: conv_net(width), sizes, base_batch_size=sizes[0], seed=0, **settings
     )
     tuner = kbatch.BatchSizeTuner(
-        hypermodel, "val_loss", directory=directory, project_name="search", **tuner_settings
+        hypermodel,
+        "val_loss",
+        directory=directory,
+        project_name="search",
+        **{"strategy": "grid"} | tuner_settings,
     )
     tuner.search(
         *memory_models.images(max(512, *sizes)),

@@ -23,6 +23,7 @@ def searched(tmp_path, build, *data, sizes=(8,), objective="val_loss", fit=None,
     tuner = kbatch.BatchSizeTuner(
         kbatch.BatchSizeHyperModel(build, sizes, **given),
         keras_tuner.Objective(objective, "min"),
+        strategy="grid",
         directory=tmp_path,
         project_name="search",
     )

@@ -33,6 +33,7 @@ def searched(kind: Kind, directory, sizes: tuple[int, ...] = (8, 16)) -> str:
     tuner = kbatch.BatchSizeTuner(
         hypermodel,
         keras_tuner.Objective(kind.objective, "min"),
+        strategy="grid",
         directory=directory,
         project_name="search",
     )

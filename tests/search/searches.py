@@ -41,6 +41,8 @@ def stock(build=models.stock, batch_sizes=(8, 16, 32), **arguments):
 
 def tuner(directory, hypermodel, kind=keras_tuner.GridSearch, **arguments):
     defaults = {"objective": "val_accuracy", "project_name": "search"}
+    if issubclass(kind, kbatch.BatchSizeTuner):
+        defaults["strategy"] = "grid"
     return kind(hypermodel, directory=directory, **(defaults | arguments))
 
 

@@ -93,7 +93,11 @@ def search(case, directory, log):
         case.build, case.batch_sizes, dtype_policy="float32", seed=0, **case.hypermodel
     )
     tuner = kbatch.BatchSizeTuner(
-        hypermodel, "val_accuracy", directory=directory, project_name="search", **case.tuner
+        hypermodel,
+        "val_accuracy",
+        directory=directory,
+        project_name="search",
+        **{"strategy": "grid"} | case.tuner,
     )
     validation = case.rows(case.validation_rows, seed=1)
     fit = {"epochs": 2, "verbose": 0, "callbacks": [Logs(log, case.batch_sizes)]}

@@ -35,7 +35,7 @@ def search(directory, name):
     )
     place = {"directory": directory, "project_name": name}
     validation = memory_models.images(64, seed=1)
-    kbatch.BatchSizeTuner(hypermodel, "val_loss", **place).search(
+    kbatch.BatchSizeTuner(hypermodel, "val_loss", strategy="grid", **place).search(
         *memory_models.images(1024), validation_data=validation, epochs=1, verbose=0
     )
 

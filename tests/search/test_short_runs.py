@@ -56,7 +56,11 @@ def dropping(layer=keras.layers.Dropout, optimizer="adam"):
 def runs(directory, *asked, build=dropping, callbacks=(), epochs=4, objective="val_loss", **fit):
     """Makes training runs of a trial of batch size 8, a short one followed by another of 32."""
     tuner = kbatch.BatchSizeTuner(
-        searches.stock(build, (8, 32)), objective, directory=directory, overwrite=True
+        searches.stock(build, (8, 32)),
+        objective,
+        strategy="grid",
+        directory=directory,
+        overwrite=True,
     )
     given = {"validation_data": models.rows(40, seed=1), "callbacks": [*callbacks], "verbose": 0}
     call = FitCall.of_search(models.rows(94), given | {"epochs": epochs} | fit, stock_fit=True)

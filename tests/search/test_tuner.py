@@ -239,7 +239,7 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
 
 def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path):
     data = models.rows(400)
-    given = {"objective": "val_accuracy", "directory": tmp_path}
+    given = {"objective": "val_accuracy", "strategy": "grid", "directory": tmp_path}
     tuner, again, more = (
         kbatch.BatchSizeTuner(models.stock, **given, executions_per_trial=n) for n in (1, 1, 2)
     )

@@ -99,6 +99,7 @@ def test_tolerance_of_a_cost_may_exceed_one(tmp_path):
     tuner = kbatch.BatchSizeTuner(
         kbatch.BatchSizeHyperModel(models.stock, (8, 16)),
         keras_tuner.Objective("val_accumulated_cost", "min"),
+        strategy="grid",
         tolerance=5,
         directory=tmp_path,
     )
