@@ -43,6 +43,7 @@ from kbatch.search.plan import (
     MOMENTS_EVERY,
     PlanSettings,
     compare_parts,
+    expected_seconds,
     halved,
     is_cut,
     loss_is_sum,
@@ -363,6 +364,25 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         plan = make_plan(build, data, settings, build_elsewhere=elsewhere, known=self.plan)
         self.graph.release(but=plan.dtype_policy)
         self._keep(plan, project)
+
+    def expected_seconds(self, call: FitCall) -> dict[int, float]:
+        """Return the seconds that a training run of each size will take; empty if unknown."""
+        data, size = self._shared.data(call.data), self.base_batch_size
+        if self.plan is None or self.plan.step_s is None:
+            return {}
+        examples = data.count_examples(lambda: self.build(keras_tuner.HyperParameters()), size)
+        return (
+            {}
+            if examples is None
+            else expected_seconds(
+                self.plan,
+                self.batch_sizes,
+                epochs=call.epochs,
+                examples=examples,
+                validated=data.count_validated(),
+                steps_per_epoch=call.named["steps_per_epoch"],
+            )
+        )
 
     def restore(self, project: Path | None) -> None:
         """Restore what an earlier run of the search derived or drew; draw a seed if it has none."""

@@ -91,8 +91,12 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def remaining_trials(self) -> int:
         """Count the trials that have not ended, as far as the space is known."""
-        untried = () if self._race else self._untried()
-        return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
+        return len(self.values_left())
+
+    def values_left(self) -> list[Values]:
+        """Return the hyperparameters of the known trials that have not ended."""
+        begun = [t.hyperparameters.values for t in self.trials.values() if t.status not in ENDED]
+        return [*begun, *(() if self._race else self._untried())]
 
     def save(self) -> None:
         """Do nothing: each trial's own file is the state."""
@@ -114,7 +118,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
         """Return a trial that nobody runs and that has not ended, else one that is proposed."""
         if self._race:
             pending = [trial.hyperparameters.values for trial in self.ongoing_trials.values()]
-            values = self._race.propose(self.get_space(), pending, self._time.left_s())
+            values = self._race.propose(self.get_space(), pending, self._time)
         else:
             running = {trial.trial_id for trial in self.ongoing_trials.values()}
             begun = [self.trials[trial_id] for trial_id in sorted(self.trials.keys() - running)]

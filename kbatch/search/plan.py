@@ -9,7 +9,7 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -36,6 +36,11 @@ MOMENTS_EVERY = 8
 # No worker process runs the largest batch if it is expected to take at most this share of the
 # memory limit: a quarter, because a peak may be twice as high as expected.
 _SURE_SHARE = 0.25
+
+# Seconds beside the steps, on two cores of a server: of a training run, to build a model and write
+# its files; of an epoch, for callbacks and to start a validation; of a step, to read its batch. A
+# validation has no backward pass, which takes two thirds of a step.
+_RUN_S, _EPOCH_S, _STEP_S, _FORWARD = 0.25, 0.05, 1e-4, 1 / 3
 
 Build = Callable[[str], keras.Model]  # Builds a new model under a dtype policy.
 
@@ -229,6 +234,39 @@ def planned_steps(
             return steps_within(parts * fixed_s + batch_size * example_s, training), ()
         reason = "no step could be timed apart from the data"
     return 1, (Note.of("one_step_an_execution", reason=reason),)
+
+
+def expected_seconds(
+    plan: Plan,
+    batch_sizes: Sequence[int],
+    *,
+    epochs: int,
+    examples: int,
+    validated: int,
+    steps_per_epoch: int | None,
+) -> dict[int, float]:
+    """Return the wall-clock seconds that a training run of each size will take.
+
+    Args:
+        plan: A plan that has timed steps. If it has not, the result is empty.
+        batch_sizes: The sizes, in examples.
+        epochs: Epochs of a training run.
+        examples: Training examples of an epoch.
+        validated: Validation examples.
+        steps_per_epoch: The argument of `fit`.
+    """
+    if plan.step_s is None:
+        return {}
+    fixed_s, example_s = plan.step_s
+    found = {}
+    for size in batch_sizes:
+        steps = steps_per_epoch or -(-examples // size)
+        parts = -(-size // min(size, plan.micro_batch_size or size))
+        trained = steps * size if steps_per_epoch else examples
+        epoch_s = steps * (_STEP_S + parts * fixed_s) + trained * example_s
+        epoch_s += _EPOCH_S + _FORWARD * validated * example_s
+        found[size] = _RUN_S + epochs * epoch_s
+    return found
 
 
 def _policy(

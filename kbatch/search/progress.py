@@ -111,10 +111,13 @@ class SearchProgress:
         *,
         open_line: Callable[[], ConsoleLine | NotebookLine] = live_line,
         now: Callable[[], float] = time.monotonic,
+        search_left_s: Callable[[], float | None] = lambda: None,
     ):
         self._verbose = verbose
         self._open_line = open_line
         self._now = now
+        # When the trial began, the seconds until the search is expected to end.
+        self._expect_left_s = search_left_s
         self._line: ConsoleLine | NotebookLine | None = None
         self._name = ""
         self._trials_left: int | None = None
@@ -220,7 +223,10 @@ class SearchProgress:
                 self._line.update(name, share, figures)
 
     def _search_left_s(self, trial_left_s: float | None) -> float | None:
-        """Extrapolate from the trials that this search has finished."""
+        """Return what is expected, or else extrapolate from the trials that have ended."""
+        if (left_s := self._expect_left_s()) is not None:
+            running_s = 0.0 if trial_left_s == 0 else self._now() - self._begun_s
+            return max(trial_left_s or 0.0, left_s - running_s)
         if not self._durations_s or self._trials_left is None:
             return None
         mean_s = sum(self._durations_s) / len(self._durations_s)

@@ -10,6 +10,7 @@ from kbatch.errors import InputError
 from kbatch.page.numbers import pluralize, setting
 from kbatch.records.training_run import AskedRun
 from kbatch.search.files import readable_trials, trial_record
+from kbatch.search.search_time import SearchTime
 from kbatch.search.space import Key, Values, grid, key_of
 from kbatch.study.compare import is_time, other_hyperparameters, runs_of, tolerance_in_units
 from kbatch.study.trial import TrialRecord
@@ -46,7 +47,9 @@ class RaceStrategy:
         self._last: RaceStep | None = None
         self._smallest = 1.0
 
-    def begin(self, project: Path, oracle: Any, base_batch_size: int) -> str:
+    def begin(
+        self, project: Path, oracle: Any, base_batch_size: int, *, epochs: int, short_runs: bool
+    ) -> str:
         """Check that the search can lead to an answer, and describe how it begins."""
         objective, space = oracle.objective, oracle.get_space()
         if objective.name in ("default_objective", "multi_objective") or is_time(objective):
@@ -65,9 +68,7 @@ class RaceStrategy:
         sizes = pluralize(len(self._sizes), "size")
         return f"{what} raced: {sizes}, at most {self._most:g} trainings (`max_trainings`)."
 
-    def propose(
-        self, space: Any, pending: list[Values], seconds_left: float | None
-    ) -> Values | None:
+    def propose(self, space: Any, pending: list[Values], time: SearchTime) -> Values | None:
         """Return the values to try next, those of an earlier trial to execute it once more."""
         following = self._next(space, pending)
         if following is None or following[0] in pending:
@@ -82,6 +83,10 @@ class RaceStrategy:
         runs = record.executions if record else ()
         completed = sum(run.status == "completed" for run in runs)
         return AskedRun(max(1, completed, self._asked.get(key_of(values), 0)))
+
+    def trainings(self) -> tuple[float, float, float]:
+        """Return the trainings so far, and from how many to how many are expected in all."""
+        return float(self.ended_executions()), float(len(self._sizes)), self._most or 0.0
 
     def ended_executions(self) -> int:
         """Count the executions that have ended, those of earlier runs of the search included."""

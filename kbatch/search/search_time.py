@@ -28,6 +28,8 @@ class SearchTime:
         #: Expected seconds of a complete training run of each batch size, as the plan says.
         self.expected_s: Mapping[int, float] = {}
         self.base_batch_size = BASE_BATCH_SIZE
+        #: Complete training runs that are expected to follow, by batch size.
+        self.trainings_left: Mapping[int, float] = {}
         self._now = now
         self._ratios: list[float] = []  # What runs took over what was expected.
         self._measured_s: dict[int, float] = {}
@@ -49,6 +51,8 @@ class SearchTime:
         """Take what a training run took, of which `share` is its part of a complete one."""
         if share > 0:
             self._measured_s[batch_size] = seconds / share
+            left = self.trainings_left.get(batch_size, 0.0) - share
+            self.trainings_left = {**self.trainings_left, batch_size: left}
             if expected_s := self.expected_s.get(batch_size):
                 self._ratios.append(seconds / share / expected_s)
 
@@ -67,12 +71,24 @@ class SearchTime:
         late_s = _LATE * (self.budget_s or 0.0)
         return left_s > 0 and (training_s or 0.0) <= left_s + late_s
 
-    def price(self, sizes: int, trainings: float, seconds: float | None) -> str:
-        """Describe what a search will cost, in training runs and in time."""
-        text = (
-            f"{pluralize(sizes, 'size')}, about {setting(round(trainings, 1))} complete trainings"
-        )
-        if seconds is not None:
+    def search_left_s(self) -> float | None:
+        """Return the seconds until the search is expected to end; None if that is unknown."""
+        positive = {size: n for size, n in self.trainings_left.items() if n > 0}
+        seconds = {size: self.training_s(size) for size in positive}
+        expected_s = None
+        if seconds and None not in seconds.values():
+            # A race that trained one size more often than expected trains others less.
+            share = max(0.0, sum(self.trainings_left.values())) / sum(positive.values())
+            expected_s = share * sum(n * (seconds[size] or 0.0) for size, n in positive.items())
+        known = [one for one in (expected_s, self.left_s()) if one is not None]
+        return max(0.0, min(known)) if known else None
+
+    def price(self) -> str:
+        """Describe what the search will cost, in training runs and in time."""
+        trainings, seconds = sum(self.trainings_left.values()), self.search_left_s()
+        sizes = pluralize(len(self.trainings_left), "size")
+        text = f"{sizes}, about {setting(round(trainings, 1))} complete trainings"
+        if seconds is not None and (self.expected_s or self._measured_s):
             text += f", {span_text(_LOW * seconds, _HIGH * seconds)}"
         if self.budget_s is None:
             return f"{text}. `time_budget_s=` sets a limit."

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import gc
+import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,6 +44,7 @@ from kbatch.search.search_time import SearchTime
 from kbatch.study.compare import check_tolerance
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
+from kbatch.training.callbacks import BudgetCallback, StopAtTarget
 from kbatch.training.data.training_data import FitCall
 
 
@@ -218,7 +221,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
-        self.progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
+        shown = 1 if verbose == "auto" else int(verbose)
+        self.progress = SearchProgress(verbose=shown, search_left_s=self.time.search_left_s)
         self.time.begin()
         stock_fit = has_stock_fit(self._build)
         call = FitCall.of_search(args, kwargs, stock_fit=stock_fit)
@@ -252,21 +256,22 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     self.progress.say(Note.of("grid_because", why=str(why)))
                 if self._race is not None:
                     base = self.hypermodel.base_batch_size
-                    self.progress.say(self._race.begin(project, self.oracle, base))
+                    given = {"epochs": call.epochs, "short_runs": self._can_be_short(call)}
+                    self.progress.say(self._race.begin(project, self.oracle, base, **given))
                     self.progress.trainings = self._race.ended_executions()
                 if parallel is None:
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     kept = kept_kernels(self.hypermodel.graph.is_kept)
                     with _short_collections(), kept:
                         self._make_plan(call)
+                        self._say_price(call)
                         super().search(*args, verbose=0, **kwargs)
                 else:
+                    self._say_price(call)
                     parallel.run()
                 self._delete_checkpoints()
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"The search in {project} was interrupted: run the same script again to go on."
-            ) from None
+            raise KeyboardInterrupt(self._interrupted()) from None
 
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
         """Return the hyperparameters of completed trials, the ones to use first.
@@ -393,6 +398,35 @@ class BatchSizeTuner(keras_tuner.Tuner):
             if device_is_lost(error):
                 raise DeviceLostError() from error
 
+    def _can_be_short(self, call: FitCall) -> bool:
+        """Return whether a run of fewer epochs is the beginning of a complete one."""
+        rate = self._explored[0].get("optimizer.learning_rate", "")
+        # A schedule, which may end with the training, is described by its class.
+        constant = re.fullmatch(r"[\d.e+-]+", rate) is not None
+        ends = (BudgetCallback, StopAtTarget)
+        limited = any(isinstance(one, ends) for one in call.callbacks)
+        return constant and not limited and call.named["initial_epoch"] == 0
+
+    def _say_price(self, call: FitCall) -> None:
+        """Say before the first training run what the search will cost."""
+        sizes, spent = self.hypermodel.batch_sizes, self.time
+        if self.executor is None:
+            spent.expected_s = self.hypermodel.expected_seconds(call)
+        spent.lap()
+        if self._race is None:
+            left: dict[int, float] = dict.fromkeys(sizes, 0.0)
+            for values in self.oracle.values_left():
+                left[values["batch_size"]] += self.executions_per_trial
+        else:
+            # About half of the runs of a race have the base size, at which it looks for the rate.
+            done, low, high = self._race.trainings()
+            count = max(0.0, (low + high) / 2 - done)
+            left = dict.fromkeys(sizes, count / 2 / len(sizes))
+            left[self.hypermodel.base_batch_size] += count / 2
+        spent.trainings_left = left
+        if sum(left.values()):
+            self.progress.say(spent.price())
+
     def run_executions(self, trial: Any, call: FitCall, asked: AskedRun) -> None:
         """Train the model of a trial in the executions that have not completed, until one fails."""
         files, hp = TrialFiles(self, trial), trial.hyperparameters
@@ -482,6 +516,17 @@ class BatchSizeTuner(keras_tuner.Tuner):
             return None
         trial = self.study.decide().trial
         return None if trial is None else self.oracle.trials.get(trial.trial_id)
+
+    def _interrupted(self) -> str:
+        """Name the answer so far, and the commands that continue the search and report it."""
+        script, sentences = sys.argv[0], self.study.decide().page.sentences
+        known = " ".join(sentences[:2])
+        same = f"python {script}" if script.endswith(".py") else "run the same script again"
+        return (
+            f"The search was interrupted. {known}\n"
+            f"Continue (run the same script again): {same}\n"
+            f"Report: kbatch report {self.project_dir}"
+        )
 
     def _no_best_trial(self) -> str:
         if not self.oracle.trials:

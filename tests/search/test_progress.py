@@ -168,11 +168,11 @@ def test_a_notebook_changes_outputs_of_its_own_only(capsys):
 
 def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
     hypermodel = searches.stock(batch_sizes=(8, 32))
-    for verbose, lines in ((1, 2), (0, 0)):
+    for verbose, lines in ((1, 3), (0, 0)):
         with contextlib.redirect_stdout(out := io.StringIO()):
             searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit={"verbose": verbose})
         begins = [line.split(",")[0] for line in out.getvalue().splitlines()]
-        assert begins == ["trial 1/2", "trial 2/2"][:lines]
+        assert begins == ["2 sizes", "trial 1/2", "trial 2/2"][:lines]
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", out.getvalue())
 
 

@@ -40,11 +40,18 @@ def test_without_a_plan_the_runs_so_far_say_what_others_take(clock):
 
 
 def test_the_price_names_sizes_trainings_and_time():
-    assert SearchTime().price(6, 10, 930.0) == (
+    spent = SearchTime()
+    spent.expected_s = dict.fromkeys(range(6), 93.0)
+    spent.trainings_left = dict.fromkeys(range(6), 10 / 6)
+    assert spent.price() == (
         "6 sizes, about 10 complete trainings, 12 to 19 min. `time_budget_s=` sets a limit."
     )
-    text = SearchTime(600).price(1, 2, None)
-    assert text == "1 size, about 2 complete trainings. It ends after 10 min (`time_budget_s`)."
+    limited = SearchTime(600)
+    limited.trainings_left = {32: 2}
+    assert (
+        limited.price()
+        == "1 size, about 2 complete trainings. It ends after 10 min (`time_budget_s`)."
+    )
     assert [span_text(9, 15), span_text(119), span_text(5000, 9000)] == [
         "9 to 15 s",
         "119 s",

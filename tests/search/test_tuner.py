@@ -127,7 +127,7 @@ def test_however_many_fail_in_a_row_the_search_goes_on_and_tells_the_causes(tmp_
     assert {trial.failure for trial in study.trials} == {"MemoryError: 18 GiB wanted"}
     assert {trial.status for trial in failed.oracle.trials.values()} == {TrialStatus.FAILED}
     assert all("in on_epoch_end\n" in t.executions[-1].traceback for t in study.trials)
-    message = r"none of 4 trials completed.*smaller batch sizes or .*batch size 4: .*18 GiB"
+    message = r"no trial completed.*smaller batch sizes or .*batch size 4: .*18 GiB"
     for ask in (failed.get_best_hyperparameters, failed.get_best_models):
         with pytest.raises(RuntimeError, match=message):
             ask()
@@ -182,8 +182,10 @@ def test_an_interrupted_search_says_how_to_go_on_and_does(found, tmp_path):
     """In the second execution of the second trial: three have completed then."""
     file = tmp_path / "begun"
     interrupts = Fails(KeyboardInterrupt(), file=file, at=4)
-    with pytest.raises(KeyboardInterrupt, match="run the same script again"):
+    with pytest.raises(KeyboardInterrupt, match="run the same script again") as interrupted:
         search(tmp_path, fit={"callbacks": [interrupts]}, **TWICE)
+    assert "batch size 8 and learning rate" in str(interrupted.value)  # The answer so far.
+    assert f"kbatch report {tmp_path / 'search'}" in str(interrupted.value)
     stopped = kbatch.load_study(tmp_path / "search")
     assert [trial.status for trial in stopped.trials] == ["completed", "interrupted"]
     file.write_text("")

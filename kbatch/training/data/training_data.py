@@ -286,6 +286,17 @@ class TrainingData:
         model = build()
         return most_examples(x if is_dataset(x) else called_for(x, model, batch_size), model)
 
+    def count_validated(self) -> int:
+        """Count the examples of a validation; 0 if there is none or the number is not known."""
+        data = self._split()[-1]
+        if data is None or callable(data):
+            return 0
+        if not gives_batches(data):
+            return len(parts_of(data)[0])
+        if isinstance(data, keras.utils.PyDataset):
+            return (data.num_batches or 0) * keras.tree.flatten(data[0])[0].shape[0]
+        return (most_examples(data, None) if is_dataset(data) else None) or 0
+
     def _check_given(self) -> None:
         if self.x is None:
             raise InputError(
@@ -452,6 +463,8 @@ class FitCall:
         self.named = named  # All, with the defaults of Keras.
         self.data = TrainingData(**{name: named[name] for name in _DATA if name in named})
         self.callbacks: list[Any] = keras.tree.flatten(named.get("callbacks") or [])
+        #: Epochs of a complete training run; a `fit` of the user's own may take no such argument.
+        self.epochs: int = named.get("epochs", 1) - named.get("initial_epoch", 0)
 
     @classmethod
     def of_search(
