@@ -57,7 +57,7 @@ class Table(NamedTuple):
         standard_error: Of the judged value of one run, over validation examples: the median over
             the runs of the ten best pairs.
         tested: Judged test metric of the other seeds, [size, rate, seed]. A run that ends dead
-            counts as 0, or as infinity if smaller is better.
+            counts as the worst one that does not.
         truth: Its mean over these seeds, [size, rate].
         seconds: Seconds of a complete training of each size, with its validation.
         tolerances: Tolerances that are replayed, in the metric's unit: 0.01 and 0.02, or 2 % of the
@@ -97,7 +97,8 @@ def read_table(name: str) -> Table:
     search = seeds[:: 3 if len(seeds) >= 12 else 2]
     others = np.setdiff1d(seeds, search)
     curve, tested = stored["curve"], judged(stored["curve"], stored["test"], sign)
-    tested = np.where(np.isnan(curve[..., -1]), np.inf if by_loss else 0, tested)[..., others]
+    tested = np.where(np.isnan(curve[..., -1]), np.nan, tested)
+    tested = np.where(np.isnan(tested), sign * np.nanmin(sign * tested), tested)[..., others]
     truth = tested.mean(2)
     best = np.unravel_index((-sign * truth).ravel().argsort()[:10], truth.shape)
     if "outcomes" in stored:
