@@ -1,7 +1,7 @@
 """How often is a certain answer wrong?
 
-python benchmarks/judge_errors.py [--searches 1000] [--rows looks] [--seed 0]
-    about 5 minutes on one core
+python benchmarks/judge_errors.py [--searches 1000] [--rows looks] [--seed 0] [--beside PATH]
+    about 5 minutes on one core; twice that beside another checkout of kbatch, whose columns follow
 
 Each row draws so many searches from a known truth and judges them as kbatch does. A search is wrong
 where it is certain while one of its sizes is better than the named one by more than the tolerance:
@@ -17,6 +17,11 @@ scatter    one size's seeds deviate 1, 2, 4 or 8 times as much as the others'; i
            where all are alike and tied
 examples   the same with 2,000 validation examples, which all sizes share
 looks      judged again after more executions until certain: a search that is extended twice, a race
+epochs     values at the end of each of 20 epochs, which wander: one size's wander four times as
+           much, or its predictions change four times as much from epoch to epoch
+classes    recall, and area under the curve, of a class that has 10 to 500 of 1,000 examples
+target     seconds to a target that was met after so many epochs, or one more in some of the runs
+tails      a part of the losses has a lognormal distribution, of deviation 0.5 to 4
 pinned     every execution starts from the same weights and sees the same order of the data
 auc        a metric that is no mean over examples, by pseudo-values of 50 blocks and without them
 tolerance  a race at 0.01 that is judged at 0.05 afterwards; also wrong where it is certain though a
@@ -25,6 +30,9 @@ tolerance  a race at 0.01 that is judged at 0.05 afterwards; also wrong where it
 
 import argparse
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -34,6 +42,13 @@ from scipy import special
 from kbatch.analysis.judge import Judgement, judge
 from kbatch.analysis.run_table import Run
 
+try:
+    from kbatch.analysis.pseudo_values import pseudo_values
+    from kbatch.analysis.run_table import best_epochs
+except ImportError:  # A checkout before best epochs were averaged.
+    from kbatch.analysis.cross_fit import CrossFit, pseudo_values
+
+    best_epochs = None
 BLOCKS = 50
 # Deviation of an accuracy of 0.8 by seeds, in units of an example's difficulty.
 SPREAD = 0.015
@@ -53,6 +68,7 @@ class Row(NamedTuple):
 
 def runs_of(values: np.ndarray, outcomes: np.ndarray | None = None, **fields) -> list[Run]:
     """Make runs of [size, round]; the last size is the fastest."""
+    fields = {name: value for name, value in fields.items() if name in Run._fields}
     return [
         Run(
             2**k, 1.0, r, float(values[k, r]), float(len(values) - k), **fields,
@@ -99,37 +115,142 @@ def by_examples(
     return draw
 
 
-def by_auc(shifts, rounds: int, *, examples: int = 1000, outcomes: bool = True):
-    """Draw areas under the curve of scores; `shifts` part the two classes."""
-    shifts = np.array(shifts)[:, None]
+def accuracy(sums: np.ndarray) -> float:
+    return sums[0] / sums[1]
+
+
+def by_epochs(levels, wander, flicker, rounds: int, *, examples: int = 2000, epochs: int = 20):
+    """Draw the accuracies of epochs; return a function of the generator, and of the truths.
+
+    Args:
+        levels: Of each size's score at the end of training.
+        wander: Deviation of each size's level from epoch to epoch, the same for all examples.
+        flicker: Deviation of the scores of single examples from epoch to epoch.
+    """
+    learnt = -np.exp(-np.arange(epochs) / 3)
+    wander, flicker = np.array(wander)[:, None, None], np.array(flicker)
+    of_size, seeds, count = 0.15, 0.01, len(levels)
+
+    def draw(rng: np.random.Generator, truths: bool = False):
+        def normal(*shape):
+            return rng.standard_normal(shape, dtype=np.float32)
+
+        level = np.array(levels)[:, None, None] + learnt + wander * normal(count, rounds, epochs)
+        level = level + seeds * normal(count, rounds, 1)
+        shared, total = normal(examples), np.sqrt(1 + of_size**2 + flicker**2)
+        values, tested = np.zeros((2, count, rounds))
+        blocks = np.zeros((count, rounds, BLOCKS))
+        for k in range(count):
+            score = shared + np.float32(of_size) * normal(examples)
+            for r in range(rounds):
+                chance = np.float32(flicker[k]) * normal(epochs, examples)
+                hits = score + chance + level[k, r].astype(np.float32)[:, None] > 0
+                sums = hits.reshape(epochs, BLOCKS, -1).sum(-1)
+                found = [np.stack([one, np.full(BLOCKS, examples // BLOCKS)], 1) for one in sums]
+                if best_epochs is None:
+                    fit = CrossFit(accuracy, larger_is_better=True)
+                    for one in found:
+                        fit.add(one)
+                    blocks[k, r], places = fit.values(), [sums.sum(1).argmax()]
+                else:
+                    places = best_epochs(sums.sum(1).tolist(), larger_is_better=True)
+                    blocks[k, r] = np.mean([found[p][:, 0] / found[p][:, 1] for p in places], 0)
+                values[k, r] = blocks[k, r].mean()
+                tested[k, r] = special.ndtr(level[k, r, places] / total[k]).mean()
+        if truths:
+            return tested.mean(1)
+        return runs_of(values, blocks, examples=examples)
+
+    return draw
+
+
+def epochs_row(levels, wander, flicker, rounds: int, *, tolerance: float | None = None) -> Row:
+    """Make a row whose fastest size is worse by just more than the tolerance if none is given."""
+    rng = np.random.default_rng(99)
+    known = by_epochs(levels, wander, flicker, 8)
+    truth = np.mean([known(rng, truths=True) for _ in range(60)], axis=0)
+    tolerance = tolerance or float(truth.max() - truth[-1]) / 1.001
+    return Row("", truth, by_epochs(levels, wander, flicker, rounds), tolerance, (rounds,))
+
+
+def by_class(
+    shifts,
+    rounds: int,
+    *,
+    examples: int = 1000,
+    positives: int | None = None,
+    recall: bool = False,
+    outcomes: bool = True,
+):
+    """Draw areas under the curve of scores, or recalls; `shifts` part the two classes."""
+    shifts, positives = np.array(shifts), positives or examples // 2
+    parts = {True: positives, False: examples - positives}
 
     def draw(rng: np.random.Generator) -> list[Run]:
-        half, count = examples // 2, len(shifts)
-        shared, own = rng.standard_normal((2, half)), rng.standard_normal((count, 2, half))
+        def normal(scale, *shape):
+            return {own: scale * rng.standard_normal((*shape, n)) for own, n in parts.items()}
+
+        count = len(shifts)
+        shared, own = normal(1.0), normal(0.4, count)
+        # Positives and negatives of each block.
+        places = rng.permutation(examples) % BLOCKS
+        mine, others = (np.eye(BLOCKS)[one] for one in np.split(places, [positives]))
         values, pseudo = np.zeros((count, rounds)), np.zeros((count, rounds, BLOCKS))
-        for r in range(rounds):
-            chance = rng.standard_normal((count, 2, half)) + 0.1 * rng.standard_normal(
-                (count, 2, 1)
-            )
-            scores = shared + 0.4 * own + 0.2 * chance
-            for k in range(count):
-                # Which of each block's positives lie above which of each block's negatives.
-                above = scores[k, 0][:, None] + shifts[k] > scores[k, 1]
-                wins = above.reshape(BLOCKS, -1, BLOCKS, half // BLOCKS).sum((1, 3))
-                without = wins.sum() - wins.sum(0) - wins.sum(1) + np.diag(wins)
-                values[k, r] = wins.sum() / half**2
-                left = without / (half - half // BLOCKS) ** 2
-                pseudo[k, r] = BLOCKS * values[k, r] - (BLOCKS - 1) * left
+        for r, k in itertools.product(range(rounds), range(count)):
+            chance, move = normal(0.2), 0.02 * rng.standard_normal(2)
+            scores = [shared[c] + own[c][k] + chance[c] + move[int(c)] for c in (True, False)]
+            if recall:
+                found = mine.T @ (scores[0] + shifts[k] > 0)
+                sums = np.stack([found, mine.sum(0)], 1)
+                values[k, r], pseudo[k, r] = accuracy(sums.sum(0)), pseudo_values(sums, accuracy)
+                continue
+            # Which of each block's positives lie above which of each block's negatives.
+            wins = mine.T @ (scores[0][:, None] + shifts[k] > scores[1]) @ others
+            pairs = np.outer(mine.sum(0), others.sum(0))
+            left = [m.sum() - m.sum(0) - m.sum(1) + np.diag(m) for m in (wins, pairs)]
+            values[k, r] = wins.sum() / pairs.sum()
+            pseudo[k, r] = BLOCKS * values[k, r] - (BLOCKS - 1) * left[0] / left[1]
+            pseudo[k, r] += values[k, r] - pseudo[k, r].mean()
         if not outcomes:
             return runs_of(values)
-        return runs_of(pseudo.mean(-1), pseudo, examples=examples)
+        step = 1 / min(positives, examples - positives)
+        return runs_of(values, pseudo, examples=examples, step=step)
+
+    return draw
+
+
+def by_target(late, rounds: int, *, epochs: int):
+    """Draw negative times to a target of so many epochs, of one more in a share of the runs."""
+    late = np.array(late)[:, None]
+
+    def draw(rng: np.random.Generator) -> list[Run]:
+        needed = epochs + np.floor(late + rng.random((len(late), rounds)))
+        return runs_of(-needed, resolution=1.0)
+
+    return draw
+
+
+def by_losses(means, rounds: int, *, deviation: float, examples: int = 1000):
+    """Draw losses, of which a part has a lognormal distribution of these means."""
+    means, count = np.array(means)[:, None, None], len(means)
+
+    def draw(rng: np.random.Generator) -> list[Run]:
+        def normal(*shape):
+            return rng.standard_normal((*shape, examples))
+
+        part = 0.9 * normal(1, 1) + 0.4 * normal(count, 1) + 0.2 * normal(count, rounds)
+        tail = np.exp(deviation * part - deviation**2 * 1.01 / 2)
+        losses = np.exp(0.5 * normal(1, 1) + 0.05 * normal(count, rounds)) + means * tail
+        losses += 0.002 * rng.standard_normal((count, rounds, 1))
+        blocks = losses.reshape(count, rounds, BLOCKS, -1).mean(-1)
+        return runs_of(-blocks.mean(-1), -blocks, examples=examples, step=np.inf)
 
     return draw
 
 
 def area(shift: float) -> float:
     """Return the area under the curve over all seeds and examples."""
-    return float(special.ndtr(shift / np.sqrt(2 * (1 + 0.4**2 + 0.2**2 * 1.01))))
+    return float(special.ndtr(shift / np.sqrt(2 * (1 + 0.4**2 + 0.2**2 + 0.02**2))))
 
 
 def rows() -> Iterator[tuple[str, list[Row]]]:
@@ -178,6 +299,47 @@ def rows() -> Iterator[tuple[str, list[Row]]]:
                 draw = by_seeds(truth, spreads, looks[-1])
                 name_ = f"looks, {sizes} sizes after {name}, ratio {ratio}"
                 yield name_, [Row("", truth, draw, 2.0, looks, False, race=len(looks) > 3)]
+    alike = [0.03] * 6, [0.25] * 6
+    yield (
+        "epochs, 6 sizes, 3 executions, tied",
+        [epochs_row([0.86] * 6, *alike, 3, tolerance=0.0135)],
+    )
+    for name, wander, flicker in (
+        ("alike", *alike),
+        ("one wanders", [0.03] * 5 + [0.12], [0.25] * 6),
+        ("the others wander", [0.12] * 5 + [0.03], [0.25] * 6),
+        ("one flickers", [0.03] * 6, [0.25] * 5 + [1.0]),
+    ):
+        rows_ = []
+        for rounds in (3, 6):
+            level = 0.86 if flicker[-1] < 1 else 1.2
+            rows_.append(epochs_row([0.94] + [0.86] * 4 + [level - 0.05], wander, flicker, rounds))
+        yield f"epochs, 6 sizes, {name}", rows_
+    for positives, recall in itertools.product((500, 50, 20, 10), (True, False)):
+        truths = [special.ndtr(1.0)] if recall else [area(2.2)]
+        total = np.sqrt(1 + 0.4**2 + 0.2**2 + 0.02**2)
+        name = f"classes, {'recall' if recall else 'auc'}, {positives} of 1,000"
+        for tolerance in (0.02, 0.05):
+            worse = special.ndtri(truths[0] - 1.001 * tolerance)
+            best = special.ndtri(truths[0])
+            shifts = [one * total * (1 if recall else np.sqrt(2)) for one in (best, worse, worse)]
+            truth = [truths[0]] + [truths[0] - 1.001 * tolerance] * 2
+            draw = by_class(shifts, 3, positives=positives, recall=recall)
+            yield f"{name}, tolerance {tolerance}", [Row("", truth, draw, tolerance, (3,))]
+        draw = by_class([shifts[0]] * 3, 3, positives=positives, recall=recall)
+        yield f"{name}, tied", [Row("", truths * 3, draw, 0.1, (3,))]
+    for sizes, epochs, share in itertools.product((2, 6), (10, 33, 40), (0.0, 0.5)):
+        gap = 1.001 * 0.02 * epochs
+        late = [-share * gap] + [(1 - share) * gap] * (sizes - 1)
+        truth = [-epochs - one for one in late]
+        row = Row("", truth, by_target(late, 3, epochs=epochs), gap / 1.001, (3,), False)
+        yield f"target, {sizes} sizes, {epochs} epochs, best is early in {share}", [row]
+    for deviation in (0.5, 1.0, 2.0, 3.0, 4.0):
+        means = [0.1, 0.13003, 0.13003]
+        draw = by_losses(means, 3, deviation=deviation)
+        yield f"tails, deviation {deviation}", [Row("", [-m for m in means], draw, 0.03, (3,))]
+        draw = by_losses([0.1] * 3, 3, deviation=deviation)
+        yield f"tails, deviation {deviation}, tied", [Row("", [-0.1] * 3, draw, 0.05, (3,))]
     truth, spreads = [0.8] * 3 + [0.7795] * 3, [SPREAD] * 6
     same = {"one_training": True}
     for name, fields in {
@@ -193,7 +355,7 @@ def rows() -> Iterator[tuple[str, list[Row]]]:
         ("without them", [2.2, 2.2, 1.9], False),
     ):
         for rounds in (3, 6):
-            draw = by_auc(shifts, rounds, outcomes=known)
+            draw = by_class(shifts, rounds, outcomes=known)
             row = Row("", [area(shift) for shift in shifts], draw, tolerance, (rounds,))
             yield f"auc, {name}, {rounds} executions", [row]
     truth = [0.8, 0.8, 0.8, 0.8, 0.76, 0.755]
@@ -231,9 +393,19 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=1000)
     parser.add_argument("--rows", default="", help="only rows whose name begins so")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
+    parser.add_argument("--beside", help="another checkout, whose judge sees the same searches")
     options = parser.parse_args()
     count = options.searches
-    print(f"{count:,} searches a row{'':40}{'certain':>8}{'wrong':>8}")
+    if options.beside:
+        other = [sys.executable, __file__, *sys.argv[1:]]
+        other = other[: other.index("--beside")] + other[other.index("--beside") + 2 :]
+        environment = os.environ | {"PYTHONPATH": options.beside}
+        text = subprocess.run(other, env=environment, check=True, capture_output=True, text=True)
+        beside = iter(text.stdout.splitlines())
+    else:
+        beside = itertools.repeat("")
+    header = f"{count:,} searches a row{'':40}{'certain':>8}{'wrong':>8}"
+    print(f"{header}{'':16}{next(beside)[len(header) - 16 :]}")
     for name, found in rows():
         if not name.startswith(options.rows):
             continue
@@ -246,7 +418,8 @@ def main() -> None:
         low = special.betaincinv(wrong, count - wrong + 1, 0.025) if wrong else 0.0
         high = special.betaincinv(wrong + 1, count - wrong, 0.975) if wrong < count else 1.0
         shares = f"{100 * certain / count:7.1f}%{100 * wrong / count:7.1f}%"
-        print(f"{name:58}{shares}  {100 * low:.1f} to {100 * high:.1f}", flush=True)
+        ends = f"{100 * low:.1f} to {100 * high:.1f}"
+        print(f"{name:58}{shares}  {ends:14}{next(beside)[58:]}".rstrip(), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,16 @@ how such a pair errs.
 `examples` is the variance over blocks of validation examples of the mean difference, less what is
 in `seeds` already: the part that more executions average out. It would be zero where two pairs
 agree on all examples, though they may differ on rare ones: it is no less than what leaves a bound
-of log(1 / alpha) of n examples (the rule of three).
+of log(1 / alpha) of n examples (the rule of three). n are the examples of the rarest class if the
+metric is no mean: with 10 positives one example changes recall by 0.1. A loss has no such step.
+Instead nothing is certified if few blocks decide: with x the differences of the blocks,
+(sum |x|)^2 / sum x^2 is 0.64 of their number for normal x, and a t interval is too narrow if it is
+below 0.4.
+
+A time to a target is known to one epoch. If all R runs need the same number of epochs, up to
+1 - alpha^(1/R) of the runs may need another one. Of two pairs the shares p and q may add up to
+2 - 2 alpha^(1/2R), because (1 - p)^R (1 - q)^R is above alpha up to there. So a half-width is no
+less than that many times the time of an epoch.
 
 A pair is certified by its upper bounds and found worse by a lower one (two one-sided tests,
 Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only where a bound of the truly
@@ -46,7 +55,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -64,6 +73,8 @@ _MANY_ROUNDS = 40
 # A gap of more standard errors, estimated from all sizes, is more than chance explains. Found by
 # simulation, as the levels of the bounds are (`benchmarks/judge_errors.py`).
 _FAR = 2.5
+# Of the blocks, those that decide: fewer are a heavy tail. Normal differences have 0.64.
+_FEW_BLOCKS = 0.4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +91,9 @@ class Judgement:
     # that is no probability that this one is right.
     certain: bool
     # Why nothing can be certain: one pair is "alone", or has "one_execution", every seed is
-    # "pinned", values are over examples but the runs have "no_outcomes"; None where it can.
-    obstacle: Literal["alone", "one_execution", "pinned", "no_outcomes"] | None
+    # "pinned", values are over examples but the runs have "no_outcomes", or few examples of
+    # "heavy_tails" make up the differences; None if it can.
+    obstacle: Literal["alone", "one_execution", "pinned", "no_outcomes", "heavy_tails"] | None
     rounds: Mapping[Pair, int]  # Executions of each that are compared.
     # How much worse each is than the leader (positive is worse in either direction); of the leader
     # against the best other. All bounds of one side hold at once. Without what is not known.
@@ -98,6 +110,7 @@ class Judgement:
     smallest_tolerance: float | None
     examples_needed: int | None
     promising: tuple[Pair, ...]  # Of `open`, those perhaps certified after 40 rounds.
+    coarse: bool = False  # Whether times to a target are known to more than the tolerance only.
 
 
 def judge(
@@ -139,6 +152,8 @@ def judge(
         obstacle = "one_execution"
     elif over_examples and not table.paired:
         obstacle = "no_outcomes"
+    elif bounds.heavy_tails:
+        obstacle = "heavy_tails"
     second = min(
         (k for k in range(count) if k != found.leader),
         key=lambda k: (k in found.worse, bounds.gaps[found.leader, k]),
@@ -180,6 +195,7 @@ def judge(
         examples_needed=examples,
         open=tuple(pairs[k] for k in open_),
         promising=tuple(pairs[k] for k in open_ if k in hopes),
+        coarse=bounds.coarse,
     )
 
 
@@ -266,7 +282,10 @@ class _Bounds:
         parts = against**2 + (self._own - against) ** 2 / max(1, self._others - 1)
         self._parts = np.ones_like(parts)
         np.divide(self._own**2, parts, out=self._parts, where=parts > 0)
+        self._resolution = np.maximum.outer(table.resolutions, table.resolutions)
+        self.coarse = bool(self._unseen(max(2, table.most)).max() > tolerance)
         self._examples, self._blocks = np.zeros((count, count)), 2
+        self.heavy_tails = False
         if table.outcomes is not None:
             self._blocks = blocks = table.outcomes.shape[2]
             scale = blocks * (blocks - 1)
@@ -282,10 +301,12 @@ class _Bounds:
             self._examples = np.where(counts > 1, np.maximum(0.0, mean - averaged), mean)
             self._seeds = np.maximum(self._seeds, single)
             # The rule of three: without disagreement the bound is log(1 / level) examples.
-            level = error / self._others
-            share = _example_share(table.outcomes, table.examples)
-            rare = (math.log(level) / special.ndtri(level)) ** 2 * share
-            self._examples = np.maximum(self._examples, rare)
+            if math.isfinite(table.step):
+                level = error / self._others
+                rare = (math.log(level) / special.ndtri(level) * table.step) ** 2
+                self._examples = np.maximum(self._examples, rare)
+            else:
+                self.heavy_tails = _few_blocks_decide(table.outcomes)
         elif table.most < 2:
             self._examples += math.inf  # Nothing is known.
         if table.most < 2:
@@ -318,10 +339,16 @@ class _Bounds:
             seeds = np.maximum(seeds, np.maximum(alone, alone.T) / np.maximum(1, later))
         examples = _dunnett_quantile(self._error, self._others, self._blocks - 1.0)
         half = np.sqrt(seeds + examples**2 * self._examples)
+        half = np.maximum(half, self._unseen(np.maximum(1, later)))
         np.fill_diagonal(half, 0.0)
         # Of fewer than two common rounds nothing is known, unless all have one.
         unknown = (counts < min(2, most)) & ~np.eye(len(half), dtype=bool)
         return np.where(unknown, math.inf, half)
+
+    def _unseen(self, rounds: Any) -> np.ndarray:
+        """Return what may differ though all of so many rounds needed equally many epochs."""
+        unseen = 2 * (1 - self._error ** (0.5 / rounds)) * self._resolution
+        return unseen * ~np.eye(len(unseen), dtype=bool)
 
     def chance(self) -> np.ndarray:
         """Return two standard errors by seeds, by which the gaps may still move."""
@@ -404,16 +431,13 @@ class _Bounds:
         return None, smallest if math.isfinite(smallest) else None, needed
 
 
-def _example_share(outcomes: np.ndarray, examples: int | None) -> float:
-    """Return the square of what one example that two pairs disagree on adds to a gap."""
-    blocks = outcomes.shape[2]
-    step = blocks / (examples or blocks)
-    # The last block may have fewer examples, which shifts all of its half of a run.
-    whole = outcomes[:, :, :-1]
-    for half in (whole[:, :, ::2], whole[:, :, 1::2]):
-        for run in half[~np.isnan(half).any(2)]:
-            step = np.diff(np.unique(np.round(run, 6))).min(initial=step)
-    return (float(step) / blocks) ** 2
+def _few_blocks_decide(outcomes: np.ndarray) -> bool:
+    """Return whether few blocks make up the differences between pairs."""
+    means = np.nanmean(outcomes, axis=1)
+    x = np.abs(means[:, None] - means)[np.triu_indices(len(means), 1)]
+    x = x[x.any(1)]
+    shares = x.sum(1) ** 2 / (x**2).sum(1) / outcomes.shape[2]
+    return bool(len(x)) and float(shares.mean()) < _FEW_BLOCKS
 
 
 @functools.lru_cache(maxsize=4096)

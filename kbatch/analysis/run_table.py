@@ -34,6 +34,11 @@ class Run(NamedTuple):
     # None where they cannot be had.
     outcomes: np.ndarray | None = None
     examples: int | None = None  # Of the validation set; None for one a block.
+    # The most that one example can change the value. If None, 1 / `examples`, as of an accuracy;
+    # infinite for a loss.
+    step: float | None = None
+    # The value is known to this only: the time to a target to the seconds of an epoch.
+    resolution: float = 0.0
     weights: str | None = None  # Hash of the initial weights.
     order: str | None = None  # Hash of the order of the first epoch.
     epochs: int | None = None  # That it trained, of a short or stopped run; None if complete.
@@ -86,7 +91,11 @@ class RunTable:
                 self.seconds[k, columns[seed]] = run.seconds or math.nan
                 if self.outcomes is not None:
                     self.outcomes[k, columns[seed]] = sign * np.asarray(run.outcomes, float)
-        self.examples = rows[0][0].examples
+        first = rows[0][0]
+        self.examples = first.examples
+        blocks = 1 if self.outcomes is None else self.outcomes.shape[2]
+        self.step = 1 / (first.examples or blocks) if first.step is None else first.step
+        self.resolutions = np.array([max(run.resolution for run in row) for row in rows])
         has = ~np.isnan(self.values)
         self.rounds = [int(count) for count in has.sum(1)]
         self.most = max(self.rounds)

@@ -146,6 +146,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "trials_missing": _trials_missing,
     "left_out": "Left out: {first}",
     "to_be_certain": "{how}.",
+    "coarse_target": (
+        "The time to the target is known to one epoch, which is too coarse for the tolerance. "
+        "Validate more often: set `steps_per_epoch` to a part of the data."
+    ),
     "same_start": "All runs {began}, so the effect of another {what} is not known.",
     "callbacks_needed": "Give `fit` the callbacks of the search too: they ended the trial.",
     "another_batch_size": (
@@ -250,6 +254,11 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "validation examples are predicted below {first:.2g}, the first of its {count} thresholds "
         "above 0. If all predictions are below it, the AUC is 0.5. Give small "
         "`thresholds` to `keras.metrics.AUC`, such as `np.geomspace(1e-6, 0.999, 200).tolist()`."
+    ),
+    "blocks_lack_a_class": (
+        "{lacking} of {blocks} blocks of validation examples lack a class, and one example may "
+        "change the metric by {step}. If the data are sorted, shuffle them once. If a class is "
+        "rare, validate on more of its examples."
     ),
     "nothing_timed": "Training did not go through `model.fit`: nothing was timed or counted.",
     "float32_instead": (

@@ -127,6 +127,11 @@ class Outcomes:
     key: str | None = None  # Fingerprint of the examples in order: runs with one are paired.
     values: tuple[float, ...] = ()  # Of the blocks in order; empty where there is a reason.
     reason: NoOutcomes | None = None  # None if there are values.
+    # The most that one example can change the metric: 1 over the examples if each is right or
+    # wrong, and 1 over those of the rarest class if the metric is no mean over examples. None if
+    # there is no limit, as for a loss.
+    step: float | None = None
+    lacking_blocks: int = 0  # Blocks without any example of one of the classes.
 
 
 class AskedRun(NamedTuple):

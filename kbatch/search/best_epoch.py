@@ -121,7 +121,7 @@ class BestEpoch(keras.callbacks.Callback):
         """Take what an epoch's validation summed up; return the code of a reason to take none."""
         if isinstance(validated, str):
             return validated
-        (summed, *identity), sums, metric = validated, self._sums, self._metric
+        summed, sums, metric = validated.sums, self._sums, self._metric
         if sums is None or metric is None or metric.name != f"val_{sums.name}":
             return "no_metric"
         # A callback or a step of the user's own may report something else.
@@ -131,7 +131,7 @@ class BestEpoch(keras.callbacks.Callback):
             return "few_blocks"
         if self._first is None:
             self._first = validated
-        elif identity != [*self._first[1:]]:
+        elif validated[1:] != self._first[1:]:
             return "shuffled"
         self._blocks[len(self._values) - 1] = summed.astype(np.float32)
         if len(self._blocks) > max(fifth_of(self._asked), _MOST_NUMBERS // summed.size):
@@ -176,22 +176,27 @@ class BestEpoch(keras.callbacks.Callback):
             reason = "no_validation"
         elif not self._parts and not name.startswith("val_"):
             reason = "of_training"
-        values = self._block_values() if reason is None else None
-        if self._first is None or values is None or not np.isfinite(values).all():
+        blocks = [] if reason or self._first is None else self._best_blocks()
+        if not blocks or self._first is None or self._sums is None:
             return Outcomes(metric=name, reason=reason or "not_finite")
-        _, examples, key = self._first
+        values = np.mean([pseudo_values(one, self._sums.metric) for one in blocks], axis=0)
+        if not np.isfinite(values).all():
+            return Outcomes(metric=name, reason="not_finite")
+        _, examples, key, rarest, lacking = self._first
+        if rarest is None and all((one == one.round()).all() for one in blocks):
+            rarest = sum(examples)  # Sums of what is right or wrong.
         return Outcomes(
             metric=name,
             examples=sum(examples),
             block_examples=examples[0],
             key=key,
             values=tuple(values.tolist()),
+            step=None if rarest is None else 1 / max(1, rarest),
+            lacking_blocks=lacking,
         )
 
-    def _block_values(self) -> np.ndarray | None:
-        """Return a value for each block, the mean over the best epochs; None if there are none."""
-        if self._sums is None or self._metric is None:
-            return None
-        places = best_epochs(self._values, larger_is_better=self._metric.direction == "max")
-        kept = [self._blocks[place].astype(float) for place in places if place in self._blocks]
-        return np.mean([pseudo_values(one, self._sums.metric) for one in kept], 0) if kept else None
+    def _best_blocks(self) -> list[np.ndarray]:
+        """Return the sums of blocks of each of the best epochs."""
+        larger = self._metric is not None and self._metric.direction == "max"
+        places = best_epochs(self._values, larger_is_better=larger)
+        return [self._blocks[place].astype(float) for place in places if place in self._blocks]

@@ -7,7 +7,8 @@ set follows without another pass.
 """
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -31,10 +32,19 @@ _CHECKED = 8  # Batches of a validation, for a metric of the user's own.
 # of those of its product (Steele, Lea, Flood 2014, the finalizer of SplitMix64).
 _FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 _SHIFT = 31
+_MOST_CLASSES = 128  # Whose examples are counted.
 
-# One validation, cut into blocks of consecutive examples: the sums of each block in the order of
-# the metric's variables, its examples, and a fingerprint of the examples in their order.
-Validated = tuple[np.ndarray, tuple[int, ...], str]
+
+class Validated(NamedTuple):
+    """One validation, cut into blocks of consecutive examples."""
+
+    sums: np.ndarray  # Of each block, in the order of the metric's variables.
+    examples: tuple[int, ...]  # Of each block.
+    key: str  # Fingerprint of the examples in their order.
+    #: Examples of the rarest class, which decide how far one example moves a metric that is no mean
+    #: over examples; None for a mean, and if the labels are no classes.
+    rarest: int | None
+    lacking: int  # Blocks without any example of one of the classes.
 
 
 class BlockSums:
@@ -50,7 +60,10 @@ class BlockSums:
         # Batches, examples, their fingerprint, how many batches gave other sums alone than in
         # their turn, and batches of a row.
         self._counts: Any = None
-        self._rows: Any = None  # Examples so far, then what the metric's variables hold.
+        # Examples so far, what the metric's variables hold, and the examples of each class.
+        self._rows: Any = None
+        self._classes: Any = None  # Examples with a class, then those of each; None for a mean.
+        self._columns: Any = 1  # Of the labels: of several columns each one is a class.
         # Examples, whether their outputs differ, whether one is not finite, and the first output.
         self._outputs: Any = None
 
@@ -98,7 +111,10 @@ class BlockSums:
             )
         ordered = tf.reduce_sum(_mixed(hashes + _mixed(examples + tf.range(1, rows + 1))))
         row = tf.minimum(batches // stride, self._rows.shape[0] - 1)
-        numbers = tf.concat([[tf.cast(examples + rows, sums.dtype)], sums], axis=0)
+        numbers = [[tf.cast(examples + rows, sums.dtype)], sums]
+        if self._classes is not None:
+            numbers.append(self._classes.assign_add(self._class_counts(y)))
+        numbers = tf.concat(numbers, axis=0)
         self._rows.scatter_update(tf.IndexedSlices(numbers[None], row[None]))
         self._counts.assign_add([1, rows, ordered, differs, 0])
         return logs
@@ -171,6 +187,8 @@ class BlockSums:
         self._outputs.assign(tf.zeros([4]))
         if self._rows is not None:
             self._counts.assign([0, 0, 0, 0, self._stride])
+        if self._classes is not None:
+            self._classes.assign(tf.zeros_like(self._classes))
 
     def _make_room(self) -> None:
         """Make the variables, unless the metric has too many numbers."""
@@ -180,7 +198,57 @@ class BlockSums:
         most = min(_MOST_ROWS, _MOST_NUMBERS // size)
         if size > 1 and most > MOST_BLOCKS:
             self._counts = tf.Variable(tf.zeros([5], tf.int64))
+            if not isinstance(self._metric, keras.metrics.Mean):
+                self._classes = tf.Variable(tf.zeros([1 + _MOST_CLASSES]))
+                size += 1 + _MOST_CLASSES
             self._rows = tf.Variable(tf.zeros([most, size]))
+
+    def _class_counts(self, y: Any) -> tf.Tensor:
+        """Return how many labels of a batch name classes, and the examples of each class.
+
+        Labels are whole numbers, or rows of zeros and ones with a column for each class.
+        """
+        if isinstance(y, (list, tuple)):
+            y = dict(zip(self._model.output_names, y, strict=False))
+        if isinstance(y, Mapping):
+            named = [part for key, part in y.items() if self.name.startswith(f"{key}_")]
+            y = named[0] if len(named) == 1 else None
+        shape = y.shape if isinstance(y, tf.Tensor) and y.dtype != tf.string else ()
+        self._columns = shape[1] if len(shape) == 2 else 1
+        if len(shape) not in (1, 2) or self._columns not in range(1, _MOST_CLASSES + 1):
+            return tf.zeros([1 + _MOST_CLASSES])
+        labels = tf.reshape(tf.cast(y, tf.float32), [-1, self._columns])
+        whole, most = tf.round(labels), 1 if self._columns > 1 else _MOST_CLASSES - 1
+        valid = (tf.abs(labels - whole) < 1e-3) & (whole >= 0) & (whole <= most)
+        valid = tf.reduce_all(valid, axis=1)
+        if self._columns == 1:
+            ids = tf.where(valid, tf.cast(whole[:, 0], tf.int32), -1)
+            counts = tf.reduce_sum(tf.one_hot(ids, _MOST_CLASSES), axis=0)
+        else:
+            counts = tf.reduce_sum(tf.where(valid[:, None], whole, 0.0), axis=0)
+            counts = tf.pad(counts, [[0, _MOST_CLASSES - self._columns]])
+        return tf.concat([[tf.reduce_sum(tf.cast(valid, tf.float32))], counts], axis=0)
+
+    def _rarest(self, blocks: np.ndarray, examples: np.ndarray) -> tuple[int | None, int]:
+        """Return the examples of the rarest class, and how many blocks lack a class."""
+        if not len(blocks.T) or blocks[:, 0].sum() < examples.sum():
+            return None, 0  # Not each label names a class.
+        counts, columns = blocks[:, 1:], self._columns
+        if columns > 1:  # An example is of a class or not.
+            counts = np.stack([counts[:, :columns], examples[:, None] - counts[:, :columns]])
+            known = counts.sum(1).min(0) > 0
+            # The metric may be that of a single class; else it pools or averages all of them.
+            chosen = getattr(self._metric, "class_id", None)
+            if chosen is not None:
+                known &= np.arange(columns) == chosen
+            counts = counts[:, :, known]
+            rarest = int(counts.sum(1).min(initial=examples.sum()))
+            if chosen is None:
+                rarest = min(columns * rarest, int(examples.sum()))
+            return rarest, int((counts[0] == 0).any(1).sum())
+        counts = counts[:, counts.sum(0) > 0]
+        rarest = int(counts.sum(0).min()) if len(counts.T) > 1 else 0
+        return rarest, int((counts == 0).any(1).sum())
 
     def read(self) -> Validated | NoOutcomes:
         """Return what the last validation summed up, or the code of a reason why not."""
@@ -195,7 +263,11 @@ class BlockSums:
         per_block = -(-count // MOST_BLOCKS)
         ends = np.append(rows[per_block - 1 : -1 : per_block], rows[-1:], axis=0)
         blocks = np.diff(ends, axis=0, prepend=0.0)
-        return blocks[:, 1:], tuple(map(int, blocks[:, 0])), f"{ordered % 2**64:x}"
+        end = blocks.shape[1] - (0 if self._classes is None else 1 + _MOST_CLASSES)
+        examples, sums = blocks[:, 0], blocks[:, 1:end]
+        rarest, lacking = self._rarest(blocks[:, end:], examples)
+        key = f"{ordered % 2**64:x}"
+        return Validated(sums, tuple(map(int, examples)), key, rarest, lacking)
 
     def metric(self, sums: np.ndarray) -> float:
         """Return the metric of examples with these sums, NaN where it is no single number."""

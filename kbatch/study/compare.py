@@ -16,7 +16,7 @@ from kbatch.analysis.run_table import Run
 from kbatch.page.numbers import at_most, count_range, join_words, pluralize, setting, where_measured
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
-from kbatch.records.training_run import TIMES, Budget, ExecutionRecord, NoOutcomes
+from kbatch.records.training_run import TIMES, Budget, ExecutionRecord, NoOutcomes, epochs_to_target
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
 from kbatch.training.metrics import is_fraction
 
@@ -137,7 +137,9 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
                     ended: Any = "diverged" if run.diverged else run.status
                     found.append(Run(*pair, run.seed, None, ended=ended))
                 continue
-            outcomes = None if unpaired else run.outcomes
+            outcomes, step = None if unpaired else run.outcomes, None
+            if outcomes:
+                step = math.inf if outcomes.step is None else outcomes.step
             curve: Any = tuple(epoch.finite(objective.name) for epoch in run.epochs)
             found.append(
                 Run(
@@ -147,6 +149,8 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
                     training_seconds(run) if timed else None,
                     outcomes=np.array(outcomes.values) if outcomes else None,
                     examples=outcomes and outcomes.examples,
+                    step=step,
+                    resolution=_last_epoch_s(run) if objective.name == "seconds_to_target" else 0.0,
                     weights=run.initial_weights,
                     order=run.first_order,
                     ended="stopped_early" if run.length == "stopped_early" else "completed",
@@ -155,6 +159,12 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
                 )
             )
     return found, unpaired
+
+
+def _last_epoch_s(run: ExecutionRecord) -> float:
+    """Return the seconds of the epoch that met the target; the time is known to one epoch."""
+    needed = epochs_to_target(run.target, run.epochs) if run.target else None
+    return needed[-1].train_s if needed else 0.0
 
 
 def rate_factor(trial: TrialRecord) -> float:

@@ -80,6 +80,8 @@ def _certainty(found: Decision, race: bool) -> Iterator[Note]:
         return
     if not found.certain and (how := _to_be_certain(found, judgement, race)):
         yield Note.of("to_be_certain", how=f"{how[0].upper()}{how[1:]}")
+    if not found.certain and judgement.coarse:
+        yield Note.of("coarse_target")
     if judgement.pinned in _PINNED:
         began, what = _PINNED[judgement.pinned]
         yield Note.of("same_start", began=began, what=what)
@@ -100,6 +102,8 @@ def _to_be_certain(found: Decision, judgement: Judgement, race: bool) -> str:
             return f"{more} shows what another seed changes"
         case "pinned":
             return "a `build` without `set_random_seed`, or shuffled data, lets seeds differ"
+        case "heavy_tails":
+            return "a metric whose examples count alike, such as an accuracy, can be certain"
         case "no_outcomes":
             return ""
     if race:
@@ -319,6 +323,10 @@ def _failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Not
 def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
     """Find what limits the conclusions from trials, whatever is decided."""
     every, trials = trials, [rates[0] for rates in rates_of_settings(trials)]
+    outcomes = next((one for t in trials if (one := t.last.outcomes) and one.lacking_blocks), None)
+    if outcomes is not None and outcomes.step is not None:
+        given = {"lacking": outcomes.lacking_blocks, "blocks": len(outcomes.values)}
+        yield Note.of("blocks_lack_a_class", **given, step=setting(outcomes.step))
     for trial in trials:
         seen = trial.last.batch_size_seen
         if seen is not None and seen != trial.batch_size:

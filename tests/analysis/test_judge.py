@@ -5,7 +5,6 @@ import pytest
 from scipy import special
 
 from kbatch.analysis.judge import judge
-from kbatch.analysis.pseudo_values import pseudo_values
 from kbatch.analysis.run_table import Run
 
 TOLERANCE = 0.01
@@ -100,7 +99,7 @@ def test_a_search_that_is_extended_twice_is_seldom_wrong(sizes, count):
 def test_two_sizes_by_the_formula_written_out():
     rng = np.random.default_rng(3)
     outcomes = 0.8 + rng.normal(size=(2, 5, 40)) * [[[0.2]], [[0.3]]]
-    found = judged(runs_of(outcomes.mean(2), outcomes), looks=2)
+    found = judged(runs_of(outcomes.mean(2), outcomes, step=math.inf), looks=2)
     difference = outcomes[0] - outcomes[1]
     single = np.mean([np.var(row, ddof=1) / 40 for row in difference])
     own = np.var(difference.mean(1), ddof=1)
@@ -268,37 +267,48 @@ def test_a_pair_that_the_search_left_out_forbids_certainty_where_it_may_be_prefe
         judged([Run(8, 1.0, 0, None, 0.1, "diverged")])
 
 
-@pytest.mark.parametrize(("examples", "certain"), [(200, False), (5000, True)])
-def test_sizes_that_agree_on_every_example_may_differ_on_rare_ones(examples, certain):
+@pytest.mark.parametrize(
+    ("examples", "rarest", "certain"),
+    [(200, None, False), (5000, None, True), (5000, 200, False), (5000, 2500, True)],
+)
+def test_sizes_that_agree_on_every_example_may_differ_on_rare_ones(examples, rarest, certain):
     outcomes = np.full((2, 4, 50), 0.9)
-    outcomes[..., 0] += 50 / examples
-    found = judged(runs_of(np.full((2, 4), 0.9), outcomes, examples=examples))
+    step = rarest and 1 / rarest
+    found = judged(runs_of(np.full((2, 4), 0.9), outcomes, examples=examples, step=step))
     assert found.certain == certain
     # Of n examples without one that differs, -log(alpha) / n may.
-    np.testing.assert_allclose(found.gaps[1, 1.0].high, -math.log(0.05) / examples, rtol=0.3)
+    bound = -math.log(0.05) / (rarest or examples)
+    np.testing.assert_allclose(found.gaps[1, 1.0].high, bound, rtol=0.3)
 
 
-def test_a_last_block_of_fewer_examples_leaves_the_weight_of_an_example():
-    """It moves the pseudo-values of a run, off the grid of whole examples."""
-    widths = []
-    for examples in (800, 793):
-        hits = np.random.default_rng(0).random(examples) < 0.8
-        # Two sizes agree on all examples; what they miss differs between their three rounds.
-        values = []
-        for _ in range(3):
-            blocks = np.split(hits, range(16, examples, 16))
-            sums = np.array([[block.sum(), len(block)] for block in blocks])
-            values.append(pseudo_values(sums, lambda sums: sums[0] / sums[1]))
-            hits = hits ^ (np.arange(examples) % 100 == 0)
-        runs = runs_of([[one.mean() for one in values]] * 2, [values] * 2, examples=examples)
-        widths.append(np.ptp(bounds(judged(runs).gaps[2, 1.0])))
-    assert widths[0] == pytest.approx(widths[1], rel=0.05)
+def test_time_to_a_target_is_known_to_one_epoch():
+    seconds = np.full((2, 3), -40.0)
+    for epoch_s, certain in ((1.5, False), (0.5, True)):
+        found = judged(
+            runs_of(seconds, resolution=epoch_s), 0.8, over_examples=False, confidence=0.95
+        )
+        assert (found.certain, found.coarse) == (certain, not certain)
+        # Runs of one size need another epoch with probability p, of the other one with q.
+        high = found.gaps[1, 1.0].high / epoch_s
+        p = q = high / 2
+        assert (1 - p) ** 3 * (1 - q) ** 3 == pytest.approx(0.05)
+
+
+def test_losses_that_few_blocks_make_up_certify_nothing():
+    rng = np.random.default_rng(0)
+    base = 0.3 + 0.01 * rng.normal(size=(2, 3, 50))
+    for heavy, obstacle in ((0.0, None), (0.3, "heavy_tails")):
+        outcomes = base.copy()
+        outcomes[0, :, :4] += heavy
+        given = {"larger_is_better": False, "tolerance": 0.2}
+        found = judged(runs_of(outcomes.mean(2), outcomes, step=math.inf), **given)
+        assert (found.obstacle, found.certain) == (obstacle, obstacle is None)
 
 
 def test_trainings_that_disagree_on_examples_differ_by_chance_however_equal_their_values():
     outcomes = 0.8 + 0.1 * np.random.default_rng(0).choice([-1, 1], (2, 3, 50))
     outcomes += 0.8 - outcomes.mean(-1, keepdims=True)
-    found = judged(runs_of(outcomes.mean(-1), outcomes))
+    found = judged(runs_of(outcomes.mean(-1), outcomes, step=math.inf))
     # Of a difference of two executions, by blocks that are independent.
     single = np.var(outcomes[0] - outcomes[1], axis=-1, ddof=1).mean() / 50
     assert found.gaps[1, 1.0].high > special.stdtrit(2, 0.95) * math.sqrt(single / 3)

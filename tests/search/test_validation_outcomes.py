@@ -207,6 +207,47 @@ def test_few_epochs_are_kept_of_a_metric_with_many_sums(monkeypatch):
     assert np.mean(values) == pytest.approx(np.mean(losses[:3]), rel=1e-5)
 
 
+def classes(kind):
+    """Labels of 90 examples, of which 9 are of the rarest class: the first ones, or spread."""
+    rare = (np.arange(90) % 10 == 0) if "spread" in kind else (np.arange(90) < 9)
+    numbers = np.where(rare, 1, 0 if "two" in kind else 2 * (np.arange(90) % 2))
+    if "columns" in kind:
+        return np.eye(3, dtype="float32")[numbers]
+    return numbers.astype("float32" if "two" in kind else "int32")[:, None]
+
+
+KINDS = keras.metrics
+STEPS = {
+    "auc, two": (KINDS.AUC, {}, 1 / 9),
+    "pr auc, two, spread": (KINDS.AUC, {"curve": "PR"}, 1 / 9),
+    "recall, two": (KINDS.Recall, {}, 1 / 9),
+    "precision, two, spread": (KINDS.Precision, {}, 1 / 9),
+    "f1, two": (KINDS.F1Score, {"threshold": 0.5, "average": "micro"}, 1 / 9),
+    "accuracy, two": (KINDS.BinaryAccuracy, {}, 1 / 90),
+    "squared error, two": (KINDS.MeanSquaredError, {}, None),
+    "recall of a class, columns": (KINDS.Recall, {"class_id": 1}, 1 / 9),
+    "macro f1, columns": (KINDS.F1Score, {"average": "macro"}, 1 / 27),
+    "accuracy, columns": (KINDS.CategoricalAccuracy, {}, 1 / 90),
+    "iou, classes": (KINDS.MeanIoU, {"num_classes": 3, "sparse_y_pred": False}, 1 / 9),
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_one_example_changes_a_metric_by_one_over_those_of_the_rarest_class(kind):
+    metric, given, step = STEPS[kind]
+    outputs = 1 if "two" in kind else 3
+    activation = "sigmoid" if outputs == 1 else "softmax"
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(outputs, activation=activation)])
+    loss = "mse" if outputs == 1 or "columns" in kind else "sparse_categorical_crossentropy"
+    model.compile("sgd", loss, metrics=[metric(name="own", **given)])
+    data = X, classes(kind)
+    found = outcomes_of(model, Objective("val_own", "max"), data=data, validation_data=data)
+    assert found.reason is None
+    assert found.step == (step and pytest.approx(step))
+    lacks = step is not None and step > 1 / 90
+    assert (found.lacking_blocks > 30) == lacks
+
+
 class Hits(keras.metrics.Metric):
     """A metric of the user's own that adds up."""
 

@@ -24,7 +24,7 @@ def outcomes(wrong, *, examples=500, key="k", metric="val_accuracy"):
     """Right on all examples but these; a value each, or 500 blocks of more of them."""
     values = np.ones(500)
     np.subtract.at(values, np.asarray(wrong, int) % 500, 500 / examples)
-    fields = {"metric": metric, "examples": examples, "key": key}
+    fields = {"metric": metric, "examples": examples, "key": key, "step": 1 / examples}
     return Outcomes(values=tuple(values.tolist()), block_examples=examples // 500, **fields)
 
 

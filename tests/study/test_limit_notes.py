@@ -6,6 +6,7 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
 
 from kbatch.analysis.learning_rate import LearningRateScaling
+from kbatch.records.training_run import Outcomes
 
 
 def repeated(size, accuracy, rate, wait_share=0.0, device=None):
@@ -151,3 +152,10 @@ def test_rates_that_a_callback_set_are_told_where_they_leave_the_rule(last, told
     found = [note for note in make_study(*trials).notes if note.code == "rates_by_callback"]
     assert len(found) == told
     assert not told or "from 0.1 to 0.01 at 32" in found[0]
+
+
+def test_blocks_of_examples_that_lack_a_class_get_a_note():
+    values = {"metric": "val_accuracy", "values": (0.9, 0.8), "key": "k", "examples": 40}
+    for lacking, expected in ((0, []), (1, ["blocks_lack_a_class"])):
+        outcomes = Outcomes(**values, step=0.05, lacking_blocks=lacking)
+        assert names(make_trial(64, outcomes=outcomes)) == expected

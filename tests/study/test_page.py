@@ -61,7 +61,7 @@ def make_trial(size, errors, *, rate=1000.0, factor=None, scatter=8, epochs=1, c
             rate=rate,
             seed=seed,
             scaling=scaling,
-            outcomes=Outcomes(values=blocks, key="k", **shown),
+            outcomes=Outcomes(values=blocks, key="k", step=1 / 20_000, **shown),
             epochs=make_epochs([value - 0.02 * k for k in reversed(range(epochs))]),
             **changed,
         )
