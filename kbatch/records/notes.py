@@ -166,9 +166,9 @@ KINDS: dict[str, str | Callable[..., str]] = {
         '`strategy="race"` looks for a better one.{more}'
     ),
     "rates_by_callback": (
-        "A callback set learning rates in training: {went}. At the end they no longer "
-        "followed the rule. Use a schedule in `build` in place of the callback: the rule scales it "
-        "for each size."
+        "Callbacks set the learning rate: {who}. Epochs ended at {ends}, whatever rate a training "
+        "run was given, so no learning rate is named or compared. To compare rates, let the "
+        "callback multiply the current rate, or use a schedule in `build`."
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
@@ -239,7 +239,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "first_learning_rate": (
         "The first update used the learning rate {used:.3g}, not the {built:.3g} that the model "
-        "was built with: a callback or the tuner's `optimizer` set it."
+        "was built with: {by} set it."
     ),
     "one_step_an_execution": "Keras started each step by itself, which takes longer: {reason}.",
     "too_short_to_time": (

@@ -240,6 +240,8 @@ class ExecutionRecord:
     #: Whether all validation examples had the same outputs, or some were not finite, at the end or
     #: in an epoch that is judged.
     dead: bool = False
+    #: Names of the callbacks that set the learning rate, to a value or by a factor.
+    rate_callbacks: tuple[str, ...] = ()
     #: Whether validation was that of moving averages of the weights (`SwapEMAWeights`).
     averages_validated: bool = False
     #: Train steps that Keras started at once, None before the training. The first step, the windows

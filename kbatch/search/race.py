@@ -12,7 +12,14 @@ from kbatch.records.training_run import AskedRun
 from kbatch.search.files import readable_trials, trial_record
 from kbatch.search.search_time import SearchTime
 from kbatch.search.space import Key, Values, grid, key_of
-from kbatch.study.compare import is_time, other_hyperparameters, runs_of, tolerance_in_units
+from kbatch.study.compare import (
+    is_time,
+    other_hyperparameters,
+    rate_factor,
+    rate_setters,
+    runs_of,
+    tolerance_in_units,
+)
 from kbatch.study.trial import TrialRecord
 
 # Executions a batch size on average, where no number is given.
@@ -123,6 +130,9 @@ class RaceStrategy:
                 return None
             chosen, others = settings[self._best_of(first, trials)]
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
+        searches_rate = self._searches_rate and not rate_setters(trials, sure=True)
+        if not searches_rate:  # Those at other factors trained at the rates of a callback.
+            same = [t for t in same if rate_factor(t) == 1]
         runs = runs_of(same)[0] if same else []
         scored = [t for t in same if t.judged_value is not None]
         tolerance = tolerance_in_units(scored, self._tolerance) if scored else 0.0
@@ -141,7 +151,7 @@ class RaceStrategy:
             confidence=self._confidence,
             max_executions=int(self._most or 0) - sum(_ended(t) for t in trials if t not in same),
             pending=running,
-            search_rate=self._searches_rate,
+            search_rate=searches_rate,
         )
         self._last = race.step()
         if self._last.run is None:

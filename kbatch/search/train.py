@@ -48,7 +48,7 @@ from kbatch.training.data.batches import InputMeter, StepMeter
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
 from kbatch.training.dtype_policy import check_loss_is_scaled, dtype_policy_scope, skips_all_updates
-from kbatch.training.learning_rate import peak_learning_rate, scale_late_layers
+from kbatch.training.learning_rate import peak_learning_rate, scale_late_layers, set_learning_rate
 from kbatch.training.model import (
     ModelFacts,
     can_validate,
@@ -68,6 +68,8 @@ from kbatch.training.steps_per_execution import (
     set_steps,
     whole_steps,
 )
+
+_WATCHED_BATCHES = 2  # Of each epoch, for callbacks that set the learning rate.
 
 
 class RunSettings(NamedTuple):
@@ -312,7 +314,9 @@ def _record(
     notes += timed.notes
     ruled, seen = begun.learning_rate, clock.first_learning_rate
     if ruled is not None and seen is not None and not math.isclose(ruled, seen, rel_tol=1e-5):
-        notes.append(Note.of("first_learning_rate", used=seen, built=ruled))
+        names = ", ".join(timed.rate_callbacks)
+        by = f"a callback ({names})" if names else "`HyperModel.fit` or the tuner's `optimizer`"
+        notes.append(Note.of("first_learning_rate", used=seen, built=ruled, by=by))
     reading, (examples, durations_s) = clock.reading, clock.windows
     if not examples and status != "running":
         notes.append(Note.of("too_short_to_time"))
@@ -340,6 +344,7 @@ def _record(
         epochs=tuple(clock.epochs),
         notes=tuple(notes),
         averages_validated=timed.averages_validated,
+        rate_callbacks=tuple(timed.rate_callbacks),
         initial_weights=timed.best_epoch.initial_weights,
         first_order=timed.first_order,
     )
@@ -369,6 +374,7 @@ class TimedFit:
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
         self.notes: list[Note] = []
+        self.rate_callbacks: dict[str, None] = {}  # Names of those that set the learning rate.
         self.averages_validated = False  # Moving averages of the weights.
         self.budget: Budget | None = None
         self.target: Target | None = None
@@ -525,7 +531,8 @@ class TimedFit:
         )
         # A step begins after the last one.
         last = [best, check, self.clock.last, end_early]
-        own = [self.clock, first, *theirs, *self._set_steps(batches, call, theirs)]
+        own = [self.clock, first, *self._watched(theirs)]
+        own += self._set_steps(batches, call, theirs)
         started_s = time.perf_counter()
         try:
             with warnings.catch_warnings(), waiting_for_data(self.model, batches.dataset):
@@ -576,6 +583,35 @@ class TimedFit:
             if len(curve) == len(values) and behind(finished=asked.finished):
                 self.length = "stopped_early"
         self.model.stop_training = self.length != "complete"
+
+    def _watched(self, callbacks: list[Any]) -> list[Any]:
+        """Follow each callback by one that keeps its name if it has set the learning rate."""
+        known: list[float | None] = [None]
+
+        def watch(owner: Any) -> Any:
+            def look(*_: Any) -> None:
+                rate = set_learning_rate(next(iter(inner_optimizers(self.model)), None))
+                if None not in (rate, *known) and rate != known[0]:
+                    if owner is not None:
+                        self.rate_callbacks[type(owner).__name__] = None
+                    elif not self.rate_callbacks:  # It is set in a later batch.
+                        self.rate_callbacks["a callback or the train step"] = None
+                known[0] = rate
+
+            def look_at_first(batch: int, logs: Any) -> None:
+                if batch < _WATCHED_BATCHES:
+                    look()
+
+            return keras.callbacks.LambdaCallback(
+                on_train_begin=look,
+                on_epoch_begin=look,
+                on_epoch_end=look,
+                on_train_batch_begin=look_at_first,
+                on_train_batch_end=look_at_first,
+            )
+
+        followed = (part for one in callbacks for part in (one, watch(one)))
+        return [watch(None), *followed] if callbacks else []
 
     def _set_steps(
         self, batches: Batches, call: dict[str, Any], callbacks: list[Any]

@@ -173,6 +173,44 @@ def rate_factor(trial: TrialRecord) -> float:
     return float(factor) if isinstance(factor, (int, float)) and factor else 1.0
 
 
+def rate_setters(trials: Iterable[TrialRecord], *, sure: bool = False) -> tuple[str, ...]:
+    """Name the callbacks that set learning rates of their own; empty if they follow the given ones.
+
+    Two runs that were given different rates, but trained at equal ones in the first update or in
+    the later half of their epochs, show that rates do not follow. A factor of the given rate is
+    fine. If all runs were given one rate and none trained at it, nobody can tell whether it counts:
+    then the callbacks are named too, unless the answer must be `sure`.
+    """
+    runs = [
+        run
+        for trial in trials
+        for run in trial.executions
+        # That callback multiplies: two runs may meet at one rate by chance.
+        if run.scaling and run.epochs and run.rate_callbacks != ("ReduceLROnPlateau",)
+    ]
+    names = tuple(dict.fromkeys(name for run in runs for name in run.rate_callbacks))
+    rates = list(dict.fromkeys(map(_rates_of, runs)))
+    for (given, *one), (other_given, *other) in itertools.combinations(rates, 2):
+        alike = [_are_close(*pair) for pair in zip(one, other, strict=False)]
+        later = alike[1 + (len(alike) - 1) // 2 :]
+        if not _are_close(given, other_given) and (alike[0] or (later and all(later))):
+            return names
+    one_rate = len({f"{given:.3g}" for given, *_ in rates}) == 1
+    trained = any(_are_close(given, rate) for given, *trained in rates for rate in trained)
+    return names if one_rate and not trained and not sure else ()
+
+
+def _rates_of(run: ExecutionRecord) -> tuple[float, ...]:
+    """Return the rate that a run was given, then those of the first update and of each epoch."""
+    given = run.scaling.learning_rate if run.scaling else 0.0
+    at_ends = (epoch.learning_rate for epoch in run.epochs)
+    return given, *(rate or 0.0 for rate in (run.learning_rate, *at_ends))
+
+
+def _are_close(one: float, other: float) -> bool:
+    return one > 0 and math.isclose(one, other, rel_tol=1e-3)
+
+
 def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: v for name, v in values.items() if name not in ("batch_size", FACTOR_NAME)}
 

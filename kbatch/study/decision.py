@@ -21,6 +21,7 @@ from kbatch.study.compare import (
     ends_by_time,
     is_time,
     rate_factor,
+    rate_setters,
     runs_of,
     tolerance_in_units,
     training_seconds,
@@ -100,6 +101,8 @@ class Decision:
     speedup: Estimate[float] | None = None
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
+    #: Names of callbacks that set learning rates of their own, so that no rate is named.
+    rate_setters: tuple[str, ...] = ()
     page: Page = _NO_PAGE
 
     def __str__(self) -> str:
@@ -154,8 +157,11 @@ class Decision:
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate of the answer, before callbacks and the highest of a schedule, or None."""
-        return self.trial and self.trial.learning_rate
+        """Learning rate of the answer, before callbacks and the highest of a schedule.
+
+        None if it is unknown, or if callbacks set rates of their own.
+        """
+        return None if self.rate_setters or self.trial is None else self.trial.learning_rate
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -164,7 +170,7 @@ class Decision:
             return {}
         run, found = self.trial.last, {}
         if (scaling := run.scaling) is not None:
-            if scaling.learning_rate_ratio != 1:
+            if scaling.learning_rate_ratio != 1 and self.learning_rate is not None:
                 found["learning_rate"] = self.learning_rate
             for name in scaling.follow_batch_size:
                 values = scaling.made.get(name, ())
@@ -246,7 +252,7 @@ def decide(
     best = min(compared, key=lambda trial: trial.rank)
     if best.objective.name == "multi_objective":
         return Decision(best.batch_size, best, best, confidence=confidence)
-    tolerance = tolerance_in_units(compared, tolerance)
+    tolerance, setters = tolerance_in_units(compared, tolerance), rate_setters(trials)
     runs, unpaired = runs_of(compared)
     rounds = max(len(trial.executions) for trial in compared)
     asked: Any = {"tolerance": tolerance, "confidence": confidence}
@@ -267,7 +273,8 @@ def decide(
         for trial in compared:
             if trial.batch_size not in raced:
                 rate = rate_factor(trial) / judgement.named[1]
-                why: LeftOutReason = "unlikely" if 1 / _FAR < rate < _FAR else "far_rate"
+                near = 1 / _FAR < rate < _FAR or setters
+                why: LeftOutReason = "unlikely" if near else "far_rate"
                 left_out.append((trial, why))
         compared = tuple(
             dataclasses.replace(trial, executions=trial.executions[1:] or trial.executions)
@@ -280,6 +287,7 @@ def decide(
     base = by_size.get(search.get("base_batch_size", 0)) if len(compared) > 1 else None
     trial = by_size[judgement.named[0]]
     return Decision(
+        rate_setters=setters,
         batch_size=trial.batch_size,
         trial=trial,
         best=by_size[judgement.leader[0]],

@@ -20,6 +20,7 @@ from kbatch.study.compare import (
     end_text,
     is_time,
     rate_factor,
+    rate_setters,
     rates_of_settings,
     trained_runs,
 )
@@ -36,8 +37,6 @@ _PINNED = {
 }
 # A gain in samples/s below this share is none that fewer updates cost.
 _SMALL_GAIN = 0.1
-# Rates that callbacks changed by factors that differ by less follow the rule.
-_RATES_APART = 0.1
 # Validation so far below training is more than a model usually fits its training data too well.
 _FAR_BELOW = 0.1
 # Before so many averaging times an average still holds some of what it began with: exp(-5) = 0.7 %.
@@ -126,7 +125,7 @@ def _rate(
     found: Decision, named: TrialRecord, trials: Sequence[TrialRecord], search: Mapping[str, Any]
 ) -> Iterator[Note]:
     """Say that your learning rate was not checked, or how it compares at one batch size."""
-    if (scaling := named.last.scaling) is None:
+    if (scaling := named.last.scaling) is None or found.rate_setters:
         return
     rate = setting(scaling.learning_rate / scaling.learning_rate_ratio)
     base, factor = scaling.base_batch_size, rate_factor(named)
@@ -338,7 +337,7 @@ def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
         yield Note.of("shared_device", workers=workers)
     if len(kinds := device_kinds(trials)) > 1:
         yield Note.of("devices_differ", devices=join_words(kinds))
-    yield from _rates(trials)
+    yield from _rates(every)
     noted = [note for trial in every for note in trial.notes]
     yield from {note.code: note for note in reversed(noted)}.values()  # The first of each kind.
 
@@ -354,18 +353,13 @@ def _waiting(trials: Iterable[TrialRecord]) -> Iterator[Note]:
         yield Note.of("input_binds", when=f"up to {most} of its time at {_sizes(found)}")
 
 
-def _rates(trials: Iterable[TrialRecord]) -> Iterator[Note]:
-    """Say where callbacks changed learning rates by other factors than those of the rule."""
-    ended = [(t, t.last) for t in trials if t.status == "completed"]
-    changes = sorted(
-        (last / given, trial.batch_size, f"from {setting(given)} to {setting(last)}")
-        for trial, run in ended
-        if run.scaling and run.scaling.rule and run.epochs
-        if (given := run.learning_rate) and (last := run.epochs[-1].learning_rate or given)
-    )
-    if changes and changes[-1][0] > (1 + _RATES_APART) * changes[0][0]:
-        went = (f"{change} at {size:,}" for _, size, change in (changes[0], changes[-1]))
-        yield Note.of("rates_by_callback", went=join_words(went))
+def _rates(trials: Sequence[TrialRecord]) -> Iterator[Note]:
+    """Say that callbacks set learning rates of their own."""
+    if names := rate_setters(trials):
+        rates = {e.learning_rate for t in trials for run in t.executions for e in run.epochs}
+        known = sorted(rate for rate in rates if rate)
+        ends = dict.fromkeys(setting(rate) for rate in (*known[:1], *known[-1:]))
+        yield Note.of("rates_by_callback", who=join_words(names), ends=" to ".join(ends))
 
 
 def _lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:

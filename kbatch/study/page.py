@@ -277,7 +277,7 @@ def _row(found: Decision, trial: TrialRecord, names: Iterable[str]) -> Row:
     objective, judged = trial.objective, found.as_judged(trial)
     row: Row = {"batch size": trial.batch_size}
     row |= {name.replace("dtype_policy", "dtype policy"): value_of(trial, name) for name in names}
-    row["learning rate"] = trial.learning_rate
+    row["learning rate"] = None if found.rate_setters else trial.learning_rate
     title = f"{objective.name} (95 % interval)"
     complete = is_complete(judged.executions[0])
     if objective.name not in TIMES:

@@ -81,6 +81,24 @@ def test_it_tries_rates_and_names_the_one_that_its_answer_holds_for(with_rates):
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == decision.batch_size
 
 
+class WarmsUp(keras.callbacks.Callback):
+    """Sets absolute rates, by batch."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.001 * (batch + 1)
+
+
+def test_it_looks_for_no_rate_if_a_callback_sets_it(tmp_path):
+    fit = {"callbacks": [keras.callbacks.History(), WarmsUp()]}
+    tuner = race(tmp_path, searches.stock(batch_sizes=(8, 32)), fit=fit, max_trainings=6)
+    study = kbatch.load_study(tuner)
+    factors = [trial.hyperparameters[FACTOR_NAME] for trial in study.trials]
+    assert sum(factor != 1 for factor in factors) <= 1
+    assert {run.rate_callbacks for t in study.trials for run in t.executions} == {("WarmsUp",)}
+    assert sum(len(trial.executions) for trial in study.trials) > len(factors)
+    assert study.decide().learning_rate is None
+
+
 @pytest.mark.parametrize(
     "changed", [{"strategy": "grid"}, {"search_learning_rate": False}], ids=str
 )

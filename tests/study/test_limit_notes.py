@@ -139,19 +139,45 @@ def test_without_a_gap_or_a_lag_there_is_none(changed):
     assert lagging(**changed) == []
 
 
-@pytest.mark.parametrize(("last", "told"), [(0.01, True), (0.1, False)])
-def test_rates_that_a_callback_set_are_told_where_they_leave_the_rule(last, told):
+BY_CALLBACK = {
+    # The rate that each run was given, then those of its first update and of each epoch.
+    "absolute": ([(0.1, 0.01, 0.01, 0.005), (0.2, 0.01, 0.01, 0.005)], True),
+    "absolute by batch": ([(0.1, 1e-4, 0.01, 0.003), (0.2, 1e-4, 0.02, 0.007)], True),
+    "absolute after an update": ([(0.1, 0.1, 0.01, 0.005), (0.2, 0.2, 0.01, 0.005)], True),
+    "absolute after an epoch": ([(0.1, 0.1, 0.1, 0.01), (0.2, 0.2, 0.2, 0.01)], True),
+    "one rate, and another one": ([(0.1, 0.01, 0.005), (0.1, 0.01, 0.005)], True),
+    "one rate that trained": ([(0.1, 0.1, 0.05), (0.1, 0.1, 0.05)], False),
+    "a factor": ([(0.1, 0.09, 0.09, 0.081), (0.2, 0.18, 0.18, 0.162)], False),
+    "a factor from 0": ([(0.1, 0.0, 0.05, 0.1), (0.2, 0.0, 0.1, 0.2)], False),
+    "factors by progress": ([(0.1, 0.1, 0.1, 0.05, 0.05), (0.2, 0.2, 0.2, 0.2, 0.05)], False),
+    "no callback": ([(0.1, 0.1, 0.1), (0.2, 0.2, 0.2)], False),
+}
+
+
+@pytest.mark.parametrize("form", BY_CALLBACK)
+def test_callbacks_that_set_rates_of_their_own_are_named_and_no_rate_is(form):
+    runs, told = BY_CALLBACK[form]
     trials = []
-    for size, rate in ((32, 0.1), (128, 0.2)):
-        scaling = LearningRateScaling("sqrt", size, 32, rate / 0.1, rate)
-        # Both end at one rate, or at the half of their own.
-        end = last if told else rate / 2
-        (epoch,) = make_epochs((0.9,))
-        epochs = (dataclasses.replace(epoch, learning_rate=end),)
-        trials.append(make_trial(size, epochs=epochs, learning_rate=rate, scaling=scaling))
-    found = [note for note in make_study(*trials).notes if note.code == "rates_by_callback"]
-    assert len(found) == told
-    assert not told or "from 0.1 to 0.01 at 32" in found[0]
+    for size, (given, first, *ends) in zip((32, 128), runs, strict=True):
+        scaling = LearningRateScaling("sqrt", size, 32, given / 0.1, given)
+        epochs = tuple(
+            dataclasses.replace(epoch, learning_rate=rate)
+            for epoch, rate in zip(make_epochs([0.9] * len(ends)), ends, strict=True)
+        )
+        setters = () if form == "no callback" else ("OneCycle",)
+        rates = {"learning_rate": first, "rate_callbacks": setters, "scaling": scaling}
+        trials.append(make_trial(size, epochs=epochs, **rates))
+    study = make_study(*trials)
+    found = [note for note in study.notes if note.code == "rates_by_callback"]
+    decision = study.decide()
+    assert [note.values["who"] for note in found] == ["OneCycle"] * told
+    assert (decision.learning_rate is None) == told
+    assert not told or "learning_rate" not in decision.settings
+    codes = {note.code for note in decision.notes}
+    assert ("rate_unchecked" in codes) == (not told)
+    rates = [row["learning rate"] for row in decision.page.rows if row["runs"]]
+    assert rates == ([None, None] if told else [runs[0][0], runs[1][0]])
+    assert ("learning rate" in decision.page.sentences[0]) == (not told)
 
 
 def test_blocks_of_examples_that_lack_a_class_get_a_note():

@@ -180,7 +180,7 @@ def named_label(study: Study) -> str:
     decided, quality = study.decide(), study.quality_metric
     trial: Any = decided.trial
     parts = [f"batch size {trial.batch_size:,}", *setting_texts(trial, differing(study.trials))]
-    if FACTOR_NAME in trial.hyperparameters and (rate := trial.learning_rate):
+    if FACTOR_NAME in trial.hyperparameters and (rate := decided.learning_rate):
         parts.append(f"learning rate {setting(rate)}")
     text, found = f"take {', '.join(parts)}", quality and common.quality_of(trial, quality)
     if trial.objective.name == "samples_per_second":
