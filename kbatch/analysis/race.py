@@ -219,9 +219,9 @@ def _check(race: "_Race") -> RaceStep | None:
 def _comparison(race: "_Race") -> RaceStep:
     """Return the complete run that tells most about the answer, or why the race has ended."""
     belief = _believe(race)
-    every = [race.next_of(size) for size in race.sizes]
+    every = [race.next_of(size) for size in race.sizes if size not in race.stopped]
     options = [run for run in every if not race.lacks(run)]
-    ended = race.lacks(every[0]) if not options else None
+    ended = None if options else race.lacks(every[0]) if every else "settled"
     if belief is not None and options:
         within = belief.within()
         named = _named(race, within)
@@ -285,9 +285,9 @@ class _Race:
         #: Values at the base size by the octave of the rate, after a short run and after a whole.
         self.tried = {_octave(r): self._short_value(r) for r in first_at_base}
         self.at_base = {
-            _octave(r): -math.inf if r.value is None else r.value
+            _octave(r): r.value if r.value is not None and r.epochs is None else -math.inf
             for r in first_at_base
-            if r.epochs is None
+            if r.epochs is None or r.ended == "stopped_early"
         }
         self.guess = self._vertex()
         self._rate = self.guess
@@ -295,6 +295,8 @@ class _Race:
             self._rate = self.best_at_base()
         self.sizes = [size for size in self.sizes if self.may(size, self.octave(size))]
         self.seconds = _seconds(task, self.runs)
+        #: Sizes that fell behind at their rate: they are neither run again nor named.
+        self.stopped = {r.batch_size for r in self.observed() if r.ended == "stopped_early"}
 
     def best_at_base(self) -> int:
         return max(self.at_base, key=lambda octave: self.at_base[octave])
@@ -352,8 +354,8 @@ class _Race:
         return best if bend >= 0 else best + int(np.clip(round(-slope / 2 / bend), -1, 1))
 
     def compared(self) -> list[int]:
-        """List the sizes that have a complete run at their rate."""
-        return [size for size in self.sizes if self.numbers(size)]
+        """List the sizes that have a run at their rate, none of which was stopped."""
+        return [s for s in self.sizes if self.numbers(s) and s not in self.stopped]
 
     def numbers(self, size: int) -> list[int]:
         """List the seed numbers of the complete runs of a size at its rate."""
@@ -366,7 +368,7 @@ class _Race:
             for run in self.runs
             if run.batch_size in self.sizes
             and _octave(run) == self.octave(run.batch_size)
-            and ((run.value is not None and run.epochs is None) or run.ended == "stopped_early")
+            and (run.ended == "stopped_early" or (run.value is not None and run.epochs is None))
         ]
 
     def run(self, size: int, octave: int, number: int, epochs: int) -> NextRun:
@@ -485,10 +487,10 @@ def _believe(race: _Race) -> _Belief | None:
         return None
     sizes, error = race.sizes, race.error
     low = max(values) - CLIPPED_TOLERANCES * race.task.tolerance - CLIPPED_ERRORS * error
-    stopped = [run.value is None or run.ended == "stopped_early" for run in runs]
-    y = [
-        low if stop else max(run.value or 0.0, low) for run, stop in zip(runs, stopped, strict=True)
-    ]
+    # A run that was stopped would have become better than it is, but not good enough.
+    worse = max(values) - race.task.tolerance - error
+    most = [worse if run.ended == "stopped_early" else math.inf for run in runs]
+    y = [max(low, min(run.value or low, top)) for run, top in zip(runs, most, strict=True)]
     y = (np.array(y) - max(values)) / error
     at = [sizes.index(run.batch_size) for run in runs]
     numbers = np.array([run.seed for run in runs])
@@ -535,7 +537,8 @@ def _seconds(task: RaceTask, runs: Sequence[Run]) -> dict[int, float]:
     which runs that follow each other share, plus noise.
     """
     if not all(task.seconds.get(size) for size in task.batch_sizes):
-        return training_seconds_of([run for run in runs if run.epochs is None], task.batch_sizes)
+        measured = training_seconds_of([r for r in runs if r.epochs is None], task.batch_sizes)
+        return {size: seconds or 1 / size for size, seconds in measured.items()}
     logs, sizes = [], []
     for run in runs:
         if run.seconds and run.ended == "completed":

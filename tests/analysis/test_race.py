@@ -202,11 +202,14 @@ def test_a_machine_that_slows_down_does_not_change_which_size_is_faster():
             assert costs[size] / costs[512] == pytest.approx(expected, rel=0.25)
 
 
-def test_measured_seconds_correct_the_plan():
-    search = Search(seconds=dict.fromkeys(SIZES, 50.0))
+@pytest.mark.parametrize("planned", [dict.fromkeys(SIZES, 50.0), {}])
+def test_measured_seconds_correct_the_plan(planned):
+    search = Search(seconds=planned)
     search.to_the_end()
     costs = search.judged().costs
     assert costs[512, 2.0] < costs[32, 2.0]
+    search.runs = [run._replace(seconds=None) for run in search.runs]
+    assert search.judged() is not None
 
 
 def test_complete_runs_of_a_grid_are_used():
@@ -231,6 +234,20 @@ def test_equal_runs_under_different_seeds_are_never_certain():
     assert (found.pinned, found.certain) in (("both", False), (None, found.certain))
     search.runs.append(search.runs[-1]._replace(seed=7))
     assert (search.judged().obstacle, search.judged().certain) == ("pinned", False)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_run_that_was_stopped_early_is_not_asked_for_again(size):
+    search = Search()
+    stopped = None
+    while (run := search.step().run) is not None:
+        assert stopped is None or run[:3] != stopped[:3]
+        search.end(run)
+        if run.batch_size == size and run.epochs == EPOCHS and stopped is None:
+            stopped, (*others, last) = run, search.runs
+            half = {"value": last.value - 0.1, "epochs": 5, "ended": "stopped_early"}
+            search.runs = [*others, last._replace(**half)]
+    assert stopped is None or search.judged().named != stopped[:2]
 
 
 def test_falls_behind_if_it_trails_by_more_than_any_finished_run_made_up():
