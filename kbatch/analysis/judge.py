@@ -91,9 +91,13 @@ class Judgement:
     # that is no probability that this one is right.
     certain: bool
     # Why nothing can be certain: one pair is "alone", or has "one_execution", every seed is
-    # "pinned", values are over examples but the runs have "no_outcomes", or few examples of
-    # "heavy_tails" make up the differences; None if it can.
-    obstacle: Literal["alone", "one_execution", "pinned", "no_outcomes", "heavy_tails"] | None
+    # "pinned", values are over examples but the runs have "no_outcomes", few examples of
+    # "heavy_tails" make up the differences, or in a race a difference of the tolerance would not
+    # show in "few_examples"; None if it can.
+    obstacle: (
+        Literal["alone", "one_execution", "pinned", "no_outcomes", "heavy_tails", "few_examples"]
+        | None
+    )
     rounds: Mapping[Pair, int]  # Executions of each that are compared.
     # How much worse each is than the leader (positive is worse in either direction); of the leader
     # against the best other. All bounds of one side hold at once. Without what is not known.
@@ -306,7 +310,7 @@ class _Bounds:
                 rare = (math.log(level) / special.ndtri(level) * table.step) ** 2
                 self._examples = np.maximum(self._examples, rare)
             else:
-                self.heavy_tails = _few_blocks_decide(table.outcomes)
+                self.heavy_tails = _few_blocks_decide(np.nanmean(table.outcomes, axis=1))
         elif table.most < 2:
             self._examples += math.inf  # Nothing is known.
         if table.most < 2:
@@ -431,12 +435,28 @@ class _Bounds:
         return None, smallest if math.isfinite(smallest) else None, needed
 
 
-def _few_blocks_decide(outcomes: np.ndarray) -> bool:
-    """Return whether few blocks make up the differences between pairs."""
-    means = np.nanmean(outcomes, axis=1)
+def hidden_by_examples(
+    runs: Sequence[Run], *, tolerance: float, error: float
+) -> Literal["few_examples", "heavy_tails"] | None:
+    """Return why validation examples do not show a difference as small as the tolerance."""
+    rows: dict[Pair, list[np.ndarray]] = {}
+    for run in runs:
+        if run.outcomes is not None and run.step is not None:
+            rows.setdefault(run.pair, []).append(run.outcomes)
+    if not rows:
+        return None
+    step = max(run.step for run in runs if run.step is not None)
+    if math.isfinite(step):  # The rule of three.
+        return "few_examples" if -math.log(error) * step > tolerance else None
+    means = np.array([np.mean(row, axis=0) for row in rows.values()])
+    return "heavy_tails" if _few_blocks_decide(means) else None
+
+
+def _few_blocks_decide(means: np.ndarray) -> bool:
+    """Return whether few blocks make up the differences between pairs, of [pair, block]."""
     x = np.abs(means[:, None] - means)[np.triu_indices(len(means), 1)]
     x = x[x.any(1)]
-    shares = x.sum(1) ** 2 / (x**2).sum(1) / outcomes.shape[2]
+    shares = x.sum(1) ** 2 / (x**2).sum(1) / means.shape[1]
     return bool(len(x)) and float(shares.mean()) < _FEW_BLOCKS
 
 

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.analysis.judge import AS_FAST, Judgement
+from kbatch.analysis.judge import AS_FAST, Judgement, hidden_by_examples
 from kbatch.analysis.run_table import Pinned, Run, first_seed, pinned_parts, training_seconds_of
 
 # A short run trains this share of the epochs, at least two: after one epoch the best rate seems to
@@ -419,13 +419,18 @@ class _Race:
         """Return what a run costs beside others."""
         return (self.seconds[run.batch_size] * self.share(run)) ** PRICED
 
-    def obstacle(self) -> Literal["alone", "pinned", "no_outcomes"] | None:
+    def obstacle(
+        self,
+    ) -> Literal["alone", "pinned", "no_outcomes", "few_examples", "heavy_tails"] | None:
         """Return why nothing can be certain."""
         if len(self.compared()) < 2:
             return "alone"
         if self.pinned == "both":
             return "pinned"
-        return "no_outcomes" if any(run.outcomes is None for run in self.observed()) else None
+        if any(run.outcomes is None for run in self.observed()):
+            return "no_outcomes"
+        given = {"tolerance": self.task.tolerance, "error": 1 - self.task.confidence}
+        return hidden_by_examples(self.observed(), **given)
 
 
 def _fits(costs: Sequence[float], left: float, spent: float) -> bool:

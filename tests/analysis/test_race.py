@@ -264,3 +264,20 @@ def test_expected_trainings_are_within_the_budget():
     for budget in (3.0, 12.0):
         low, high = expected_trainings(Search(max_trainings=budget).task)
         assert 0 < low <= high <= budget
+
+
+def test_examples_that_do_not_show_the_tolerance_certify_nothing():
+    search = Search(noise=0.0001)
+    search.to_the_end()
+    assert search.judged().obstacle is None and search.judged().certified
+    few = [run._replace(step=1 / 200) for run in search.runs]
+    tail = np.eye(BLOCKS)[0]
+    heavy = [
+        run._replace(step=math.inf, outcomes=run.outcomes + math.log2(run.batch_size) * tail)
+        for run in search.runs
+    ]
+    for runs, obstacle in ((few, "few_examples"), (heavy, "heavy_tails")):
+        found = judge_race(search.task, runs)
+        assert (found.obstacle, found.certain) == (obstacle, False)
+    enough = [run._replace(step=1 / 400) for run in search.runs]
+    assert judge_race(search.task, enough).obstacle is None
