@@ -56,7 +56,7 @@ def said_of_rate(decision: Decision) -> int:
 
 
 def quote(decision: Decision) -> str:
-    return "\n".join(f"> {line}" for line in decision.page.sentences)
+    return f"```text\n{decision}\n```"
 
 
 def main() -> None:
@@ -102,7 +102,7 @@ def main() -> None:
     if given.readme:
         readme = ROOT / "README.md"
         before = readme.read_text(encoding="utf-8")
-        after = re.sub(r"(?m)(^> .*\n)+", lambda _: text + "\n", before, count=1)
+        after = re.sub(r"(?s)```text\n.*?```", lambda _: text, before, count=1)
         readme.write_text(after, encoding="utf-8")
         picture = given.output / str(middle) / "trials.png"
         shutil.copy(picture, ROOT / "docs" / "images" / "trials.png")

@@ -70,13 +70,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
         batch_sizes: Batch sizes to try, in examples, ascending; a `BatchSizeHyperModel` has its
             own. None for the powers of two from 16 to what the training data fill eight times, at
             most 1,024; then the first trial's model is built when `search` is called.
-        strategy: Which trials to run. `"grid"`: every combination of batch size and other
-            hyperparameters, `executions_per_trial` times at the learning rate that follows the
-            size. `"race"`: first pairs of batch size and learning rate, once each, where that
-            promises most; then, two at a time, the sizes that may be the answer or the best, each
-            at its best rate and both with one seed, until a size is certified, certainty is out of
-            reach or the executions are spent. It needs one metric as objective, and takes up to
-            four combinations of other hyperparameters, and keeps the best at `base_batch_size`.
+        strategy: Which trials to run. `"race"` looks for the learning rate with short runs at
+            `base_batch_size`, then compares the sizes at their own rates and repeats only what
+            decides the answer. It takes up to four combinations of other hyperparameters, and
+            keeps the best at `base_batch_size`. It needs one metric of quality as objective and
+            keras-tuner's own `fit`; otherwise the search is a grid, and a note says why. `"grid"`
+            trains every combination of batch size and other hyperparameters,
+            `executions_per_trial` times, at the learning rate that follows the size. Default:
+            `"race"`.
         search_learning_rate: Whether a race also looks for the learning rate; a grid never does.
             Set False if yours is tuned. Default: a race looks for it, unless `build` declares a
             learning rate among its hyperparameters or is a HyperModel with its own `fit`.
@@ -121,7 +122,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         objective: Any = "val_loss",
         *,
         batch_sizes: Iterable[int] | None = None,
-        strategy: Literal["grid", "race"] = "grid",
+        strategy: Literal["race", "grid"] = "race",
         time_budget_s: float | None = None,
         max_trainings: float | None = None,
         search_learning_rate: bool | None = None,
