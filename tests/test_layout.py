@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_245,
+    "lines of tests": 27_246,
     "kbatch.search.tuner": 18_853,  # BatchSizeTuner
     "kbatch.search.hypermodel": 13_495,  # HyperModel
     "kbatch.memory.find": 7_530,  # find_max_batch_size
