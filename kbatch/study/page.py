@@ -304,9 +304,10 @@ def seconds_of(found: Decision) -> dict[str, float]:
     been slower in one round than in another.
     """
     judgement, taken = found.judgement, found.trial
-    if judgement is None or taken is None or not judgement.costs:
+    own = taken and taken.mean(training_seconds)
+    if judgement is None or not own or not judgement.costs:
         return {}
-    least = (taken.mean(training_seconds) or 0.0) / judgement.costs[judgement.named]
+    least = own / judgement.costs[judgement.named]
     pairs = {t.trial_id: (t.batch_size, rate_factor(t)) for t in found.trials}
     return {one: least * judgement.costs[p] for one, p in pairs.items() if p in judgement.costs}
 
@@ -385,7 +386,8 @@ def _behind(found: Decision, trial: TrialRecord) -> float:
 
 
 def _is_settled(found: Decision, trial: TrialRecord) -> bool:
-    """Return whether a trial is certified, as the size to take is, or worse."""
+    """Return whether a trial is worse, or certified as the size to take is, and its value fits."""
     certified = found.judgement.certified if found.judgement and found.certified else ()
-    pair = (trial.batch_size, rate_factor(trial))
-    return pair in certified or trial.batch_size in found.worse
+    as_good = (trial.batch_size, rate_factor(trial)) in certified
+    near = abs(_behind(found, trial)) <= (found.tolerance or 0.0)
+    return trial.batch_size in found.worse or (as_good and near)

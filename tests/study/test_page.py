@@ -306,7 +306,7 @@ def any_study(seed):
 
 def numbers(text):
     """List the numbers of a text, without those in names such as "float16"."""
-    return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?(?![\w.]*\w)", text)
+    return re.findall(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]\d+)?(?![\w.]*\w)", text)
 
 
 def number(text):
