@@ -134,12 +134,12 @@ class BlockSums:
         own, size, most = 0.0, 0.0, 1e-6
         for one in outputs:
             rows: Any = tf.reshape(tf.cast(one, tf.float32), [tf.shape(one)[0], -1])
-            wrong = tf.reduce_any(tf.math.is_nan(rows) | (rows == np.inf))
-            bad = tf.maximum(bad, tf.cast(wrong, tf.float32))
+            finite = tf.reduce_all(rows < np.inf)  # Not of NaN.
+            bad = tf.maximum(bad, 1 - tf.cast(finite, tf.float32))
             rows = tf.maximum(rows, tf.float32.min)  # Those that are masked by -inf.
             rounding = _ROUNDING.get(one.dtype, 5e-7)
             alike = tf.abs(rows - rows[:1]) <= rounding * tf.abs(rows[:1])
-            differ = tf.maximum(differ, tf.cast(~tf.reduce_all(alike), tf.float32))
+            differ = tf.maximum(differ, 1 - tf.cast(tf.reduce_all(alike), tf.float32))
             # Of one-example batches only such sums can be compared.
             unmasked = tf.where(rows[0] > tf.float32.min, rows[0], -1.7)
             parts = unmasked * (1.5 + tf.cos(tf.range(tf.cast(tf.size(unmasked), tf.float32))))
