@@ -148,7 +148,7 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
         obstacle=obstacle,
         rounds={pair: len(race.numbers(size)) for size, pair in pairs.items()},
         gaps={pairs[size]: gap for size, gap in gaps.items()},
-        costs={pair: race.seconds[size] / fastest for size, pair in pairs.items()},
+        costs={pair: race.seconds[size] / fastest for size, pair in pairs.items() if fastest},
         pinned=race.pinned,
         left_out=tuple((size, 1.0) for size in task.batch_sizes if size not in sizes),
         executions_needed=None,
@@ -162,6 +162,12 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
 def expected_trainings(task: RaceTask) -> tuple[float, float]:
     """Return between which numbers of complete trainings a race usually ends."""
     return min(4.0, task.max_trainings), task.max_trainings
+
+
+def short_epochs(task: RaceTask) -> int:
+    """Return the epochs of a short run, or of a complete one if none can be short."""
+    short = max(LEAST_SHORT, round(SHORT_SHARE * task.epochs))
+    return short if task.short_runs and short < task.epochs else task.epochs
 
 
 def _short_run(race: "_Race") -> RaceStep | None:
@@ -274,8 +280,7 @@ class _Race:
             )
             for run in runs
         ]
-        short = max(LEAST_SHORT, round(SHORT_SHARE * task.epochs))
-        self.short = short if task.short_runs and short < task.epochs else task.epochs
+        self.short = short_epochs(task)
         self.pinned: Pinned | None = pinned_parts(self.runs)
         self.sizes = [size for size in task.batch_sizes if self._trains(size)]
         nearest = sorted(self.sizes, key=lambda size: abs(math.log(size / task.base_batch_size)))

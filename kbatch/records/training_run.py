@@ -28,6 +28,9 @@ _READ_SETTINGS: Mapping[str, Any] = {
     "validation_batch_size": int,
     "max_trainings": float,
     "time_budget_s": float,
+    "epochs": int,
+    "short_runs": bool,
+    "training_s": tuple[float, ...],
     "executions_asked": tuple[int, ...],
     "tolerance": float,
     "confidence": float,
@@ -139,6 +142,7 @@ class AskedRun(NamedTuple):
 
     executions: int = 1  # Of the trial, this one included: those before it have completed.
     epochs: int | None = None  # At whose end a short run stops, from the first one on.
+    place: int | None = None  # Among the runs of the search, in the order in which they begin.
     # Values of the objective at the end of each epoch, negated if less is better: of the run that
     # this one must not fall behind, and of all complete runs of the search.
     candidate: tuple[float, ...] = ()
@@ -256,6 +260,8 @@ class ExecutionRecord:
     length: Literal["complete", "short", "stopped_early"] = "complete"
     #: Epochs of a short run that this run repeated. No other number includes them.
     epochs_repeated: int = 0
+    #: Place among the training runs of a race, from 1, in the order in which they began.
+    place: int | None = None
 
     def __repr__(self) -> str:
         """Sum the execution up in a line."""

@@ -365,8 +365,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.graph.release(but=plan.dtype_policy)
         self._keep(plan, project)
 
-    def expected_seconds(self, call: FitCall) -> dict[int, float]:
-        """Return the seconds that a training run of each size will take; empty if unknown."""
+    def expected_seconds(self, call: FitCall) -> dict[int, tuple[float, float]]:
+        """Return what a training run of each size will take; empty if unknown."""
         data, size = self._shared.data(call.data), self.base_batch_size
         if self.plan is None or self.plan.step_s is None:
             return {}

@@ -244,8 +244,8 @@ def expected_seconds(
     examples: int,
     validated: int,
     steps_per_epoch: int | None,
-) -> dict[int, float]:
-    """Return the wall-clock seconds that a training run of each size will take.
+) -> dict[int, tuple[float, float]]:
+    """Return what a training run of each size will take: seconds of its steps, and of all.
 
     Args:
         plan: A plan that has timed steps. If it has not, the result is empty.
@@ -263,9 +263,9 @@ def expected_seconds(
         steps = steps_per_epoch or -(-examples // size)
         parts = -(-size // min(size, plan.micro_batch_size or size))
         trained = steps * size if steps_per_epoch else examples
-        epoch_s = steps * (_STEP_S + parts * fixed_s) + trained * example_s
-        epoch_s += _EPOCH_S + _FORWARD * validated * example_s
-        found[size] = _RUN_S + epochs * epoch_s
+        steps_s = epochs * (steps * (_STEP_S + parts * fixed_s) + trained * example_s)
+        others_s = _RUN_S + epochs * (_EPOCH_S + _FORWARD * validated * example_s)
+        found[size] = steps_s, steps_s + others_s
     return found
 
 

@@ -28,6 +28,8 @@ class SearchTime:
         #: Expected seconds of a complete training run of each batch size, as the plan says.
         self.expected_s: Mapping[int, float] = {}
         self.base_batch_size = BASE_BATCH_SIZE
+        #: Seconds of the train steps alone over those seconds, of all sizes together.
+        self.training_share = 1.0
         #: Complete training runs that are expected to follow, by batch size.
         self.trainings_left: Mapping[int, float] = {}
         self._now = now
@@ -63,13 +65,16 @@ class SearchTime:
         known = [*self._measured_s.values()]
         return self._measured_s.get(batch_size, statistics.fmean(known) if known else None)
 
-    def fits(self, batch_size: int) -> bool:
-        """Return whether a training run can end in time; the first one always begins."""
+    def fits(self, batch_size: int, share: float = 1.0) -> bool:
+        """Return whether a training run, or a share of it, can end in time.
+
+        The first training run always begins.
+        """
         left_s, training_s = self.left_s(), self.training_s(batch_size)
         if left_s is None or not self._measured_s:
             return True
         late_s = _LATE * (self.budget_s or 0.0)
-        return left_s > 0 and (training_s or 0.0) <= left_s + late_s
+        return left_s > 0 and share * (training_s or 0.0) <= left_s + late_s
 
     def search_left_s(self) -> float | None:
         """Return the seconds until the search is expected to end; None if that is unknown."""

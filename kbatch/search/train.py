@@ -179,7 +179,7 @@ def train(
     """
     number = settings.number
     if short is not None:
-        timed, begun = short.timed, short.begun
+        timed, begun = short.timed, dataclasses.replace(short.begun, place=settings.asked.place)
     else:
         timed = TimedFit(model, settings, shared=shared, scaling=scaling)
         begun = _begun(model, settings)
@@ -256,6 +256,7 @@ def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
         workers_on_device=workers_on_device(),
         device=here.device.replace("CPU", here.cpu),
         replicas=facts.replicas,
+        place=settings.asked.place,
     )
 
 

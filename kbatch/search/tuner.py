@@ -152,8 +152,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             distribution_strategy=distribution_strategy,
         )
         tuner_arguments.check_executor(executor, max_parallel)
-        race = RaceStrategy(tolerance, confidence, max_trainings)
-        self._race = race if races else None
+        self._race = RaceStrategy() if races else None
         self.time = SearchTime(time_budget_s)
         oracle = BatchSizeOracle(objective, self._race, self.time)
         check_tolerance(tolerance, confidence, oracle.objective.name)
@@ -255,20 +254,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     )
                 if why := self.decides_by.get("grid_because"):
                     self.progress.say(Note.of("grid_because", why=str(why)))
-                if self._race is not None:
-                    base = self.hypermodel.base_batch_size
-                    given = {"epochs": call.epochs, "short_runs": self._can_be_short(call)}
-                    self.progress.say(self._race.begin(project, self.oracle, base, **given))
-                    self.progress.trainings = self._race.ended_executions()
                 if parallel is None:
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     kept = kept_kernels(self.hypermodel.graph.is_kept)
                     with _short_collections(), kept:
                         self._make_plan(call)
-                        self._say_price(call)
+                        self._begin(call)
                         super().search(*args, verbose=0, **kwargs)
                 else:
-                    self._say_price(call)
+                    self._begin(call)
                     parallel.run()
                 self._delete_checkpoints()
         except KeyboardInterrupt:
@@ -323,9 +317,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
         record = TrialFiles(self, trial).record()
-        if record is not None and self._race is not None and record.executions[1:]:
-            # The first one chose the pair: as in the decision, it is none of those that count.
-            record = dataclasses.replace(record, executions=record.executions[1:])
         self.progress.trial_ends(record)
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
@@ -408,19 +399,27 @@ class BatchSizeTuner(keras_tuner.Tuner):
         limited = any(isinstance(one, ends) for one in call.callbacks)
         return constant and not limited and call.named["initial_epoch"] == 0
 
-    def _say_price(self, call: FitCall) -> None:
+    def _begin(self, call: FitCall) -> None:
         """Say before the first training run what the search will cost."""
         sizes, spent = self.hypermodel.batch_sizes, self.time
-        if self.executor is None:
-            spent.expected_s = self.hypermodel.expected_seconds(call)
+        if self.executor is None and (expected := self.hypermodel.expected_seconds(call)):
+            steps_s, all_s = zip(*expected.values(), strict=True)
+            spent.expected_s = dict(zip(expected, all_s, strict=True))
+            spent.training_share = sum(steps_s) / sum(all_s)
+            self.decides_by["training_s"] = list(steps_s)
         spent.lap()
+        left: dict[int, float] = dict.fromkeys(sizes, 0.0)
         if self._race is None:
-            left: dict[int, float] = dict.fromkeys(sizes, 0.0)
             for values in self.oracle.values_left():
                 left[values["batch_size"]] += self.executions_per_trial
         else:
-            # About half of the runs of a race have the base size, at which it looks for the rate.
+            self.decides_by["epochs"] = call.epochs
+            self.decides_by["short_runs"] = self._can_be_short(call)
+            settings = self.hypermodel.settings | self.decides_by
+            self._race.begin(Path(self.project_dir), self.oracle, settings)
             done, low, high = self._race.trainings()
+            self.progress.trainings = len(self.oracle.ended_trials)
+            # About half of the runs of a race have the base size, at which it looks for the rate.
             count = max(0.0, (low + high) / 2 - done)
             left = dict.fromkeys(sizes, count / 2 / len(sizes))
             left[self.hypermodel.base_batch_size] += count / 2
@@ -558,6 +557,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         objective = identity.objective_facts(self.oracle.objective)
         self.identity = objective | facts | identity.fit_facts(call), values
         known = compare_search(self, self.hypermodel.settings, self.identity[0])
+        # A search that has ended makes no plan, and would not know these.
+        kept = ("epochs", "short_runs", "training_s")
+        there = known.settings if known and self._race else {}
+        self.decides_by = {name: there[name] for name in kept if name in there} | self.decides_by
         if self._race is None:
             # By earlier runs of the search, each time more.
             before: Any = known.settings.get("executions_asked", ()) if known else ()

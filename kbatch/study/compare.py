@@ -39,10 +39,10 @@ Unpaired = NoOutcomes | Literal["time", "not_recorded", "other_examples"]
 
 def as_compared(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Return the trials with what is compared: the executions that completed."""
-    return tuple(_completed(trial) or trial for trial in trials)
+    return tuple(with_complete_runs(trial) or trial for trial in trials)
 
 
-def _completed(trial: TrialRecord) -> TrialRecord | None:
+def with_complete_runs(trial: TrialRecord) -> TrialRecord | None:
     """Return a trial that did not fail with its complete runs; None if there are none."""
     kept = tuple(itertools.takewhile(is_complete, trial.executions))
     if not kept or trial.status in ("failed", "out_of_memory"):
@@ -60,7 +60,7 @@ def comparable_trials(
     trials: Sequence[TrialRecord],
 ) -> tuple[tuple[TrialRecord, ...], list[LeftOut]]:
     """Find one trial a size with settings and budget of the best mean, and what is left out."""
-    completed = [*filter(None, map(_completed, trials))]
+    completed = [*filter(None, map(with_complete_runs, trials))]
     # Where an execution has no objective, it never met the target, or its metric was not finite.
     scored = [trial for trial in completed if None not in trial.judged_values]
     if not scored:
@@ -122,42 +122,48 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
     timed = not any(map(ends_by_time, executions)) and len(device_kinds(trials)) < 2
     single = objective.name == "samples_per_second" and len(executions) == len(trials)
     windows = min((len(run.window_examples) for run in executions), default=0)
-    found = []
-    for trial in trials:
+    found: list[Run] = []
+    for trial in trials if single and windows > 1 else ():
+        (run,) = trial.executions  # What one execution shows of a rate is in its windows.
+        rates = zip(run.window_examples, run.window_durations_s, strict=True)
+        values = [examples / seconds for examples, seconds in rates][:windows]
         pair = trial.batch_size, rate_factor(trial)
-        if single and windows > 1:  # What one execution shows of a rate is in its windows.
-            (run,) = trial.executions
-            rates = zip(run.window_examples, run.window_durations_s, strict=True)
-            values = [examples / seconds for examples, seconds in rates]
-            found += [Run(*pair, n, value) for n, value in enumerate(values[:windows])]
+        found += [Run(*pair, n, value) for n, value in enumerate(values)]
+    if found:
+        return found, unpaired
+    each = [
+        (trial, run, value)
+        for trial in trials
+        for run, value in zip(trial.executions, trial.judged_values, strict=True)
+    ]
+    for trial, run, value in sorted(each, key=lambda one: one[1].place or 0):
+        pair = trial.batch_size, rate_factor(trial)
+        if run.status != "completed":
+            if run.diverged or run.status in ("failed", "out_of_memory"):
+                ended: Any = "diverged" if run.diverged else run.status
+                found.append(Run(*pair, run.seed, None, ended=ended))
             continue
-        for run, value in zip(trial.executions, trial.judged_values, strict=True):
-            if run.status != "completed":
-                if run.diverged or run.status in ("failed", "out_of_memory"):
-                    ended: Any = "diverged" if run.diverged else run.status
-                    found.append(Run(*pair, run.seed, None, ended=ended))
-                continue
-            outcomes, step = None if unpaired else run.outcomes, None
-            if outcomes:
-                step = math.inf if outcomes.step is None else outcomes.step
-            curve: Any = tuple(epoch.finite(objective.name) for epoch in run.epochs)
-            found.append(
-                Run(
-                    *pair,
-                    run.seed,
-                    value,
-                    training_seconds(run) if timed else None,
-                    outcomes=np.array(outcomes.values) if outcomes else None,
-                    examples=outcomes and outcomes.examples,
-                    step=step,
-                    resolution=_last_epoch_s(run) if objective.name == "seconds_to_target" else 0.0,
-                    weights=run.initial_weights,
-                    order=run.first_order,
-                    ended="stopped_early" if run.length == "stopped_early" else "completed",
-                    epochs=None if run.length == "complete" else len(run.epochs),
-                    curve=() if None in curve else curve,
-                )
+        outcomes, step = None if unpaired else run.outcomes, None
+        if outcomes:
+            step = math.inf if outcomes.step is None else outcomes.step
+        curve: Any = tuple(epoch.finite(objective.name) for epoch in run.epochs)
+        found.append(
+            Run(
+                *pair,
+                run.seed,
+                value,
+                training_seconds(run) if timed else None,
+                outcomes=np.array(outcomes.values) if outcomes else None,
+                examples=outcomes and outcomes.examples,
+                step=step,
+                resolution=_last_epoch_s(run) if objective.name == "seconds_to_target" else 0.0,
+                weights=run.initial_weights,
+                order=run.first_order,
+                ended="stopped_early" if run.length == "stopped_early" else "completed",
+                epochs=None if run.length == "complete" else len(run.epochs),
+                curve=() if None in curve else curve,
             )
+        )
     return found, unpaired
 
 

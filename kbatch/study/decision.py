@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
-from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge, judge_race
-from kbatch.analysis.run_table import first_seed
+from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge
+from kbatch.analysis.race import RaceTask, judge_race
 from kbatch.records.notes import Note
 from kbatch.study.compare import (
     LeftOut,
@@ -20,17 +20,21 @@ from kbatch.study.compare import (
     comparable_trials,
     ends_by_time,
     is_time,
+    other_hyperparameters,
     rate_factor,
     rate_setters,
     runs_of,
     tolerance_in_units,
     training_seconds,
+    with_complete_runs,
 )
 from kbatch.study.trial import TrialRecord, device_kinds
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# Complete trainings of a race for each batch size, if no number is given.
+TRAININGS_PER_SIZE = 2
 # From so many times the rate of the answer, beside the rule.
 _FAR = 8
 # A row of the table, by the names of its columns.
@@ -241,53 +245,19 @@ def decide(
     tolerance: float | None,
     confidence: float,
 ) -> Decision:
-    """Decide as `Study.decide` does, without words; of a race by its rounds.
-
-    `search` are its settings.
-    """
-    raced_sizes = search.get("batch_sizes", ()) if search.get("strategy") == "race" else ()
-    compared, left_out = comparable_trials(trials)
-    if not compared:
-        return Decision(None, None, None, confidence=confidence)
-    best = min(compared, key=lambda trial: trial.rank)
-    if best.objective.name == "multi_objective":
-        return Decision(best.batch_size, best, best, confidence=confidence)
-    tolerance, setters = tolerance_in_units(compared, tolerance), rate_setters(trials)
-    runs, unpaired = runs_of(compared)
-    rounds = max(len(trial.executions) for trial in compared)
-    asked: Any = {"tolerance": tolerance, "confidence": confidence}
-    asked["larger_is_better"] = best.objective.direction == "max"
-    judgement = judge_race(runs, batch_sizes=raced_sizes, **asked) if raced_sizes else None
-    if judgement is None:
-        if raced_sizes:
-            # The smallest seed chose the pairs, and is not judged after its rounds.
-            first = first_seed(runs)
-            runs = [run for run in runs if (run.seed or 0) == first]
-            rounds = 1
-        # A grid that was extended is judged once more; one execution of each is never certain.
-        looks = sum(count > 1 for count in search.get("executions_asked", ()))
-        over_examples = not is_time(best.objective)
-        judgement = judge(runs, looks=max(1, looks), over_examples=over_examples, **asked)
-    else:
-        raced = {size for size, _ in judgement.pairs}
-        for trial in compared:
-            if trial.batch_size not in raced:
-                rate = rate_factor(trial) / judgement.named[1]
-                near = 1 / _FAR < rate < _FAR or setters
-                why: LeftOutReason = "unlikely" if near else "far_rate"
-                left_out.append((trial, why))
-        compared = tuple(
-            dataclasses.replace(trial, executions=trial.executions[1:] or trial.executions)
-            for trial in compared
-            if trial.batch_size in raced
-        )
-    if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
-        judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
+    """Decide as `Study.decide` does, without words; `search` are the settings of the search."""
+    objective = trials[0].objective if trials else None
+    one_metric = objective and not is_time(objective) and objective.name != "multi_objective"
+    decide_by = _race if search.get("strategy") == "race" and one_metric else _grid
+    found = decide_by(trials, search, tolerance, confidence)
+    if isinstance(found, Decision):
+        return found
+    judgement, compared, left_out, unpaired, tolerance = found
     by_size = {trial.batch_size: trial for trial in compared}
     base = by_size.get(search.get("base_batch_size", 0)) if len(compared) > 1 else None
     trial = by_size[judgement.named[0]]
     return Decision(
-        rate_setters=setters,
+        rate_setters=rate_setters(trials),
         batch_size=trial.batch_size,
         trial=trial,
         best=by_size[judgement.leader[0]],
@@ -299,6 +269,120 @@ def decide(
         base_batch_size=base and base.batch_size,
         speedup=None if base is None or base is trial else _speedup(base, trial),
         left_out=tuple(left_out),
+    )
+
+
+Judged = tuple[Judgement, tuple[TrialRecord, ...], Sequence[LeftOut], Unpaired | None, float]
+
+
+def _grid(
+    trials: Sequence[TrialRecord],
+    search: Mapping[str, Any],
+    tolerance: float | None,
+    confidence: float,
+) -> "Judged | Decision":
+    """Judge the trials of a grid, one of each size."""
+    compared, left_out = comparable_trials(trials)
+    if not compared:
+        return Decision(None, None, None, confidence=confidence)
+    best = min(compared, key=lambda trial: trial.rank)
+    if best.objective.name == "multi_objective":
+        return Decision(best.batch_size, best, best, confidence=confidence)
+    tolerance = tolerance_in_units(compared, tolerance)
+    runs, unpaired = runs_of(compared)
+    # A grid that was extended is judged once more; one execution of each is never certain.
+    looks = sum(count > 1 for count in search.get("executions_asked", ()))
+    judgement = judge(
+        runs,
+        tolerance=tolerance,
+        confidence=confidence,
+        larger_is_better=best.objective.direction == "max",
+        looks=max(1, looks),
+        over_examples=not is_time(best.objective),
+    )
+    rounds = max(len(trial.executions) for trial in compared)
+    if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
+        judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
+    return judgement, compared, left_out, unpaired, tolerance
+
+
+def _race(
+    trials: Sequence[TrialRecord],
+    search: Mapping[str, Any],
+    tolerance: float | None,
+    confidence: float,
+) -> "Judged | Decision":
+    """Judge the trials of a race, those of one setting of the other hyperparameters."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        groups.setdefault(repr(other_hyperparameters(trial.hyperparameters)), []).append(trial)
+    raced = max(
+        groups.values(), key=lambda group: sum(len(t.executions) for t in group), default=[]
+    )
+    task = race_task(raced, search, tolerance=tolerance, confidence=confidence)
+    if not task.search_rate:  # Those at other factors trained at the rates of a callback.
+        raced = [trial for trial in raced if rate_factor(trial) == 1]
+    runs, unpaired = runs_of(raced) if raced else ([], None)
+    judgement = judge_race(task, runs)
+    if judgement is None:
+        return Decision(None, None, None, confidence=confidence)
+    whole = [trial for trial in map(with_complete_runs, raced) if trial]
+    scored = {
+        (t.batch_size, rate_factor(t)): t for t in whole or raced if t.judged_value is not None
+    }
+    if scored and judgement.named not in scored:  # It may be a rate between those of short runs.
+        pair = min(scored, key=lambda pair: scored[pair].rank)
+        alone: Any = {"pairs": (pair,), "leader": pair, "named": pair, "obstacle": "alone"}
+        judgement = dataclasses.replace(
+            judgement,
+            certain=False,
+            certified=(),
+            worse=(),
+            open=(),
+            rounds={pair: 0},
+            costs={pair: 1.0},
+            **alone,
+        )
+    timed = {run.pair for run in runs if run.seconds and run.epochs is None}
+    if not timed >= {*judgement.pairs}:
+        judgement = dataclasses.replace(judgement, costs={})
+    compared, left_out = [], []
+    for trial in raced:
+        complete = with_complete_runs(trial)
+        if (trial.batch_size, rate_factor(trial)) in judgement.pairs:
+            compared.append(complete or trial)
+        elif complete is not None:
+            rate = rate_factor(trial) / judgement.named[1]
+            sizes = {size for size, _ in judgement.pairs}
+            why: LeftOutReason = "another_trial" if trial.batch_size in sizes else "unlikely"
+            left_out.append((complete, why if 1 / _FAR < rate < _FAR else "far_rate"))
+    compared.sort(key=lambda trial: trial.batch_size)
+    return judgement, tuple(compared), left_out, unpaired, task.tolerance
+
+
+def race_task(
+    trials: Sequence[TrialRecord],
+    search: Mapping[str, Any],
+    *,
+    tolerance: float | None = None,
+    confidence: float = DEFAULT_CONFIDENCE,
+) -> RaceTask:
+    """Return what does not change during a race, from the settings of its search."""
+    sizes, searches = tuple(search["batch_sizes"]), search.get("search_learning_rate", True)
+    scored = [trial for trial in trials if trial.judged_value is not None]
+    asked = [e.epochs_asked or len(e.epochs) for trial in trials for e in trial.executions]
+    tolerance = search.get("tolerance") if tolerance is None else tolerance
+    return RaceTask(
+        batch_sizes=sizes,
+        base_batch_size=search.get("base_batch_size", sizes[0]),
+        epochs=search.get("epochs") or max(asked, default=1),
+        larger_is_better=bool(trials) and trials[0].objective.direction == "max",
+        tolerance=tolerance_in_units(scored, tolerance) if scored else 0.0,
+        confidence=confidence,
+        max_trainings=search.get("max_trainings") or TRAININGS_PER_SIZE * len(sizes),
+        seconds=dict(zip(sizes, search.get("training_s", ()), strict=False)),
+        search_rate=searches and not rate_setters(trials, sure=True),
+        short_runs=search.get("short_runs", True),
     )
 
 

@@ -1,5 +1,7 @@
 """Searches by a race: real trainings of one epoch."""
 
+import contextlib
+import io
 from pathlib import Path
 
 import keras
@@ -13,11 +15,11 @@ import tensorflow as tf
 import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.errors import InputError
-from kbatch.search.oracle import read_trials
+from kbatch.study.compare import complete_trainings
 
 
 def race(directory, hypermodel=None, *, fit=None, **arguments):
-    """A race with a tolerance that ends it at its first look, whatever is learnt."""
+    """A race of one epoch, so without short runs, which any answer satisfies."""
     return searches.quick(
         directory,
         hypermodel or searches.stock(),
@@ -31,72 +33,76 @@ def at_the_rule(directory, hypermodel=None, **arguments):
     return race(directory, hypermodel, search_learning_rate=False, **arguments)
 
 
-def numbers(tuner):
-    """The numbers of the executions of each size, whose seeds count up from the search's."""
-    first = tuner.hypermodel.seed
-    trials = kbatch.load_study(tuner).trials
-    return {t.batch_size: [e.seed - first for e in t.executions] for t in trials}
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """A race of two sizes, with a seed that it drew."""
-    hypermodel = searches.stock(batch_sizes=(8, 32), seed=None)
-    return at_the_rule(tmp_path_factory.mktemp("race"), hypermodel)
-
-
-def test_all_sizes_train_once_and_then_three_times_with_one_seed_a_round(ended):
-    assert numbers(ended) == {8: [0, 1, 2, 3], 32: [0, 1, 2, 3]}
-    settings = kbatch.load_study(ended).search.settings
-    assert (settings["strategy"], settings["tolerance"]) == ("race", 0.9)
-    states = read_trials(Path(ended.project_dir))
-    assert [state.status for state in states] == ["COMPLETED"] * 2
-    decision = kbatch.load_study(ended).decide()
-    assert (decision.tolerance, decision.certain) == (0.9, True)
-    assert set(decision.judgement.rounds.values()) == {3}
-
-
 @pytest.fixture(scope="module")
 def with_rates(tmp_path_factory):
-    """A race that looks for the learning rate too, and what it said."""
-    tuner = race(tmp_path_factory.mktemp("rates"), searches.stock(batch_sizes=(8, 32)))
-    return tuner, kbatch.load_study(tuner)
+    """A race with short runs, and what it said."""
+    fit = {"epochs": 4, "verbose": 1}
+    given = {"data": models.rows(94), "fit": fit, "tolerance": 0.02, "max_trainings": 6}
+    folder = tmp_path_factory.mktemp("rates")
+    with contextlib.redirect_stdout(out := io.StringIO()):
+        tuner = race(folder, searches.stock(shared, batch_sizes=(8, 32), seed=None), **given)
+    return tuner, kbatch.load_study(tuner), out.getvalue()
 
 
-def test_it_tries_rates_and_names_the_one_that_its_answer_holds_for(with_rates):
-    tuner, study = with_rates
-    factors = {trial.hyperparameters[FACTOR_NAME] for trial in study.trials}
-    assert {0.25, 1.0, 4.0} <= factors
-    assert sum(len(trial.executions) for trial in study.trials) <= 12
+def shared():
+    """A model whose graph the training runs share."""
+    return models.mlp(optimizer=keras.optimizers.SGD(0.01))
+
+
+def test_it_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
+    tuner, study, said = with_rates
+    base = [t for t in study.trials if t.batch_size == 8]
+    assert {0.25, 1.0, 4.0} <= {t.hyperparameters[FACTOR_NAME] for t in base}
+    short = [t for t in base if t.last.length == "short"]
+    assert short and {len(t.last.epochs) for t in short} == {2}
+    whole = [e for t in study.trials for e in t.executions if e.length == "complete"]
+    assert {len(e.epochs) for e in whole} == {4}
+    assert not any(e.epochs_repeated for e in whole)
+    first = tuner.hypermodel.seed
     for trial in study.trials:
         scaling = trial.executions[0].scaling
         expected = 0.01 * scaling.learning_rate_ratio
         assert trial.learning_rate == pytest.approx(expected, rel=1e-5)
+        assert [e.seed - first for e in trial.executions] == [*range(len(trial.executions))]
+    runs = [e for t in study.trials for e in t.executions]
+    assert complete_trainings(runs) <= 6
+    assert len({e.place for e in runs}) == len(runs)
+    assert said.startswith("2 sizes, about 5 complete trainings. ")
+    assert "short: 2 of 4 epochs" in said and "The race has ended" in said
+
+
+def test_its_answer_is_a_complete_pair_that_the_tuner_names_too(with_rates):
+    tuner, study, _ = with_rates
     decision = study.decide()
+    assert decision.trial.last.length == "complete"
     scaling = decision.trial.executions[0].scaling
     assert decision.learning_rate == pytest.approx(scaling.learning_rate, rel=1e-6)
-    # What chose a pair does not judge it.
-    raced = [t for t in study.trials if len(t.executions) > 1]
-    assert sum(decision.judgement.rounds.values()) == sum(len(t.executions) - 1 for t in raced)
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == decision.batch_size
+    settings = study.search.settings
+    assert (settings["strategy"], settings["epochs"], settings["short_runs"]) == ("race", 4, True)
 
 
-class WarmsUp(keras.callbacks.Callback):
-    """Sets absolute rates, by batch."""
+def test_a_race_that_ended_trains_nothing_again(with_rates):
+    tuner, study, _ = with_rates
+    again = race(
+        Path(tuner.project_dir).parent,
+        searches.stock(shared, batch_sizes=(8, 32), seed=None),
+        data=models.rows(94),
+        fit={"epochs": 4},
+        tolerance=0.02,
+        max_trainings=6,
+    )
+    assert kbatch.load_study(again) == study
 
-    def on_train_batch_begin(self, batch, logs=None):
-        self.model.optimizer.learning_rate = 0.001 * (batch + 1)
 
-
-def test_it_looks_for_no_rate_if_a_callback_sets_it(tmp_path):
-    fit = {"callbacks": [keras.callbacks.History(), WarmsUp()]}
-    tuner = race(tmp_path, searches.stock(batch_sizes=(8, 32)), fit=fit, max_trainings=6)
-    study = kbatch.load_study(tuner)
-    factors = [trial.hyperparameters[FACTOR_NAME] for trial in study.trials]
-    assert sum(factor != 1 for factor in factors) <= 1
-    assert {run.rate_callbacks for t in study.trials for run in t.executions} == {("WarmsUp",)}
-    assert sum(len(trial.executions) for trial in study.trials) > len(factors)
-    assert study.decide().learning_rate is None
+def test_a_race_cut_off_by_its_budget_names_an_answer_and_continues_later(tmp_path):
+    given = {"fit": {"epochs": 4}, "max_trainings": 3}
+    study = kbatch.load_study(race(tmp_path, time_budget_s=1e-3, **given))
+    (trial,) = study.trials
+    assert (trial.last.length, study.decide().batch_size) == ("short", trial.batch_size)
+    assert not study.decide().certain
+    later = kbatch.load_study(race(tmp_path, **given))
+    assert len(later.trials) > 1
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ def test_a_search_without_rates_does_not_go_on_with_those_of_a_race(changed, wit
     given = {"directory": project.parent, "project_name": project.name, "strategy": "race"}
     with pytest.raises(InputError, match="holds a race that looks for the learning rate"):
         kbatch.BatchSizeTuner(
-            searches.stock(batch_sizes=(8, 32)), "val_accuracy", **(given | changed)
+            searches.stock(shared, (8, 32), seed=None), "val_accuracy", **(given | changed)
         )
 
 
@@ -150,7 +156,6 @@ def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path, capsys
     assert len(pairs) == len(set(pairs))
     found = {trial.trial_id: trial.executions for trial in study.trials}
     assert all(found[trial.trial_id][0] == trial.executions[0] for trial in grid)
-    assert any(len(found[trial.trial_id]) > 1 for trial in grid)
 
 
 def tuned(hp):
@@ -167,8 +172,8 @@ def test_a_rate_that_the_build_function_tunes_is_not_searched_beside_it(tmp_path
     base = tuner.hypermodel.base_batch_size
     rates = [t.hyperparameters["learning_rate"] for t in trials if t.batch_size == base]
     assert sorted(rates) == [0.001, 0.01]
-    repeated = {t.hyperparameters["learning_rate"] for t in trials if len(t.executions) > 1}
-    assert len(repeated) == 1
+    (other,) = [t for t in trials if t.batch_size != base]
+    assert other.hyperparameters["learning_rate"] in rates
 
 
 class RunsOut(keras.callbacks.Callback):
@@ -202,12 +207,12 @@ def test_sizes_that_fail_or_run_out_are_out_and_what_is_no_mean_is_raced_too(tmp
         searches.stock(ranked, (8, 16, 64)),
         objective=keras_tuner.Objective("val_auc", "max"),
         data=models.rows(94, classes=2),
-        fit={"callbacks": [RunsOut(2)], "validation_data": models.rows(64, seed=1, classes=2)},
+        fit={"callbacks": [RunsOut(1)], "validation_data": models.rows(64, seed=1, classes=2)},
         max_trainings=30,
     )
     study = kbatch.load_study(tuner)
     found = {trial.batch_size: trial for trial in study.trials}
     assert found[64].status == "failed"
-    assert (found[16].status, len(found[16].executions)) == ("out_of_memory", 2)
+    assert (found[16].status, len(found[16].executions)) == ("out_of_memory", 1)
     assert (found[8].status, study.decide().batch_size) == ("completed", 8)
     assert 64 not in {size for size, _ in study.decide().judgement.pairs}

@@ -408,26 +408,11 @@ def test_what_does_not_change_with_the_seed_is_said(same, certain, code):
     assert ("count as one" in found.reason) is not certain
 
 
-def test_a_certified_size_names_those_that_may_be_preferred():
-    trials = [make_trial(32, 800, factor=2.0), make_trial(64, 800, factor=2.0, rate=3000.0)]
-    trials += [make_trial(128, 900, factor=2.0, rate=9000.0, count=1), make_diverged(512)]
-    trials += [make_trial(256, 900, factor=0.25, rate=9000.0, count=1)]
-    raced = pages(*trials, strategy="race", batch_sizes=[32, 64, 128, 256, 512], tolerance=0.02)
-    assert (raced.certified, raced.certain) == (True, False)
-    assert "stopped early" in verdicts(raced)[2] and "far from" in verdicts(raced)[3]
-    (note,) = [note for note in raced.notes if note.code == "to_be_certain"]
-    assert "`max_trainings`" in note
-
-
 def test_the_table_and_the_figures_of_a_race_show_the_value_that_was_judged():
-    trials = []
-    for size in (32, 64):  # The first execution chose the pair, and was lucky.
-        trial = make_trial(size, 800, factor=2.0, count=5)
-        lucky = make_trial(size, 200, rate=9000.0, factor=2.0, count=1).executions[0]
-        trials.append(dataclasses.replace(trial, executions=(lucky, *trial.executions[1:])))
+    trials = [make_trial(size, 800, factor=2.0, count=5) for size in (32, 64)]
     study = make_study(*trials, search=make_search(base_batch_size=32, strategy="race"))
     judged = study.table().set_index("batch size")["judged (95 % interval)"]
-    assert judged[64] == pytest.approx(np.mean(study.trials[1].judged_values[1:]))
+    assert judged[64] == pytest.approx(np.mean(study.trials[1].judged_values))
     for panel, shown in zip(
         kbatch.plot_trials(study).figure.axes, (study.table()["samples/s"], judged), strict=True
     ):
@@ -445,29 +430,7 @@ def test_the_table_and_the_figures_of_a_race_show_the_value_that_was_judged():
     assert ends == pytest.approx(judged.to_dict())
 
 
-def test_a_figure_names_as_tied_no_size_between_that_left_the_race():
-    repeated = [make_trial(size, 800, factor=2.0, count=5) for size in (32, 64, 256)]
-    left = make_trial(128, 800, factor=2.0, count=1)
-    trials = (*repeated[:2], left, repeated[2])
-    study = make_study(*trials, search=make_search(base_batch_size=32, strategy="race"))
-    assert study.decide().tied == (32, 64, 256)
-    assert "As good: 32, 64 and 256." in words(kbatch.plot_trials(study))
-
-
 def test_a_figure_calls_sizes_as_good_only_where_they_are_certified():
     study = make_study(*(make_trial(size, 800, count=1) for size in (32, 64, 256)))
     assert not study.decide().certified
     assert "Perhaps as good: 32 to 256." in words(kbatch.plot_trials(study))
-
-
-def test_a_race_that_ended_in_its_first_round_compares_all_that_it_tried():
-    tried = [
-        make_trial(size, wrong, factor=2.0, count=1) for size, wrong in ((32, 800), (128, 4000))
-    ]
-    raced = pages(
-        make_trial(16, 900, factor=2.0, count=2), *tried, strategy="race", batch_sizes=[16, 32, 128]
-    )
-    assert [trial.batch_size for trial in raced.trials] == [16, 32, 128]
-    assert not (raced.certain or raced.certified)
-    assert any("`max_trainings`" in n for n in raced.notes if n.code == "to_be_certain")
-    assert (raced.tied, raced.worse) == ((16, 32), (128,))
