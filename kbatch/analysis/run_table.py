@@ -67,7 +67,9 @@ class RunTable:
         if not self.pairs:
             raise ValueError("`runs` must hold one that has a value and did not diverge.")
         self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
-        self.pinned = pinned_parts(run for mine in scored.values() for run in mine.values())
+        self.pinned: Pinned | None = pinned_parts(
+            run for mine in scored.values() for run in mine.values()
+        )
         # Without seeds the n-th run of each is round n.
         rows = [list(scored[pair].values()) for pair in self.pairs]
         seeds = [[n if r.seed is None else r.seed for n, r in enumerate(row)] for row in rows]
