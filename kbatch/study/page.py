@@ -65,7 +65,7 @@ _OBSTACLES = {
     "pinned": "the seed changes neither the initial weights nor the order of the examples, so all "
     "runs of a batch size count as one",
     "no_outcomes": "validation examples are not compared, because {why}",
-    "few_examples": "too few validation examples are of the rarest class",
+    "few_examples": "a difference of the tolerance may not show in so few validation examples",
     "heavy_tails": "a few validation examples make up most of the difference in loss",
 }
 _UNPAIRED: Mapping[Unpaired | None, str] = {
