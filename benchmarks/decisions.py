@@ -1,247 +1,327 @@
-"""How good is the answer of a race, and what does it cost?
+"""How good is the size that a search names, and what does the search cost?
 
-python benchmarks/decisions.py [--draws 12] [--tolerance 0.01] [--tasks mlp cnn text]    2 minutes
-python benchmarks/decisions.py --simulate 1000 [--tolerance 0.01]    8 minutes
+python benchmarks/decisions.py [--held-back] [--beside PATH]    2 minutes
+python benchmarks/decisions.py --frontier [--held-back]    3 minutes
 
-Replays whole searches on the trainings that `tables.py` reads, by the classes of the product:
-`Race` asks for trainings and judges them. The user's learning rate is 1/8 to 8 times the task's
-own; the race does not know. A draw shuffles the seeds that searches are drawn from. Factors beyond
-the table count as its outermost ones.
+Replays whole searches on recorded trainings (`tables.py`), by the functions of the product. Each
+of a table's search seeds is the first once, with the others in a random order after it. The user's
+learning rate is 1/8 to 8 times the task's own. Factors beyond the table count as its outermost.
+The true answer is the fastest size whose best rate is within the tolerance of the best pair, by the
+mean test metric of seeds that no search sees; of those within 5 % of its time the smallest.
 
-loss        test accuracy of the pair that is named below that of the best pair of the table, in
-            points, by the mean of other seeds; with a 95 % interval over these seeds
-            (bootstrap). Of a pair that is named within a tolerance some of it is meant.
-grid        the same of a grid with three executions of each size at the user's rate
-all seeds   the same of the best mean of all these seeds on the validation examples: what no search
-            with these examples can beat by more than luck
-trainings   median and most of a search
-certified   share of searches in which a size is certified; certain: and each that would be
-            preferred to it is worse
-wrong       share of the certified that lie more than the tolerance below the best pair
-time        training time of the named size over that of the base size, geometric mean
+race        `next_run` and `judge_race`, with runs that fall behind stopped as in a live search
+known rate  the same with the best rate of every size known: what a better search of rates can give
+grid        three runs of each size at the user's rate, `judge`
+always 32   complete runs at 32 for the rate alone: a plan that needs no kbatch
+before      the race of another checkout of this repository, --beside PATH
 
-`--simulate` draws searches from what is fitted to the tables instead: the mean of each size and
-rate, which is the truth; deviations of seeds, one that all pairs share and one of each pair; and
-the validation blocks, drawn with replacement for all pairs alike, with what trainings differ by.
-
-loss        of the named pair below the best of the table, in points
-wrong       of the certified: more than the tolerance below the best of the table; of the certain:
-            more than the tolerance below a pair that was compared
+time        training time of the named size over the true answer's: geometric mean, 90th percentile
+beyond      share of searches that name a pair more than the tolerance worse than the best one
+lost        quality of the named pair below the best one, in points, or % of the best loss
+trainings   complete trainings; a run of e of E epochs counts e / E
+seconds     over one complete training of each size
+certain     share of searches; wrong: share of those beyond the tolerance of the best pair of the
+            table, and in brackets of the best pair that was compared
 """
 
 import argparse
+import functools
+import json
 import math
 import os
-from typing import NamedTuple
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 # On a busy machine a second thread takes several times the CPU time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from scipy.stats import beta
-from tables import BASE_SIZE, FACTORS, SIZES, VALIDATION, read_table
+from tables import BASE_SIZE, FACTORS, SIZES, Table, read_tables
 
-from kbatch.analysis.judge import Judgement, judge
-from kbatch.analysis.rounds import Race
+from kbatch.analysis.judge import AS_FAST, judge
 from kbatch.analysis.run_table import Run
 
-TASKS = ("mlp", "cnn", "text")
 OFF = (-3, -2, -1, 0, 1, 2, 3)  # Octaves between the user's rate and the task's own.
-GOAL = {"larger_is_better": True, "confidence": 0.95}
-MOST_ROUNDS = 36  # Of a search.
+BUDGETS = (4, 6, 8, 12, 20)  # Complete trainings of the frontier.
+FIRST_TABLES = ("mlp", "cnn", "text")  # The target of their time is 1.5, of the others 2.
+CONFIDENCE = 0.95
+Place = tuple[int, int]  # Of size and factor in a table.
 
 
-class Table(NamedTuple):
-    """The trainings of a task.
-
-    Attributes:
-        outcomes: Accuracy on each block of validation examples, [size, factor, seed, block].
-        tested: Accuracy on the test examples of the seeds that tell the truth, [seed, size,
-            factor].
-        seconds: Training time of an example at each size.
-    """
-
-    outcomes: np.ndarray
-    tested: np.ndarray
-    seconds: np.ndarray
-
-
-class Named(NamedTuple):
+class Outcome(NamedTuple):
     """What a search named, and what it took."""
 
-    place: tuple[int, int]  # Of size and factor in the table.
-    trainings: int
-    certified: bool
+    place: Place
+    trainings: float
+    seconds: float
     certain: bool
-    compared: list[tuple[int, int]]
+    compared: list[Place]
 
 
-def stored_tables() -> dict[str, Table]:
-    """Read the trainings of each task."""
-    tables = {name: read_table(name) for name in TASKS}
-    return {
-        name: Table(table.outcomes, table.tested.transpose(2, 0, 1), table.seconds)
-        for name, table in tables.items()
-    }
-
-
-def place_of(pair: tuple[int, float], off: int) -> tuple[int, int]:
+def place_of(pair: tuple[int, float], off: int) -> Place:
     """Return where a pair of the user's stands in the table."""
     octave = round(math.log2(pair[1])) + off - round(math.log2(FACTORS[0]))
     return SIZES.index(pair[0]), min(max(octave, 0), len(FACTORS) - 1)
 
 
-def train(table: Table, pair: tuple[int, float], number: int, *, off: int, seeds) -> Run:
-    size, factor = place_of(pair, off)
-    blocks = table.outcomes[size, factor, seeds[number % len(seeds)]]
-    seconds = float(table.seconds[size])
-    return Run(*pair, number, float(blocks.mean()), seconds, outcomes=blocks, examples=VALIDATION)
+class Search(NamedTuple):
+    """One search to replay: its table and tolerance, the user's rate, and the order of seeds."""
+
+    table: Table
+    tolerance: float
+    off: int
+    seeds: Sequence[int]
+    rates: Sequence[int] | None = None  # The place of the best rate of each size, if it is known.
+
+    def place(self, pair: tuple[int, float]) -> Place:
+        size, rate = place_of(pair, self.off)
+        return (size, rate) if self.rates is None else (size, self.rates[size])
+
+    def run(self, size: int, factor: float, number: int, epochs: int | None = None) -> Run:
+        """Return a recorded run, or its first epochs."""
+        table, place = self.table, self.place((size, factor))
+        seed = self.seeds[number % len(self.seeds)]
+        curve = table.curve[*place, seed, : epochs or table.epochs]
+        ordered = np.sort(curve)[::-1] if table.larger_is_better else np.sort(curve)
+        value = float(ordered[: max(2, round(len(curve) / 5))].mean())
+        seconds = float(table.seconds[place[0]]) * len(curve) / table.epochs
+        if not math.isfinite(value):
+            return Run(size, factor, number, None, seconds, "diverged")
+        outcomes = None if table.outcomes is None else table.outcomes[*place, seed]
+        short = None if len(curve) == table.epochs else len(curve)
+        facts: dict[str, Any] = {"outcomes": outcomes, "examples": table.examples}
+        return Run(
+            size, factor, number, value, seconds, **facts, epochs=short, curve=tuple(curve.tolist())
+        )
+
+    def outcome(self, runs: Sequence[Run], judgement: Any) -> Outcome:
+        epochs = self.table.epochs
+        return Outcome(
+            self.place(judgement.named),
+            sum((run.epochs or epochs) / epochs for run in runs),
+            sum(run.seconds or 0.0 for run in runs),
+            bool(judgement.certain),
+            [self.place(pair) for pair in judgement.pairs],
+        )
 
 
-def replay_race(table: Table, *, off: int, seeds, tolerance: float) -> Named:
-    runs, goal = [], GOAL | {"base_batch_size": BASE_SIZE, "max_executions": 6 * len(SIZES)}
-    while (step := Race(runs, SIZES, tolerance=tolerance, **goal).step()).run is not None:
-        size, factor, number = step.run
-        runs.append(train(table, (size, factor), number, off=off, seeds=seeds))
-    return named_by(step.judgement, len(runs), off)
+def race(search: Search, budget: float | None = None, sizes: Sequence[int] = SIZES) -> Outcome:
+    """Replay a race; of one size it looks for the rate by complete runs."""
+    from kbatch.analysis.race import RaceTask, judge_race, next_run
 
-
-def replay_grid(table: Table, *, off: int, seeds, tolerance: float) -> Named:
-    pairs = [((size, 1.0), number) for size in SIZES for number in range(3)]
-    runs = [train(table, pair, number, off=off, seeds=seeds) for pair, number in pairs]
-    return named_by(judge(runs, tolerance=tolerance, **GOAL), len(runs), off)
-
-
-def named_by(found: Judgement, trainings: int, off: int) -> Named:
-    certified = found.obstacle is None and found.named in found.certified
-    compared = [place_of(pair, off) for pair in found.pairs]
-    return Named(place_of(found.named, off), trainings, certified, found.certain, compared)
-
-
-def losses(tested: np.ndarray, places: list[tuple[int, int]]) -> float:
-    """Return the mean loss of pairs against the best one, in points."""
-    means = tested.mean(0)
-    return 100 * float(np.mean([means.max() - means[place] for place in places]))
-
-
-def interval(tested: np.ndarray, of) -> tuple[float, float]:
-    """Bootstrap over the seeds that tell the truth."""
-    rng = np.random.default_rng(0)
-    drawn = (tested[rng.integers(0, len(tested), len(tested))] for _ in range(1000))
-    low, high = np.quantile([of(one) for one in drawn], [0.025, 0.975])
-    return low, high
-
-
-def print_task(name: str, table: Table, *, draws: int, tolerance: float) -> None:
-    """Print the row of a task, and the mean loss from each of the user's rates."""
-    races: dict[int, list[Named]] = {off: [] for off in OFF}
-    grids: dict[int, list[Named]] = {off: [] for off in OFF}
-    for off in OFF:
-        for draw in range(draws):
-            rng = np.random.default_rng((8, draw, *name.encode()))
-            given = {"off": off, "seeds": rng.permutation(table.outcomes.shape[2])}
-            races[off].append(replay_race(table, **given, tolerance=tolerance))
-            grids[off].append(replay_grid(table, **given, tolerance=tolerance))
-    found = [one for own in races.values() for one in own]
-    places = [one.place for one in found]
-    by_grid = [one.place for own in grids.values() for one in own]
-    tested, means = table.tested, table.tested.mean(0)
-    low, high = interval(tested, lambda drawn: losses(drawn, places))
-    apart = interval(tested, lambda drawn: losses(drawn, places) - losses(drawn, by_grid))
-    whole = np.unravel_index(table.outcomes.mean((2, 3)).argmax(), means.shape)
-    certified = [one for one in found if one.certified]
-    wrong = [means.max() - means[one.place] > tolerance for one in certified]
-    trainings = [one.trainings for one in found]
-    base = table.seconds[SIZES.index(BASE_SIZE)]
-    time = math.exp(np.mean([math.log(table.seconds[size] / base) for size, _ in places]))
-    print(
-        f"{name:<6}{losses(tested, places):6.2f} ({low:.2f} to {high:.2f})"
-        f"{losses(tested, by_grid):7.2f} (by {apart[0]:5.2f} to {apart[1]:5.2f})"
-        f"{losses(tested, [whole]):11.2f}{np.median(trainings):10.0f}{max(trainings):4.0f}"
-        f"{len(certified) / len(found):11.0%}{np.mean([one.certain for one in found]):9.0%}"
-        f"{np.mean(wrong) if wrong else 0:7.0%}{time:6.2f}",
-        flush=True,
+    table, runs = search.table, []
+    task = RaceTask(
+        batch_sizes=tuple(sizes),
+        base_batch_size=BASE_SIZE,
+        epochs=table.epochs,
+        larger_is_better=table.larger_is_better,
+        tolerance=search.tolerance,
+        confidence=CONFIDENCE,
+        max_trainings=budget or 2.0 * len(SIZES),
+        seconds=dict(zip(SIZES, table.seconds.tolist(), strict=True)),
+        search_rate=search.rates is None,
+        short_runs=table.short_runs and len(sizes) > 1,
     )
-    for label, own in (("race", races), ("grid", grids)):
-        each = [losses(tested, [one.place for one in own[off]]) for off in OFF]
-        shown = [f"{2.0**off:g}: {loss:.2f}" for off, loss in zip(OFF, each, strict=True)]
-        print(f"       {label}: {'  '.join(shown)}")
+    while (step := next_run(task, runs)).run is not None:
+        run = stopped_early(search.run(*step.run), task, runs)
+        runs = [known for known in runs if (known.pair, known.seed) != (run.pair, run.seed)]
+        runs.append(run)
+    judgement = judge_race(task, runs)
+    if judgement is None:  # Every rate diverged.
+        return search.outcome(runs, judge([Run(BASE_SIZE, 1.0, 0, 0.0)], **goal(search)))
+    return search.outcome(runs, judgement)
 
 
-def drawn(table: Table, rng: np.random.Generator) -> Table:
-    """Draw a table with other seeds and other validation examples; its truth are the means."""
-    found = table.outcomes  # [size, factor, seed, block]
-    seeds, blocks = found.shape[2:]
-    means, of_blocks = found.mean((2, 3)), found.mean(2)
-    of_seeds = found.mean(3) - means[..., None]
-    shared = of_seeds.mean((0, 1))
-    own = np.std(of_seeds - shared, axis=2, ddof=1)
-    rest = found - of_blocks[:, :, None] - of_seeds[..., None]
-    chance = np.sqrt((rest**2).sum((2, 3)) / ((seeds - 1) * (blocks - 1)))
+def stopped_early(run: Run, task: Any, runs: Sequence[Run]) -> Run:
+    """Return a complete run as a live search would have stopped it, if it fell behind."""
+    from kbatch.analysis.race import STOPPED_MARGIN, judge_race
+    from kbatch.analysis.run_table import falls_behind
 
-    values = rng.standard_normal((*means.shape, MOST_ROUNDS, blocks)) * chance[..., None, None]
-    values -= values.mean(3, keepdims=True)  # It is in the deviations of seeds.
-    values += (own[..., None] * rng.standard_normal((*means.shape, MOST_ROUNDS)))[..., None]
-    values += np.std(shared, ddof=1) * rng.standard_normal((MOST_ROUNDS, 1))
-    away = (of_blocks - means[..., None]) * math.sqrt(blocks / (blocks - 1))
-    values += (means[..., None] + away[..., rng.integers(0, blocks, blocks)])[:, :, None]
-    return Table(values, means[None], table.seconds)
+    judgement, sign = judge_race(task, runs), 1 if task.larger_is_better else -1
+    complete = [one for one in runs if one.epochs is None and one.curve]
+    curves = {(one.pair, one.seed): tuple(sign * v for v in one.curve) for one in complete}
+    candidate = curves.get((judgement.named, run.seed)) if judgement else None
+    if candidate is None or run.epochs or run.value is None or run.pair == judgement.named:
+        return run
+    given = {"candidate": candidate, "finished": list(curves.values())}
+    given["margin"] = STOPPED_MARGIN * task.tolerance
+    for epochs in range(1, task.epochs):
+        if falls_behind([sign * value for value in run.curve[:epochs]], **given):
+            seconds = (run.seconds or 0.0) * epochs / task.epochs
+            short = {"epochs": epochs, "curve": run.curve[:epochs], "seconds": seconds}
+            return run._replace(ended="stopped_early", **short)
+    return run
 
 
-def print_simulated(name: str, table: Table, *, searches: int, tolerance: float) -> None:
-    """Print how often searches are certified and certain, and how often these are wrong."""
-    rng, rounds = np.random.default_rng((33, *name.encode())), range(MOST_ROUNDS)
-    found: dict[str, list[Named]] = {"race": [], "grid": []}
-    for search in range(searches):
-        one = drawn(table, rng)
-        given = {"off": OFF[search % len(OFF)], "seeds": rounds, "tolerance": tolerance}
-        found["race"].append(replay_race(one, **given))
-        found["grid"].append(replay_grid(one, **given))
-    means = table.outcomes.mean((2, 3))
-    for label, own in found.items():
-        certified = [means.max() - means[one.place] > tolerance for one in own if one.certified]
-        certain = [
-            max(means[place] for place in one.compared) - means[one.place] > tolerance
-            for one in own
-            if one.certain
-        ]
-        low, high = beta.ppf(
-            [0.025, 0.975],
-            [max(1e-9, sum(certified)), sum(certified) + 1],
-            [len(certified) - sum(certified) + 1, max(1e-9, len(certified) - sum(certified))],
+def race_before(search: Search) -> Outcome:
+    """Replay the race of a checkout from before runs could be short."""
+    from kbatch.analysis.race import Race  # type: ignore[attr-defined]
+
+    runs, given = [], {"base_batch_size": BASE_SIZE, "max_executions": 6 * len(SIZES)}
+    while (step := Race(runs, SIZES, **given, **goal(search)).step()).run is not None:
+        whole = search.run(*step.run)
+        runs.append(Run(**{name: getattr(whole, name) for name in Run._fields}))
+    return search.outcome(
+        [run._replace(epochs=None) if hasattr(run, "epochs") else run for run in runs],
+        step.judgement,
+    )
+
+
+def grid(search: Search) -> Outcome:
+    runs = [search.run(size, 1.0, number) for size in SIZES for number in range(3)]
+    return search.outcome(runs, judge(runs, **goal(search)))
+
+
+def goal(search: Search) -> dict[str, Any]:
+    better = search.table.larger_is_better
+    return {"larger_is_better": better, "tolerance": search.tolerance, "confidence": CONFIDENCE}
+
+
+def searches(table: Table, tolerance: float, *, known: bool = False) -> Iterator[Search]:
+    """Draw the searches of a table; `known` if they know the best rates."""
+    sign = 1 if table.larger_is_better else -1
+    best = (sign * table.truth).argmax(1).tolist()
+    count = table.curve.shape[2]
+    for first in range(count):
+        rng = np.random.default_rng((9, first, *table.name.encode()))
+        seeds = [first, *(seed for seed in rng.permutation(count).tolist() if seed != first)]
+        for off in (0,) if known else OFF:
+            yield Search(table, tolerance, off, seeds, best if known else None)
+
+
+def answer(table: Table, tolerance: float) -> int:
+    """Return the place of the size that is the true answer."""
+    quality = table.truth if table.larger_is_better else -table.truth
+    near = np.flatnonzero(quality.max(1) >= quality.max() - tolerance)
+    fast = [size for size in near if table.seconds[size] <= AS_FAST * table.seconds[near].min()]
+    return int(min(fast))
+
+
+class Score(NamedTuple):
+    """The scores of searches, one row each."""
+
+    slowdown: np.ndarray  # Log of the time over the true answer's.
+    beyond: np.ndarray
+    lost: np.ndarray
+    trainings: np.ndarray
+    loops: np.ndarray  # Seconds over one training of each size.
+    certain: np.ndarray
+    beyond_compared: np.ndarray
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], table: Table, tolerance: float) -> "Score":
+        quality = table.truth if table.larger_is_better else -table.truth
+        best, fastest = quality.max(), table.seconds[answer(table, tolerance)]
+        unit = 1.0 if table.larger_is_better else abs(best)
+        gap = np.array([best - quality[one.place] for one in outcomes])
+        among = [max(quality[p] for p in [*one.compared, one.place]) for one in outcomes]
+        gap_compared = np.array(among) - (best - gap)
+        return cls(
+            np.log([table.seconds[one.place[0]] / fastest for one in outcomes]),
+            gap > tolerance + 1e-12,
+            100 * np.minimum(gap / unit, 1.0),
+            np.array([one.trainings for one in outcomes]),
+            np.array([one.seconds for one in outcomes]) / table.seconds.sum(),
+            np.array([one.certain for one in outcomes]),
+            gap_compared > tolerance + 1e-12,
         )
-        print(
-            f"{name:6}{label:6}{losses(means[None], [one.place for one in own]):6.2f}"
-            f"{np.median([one.trainings for one in own]):10.0f}{len(certified) / len(own):11.1%}"
-            f"{np.mean(certified) if certified else 0:9.1%} ({low:.1%} to {high:.1%})"
-            f"{len(certain) / len(own):10.1%}{sum(certain):6} of {len(certain)}",
-            flush=True,
+
+    def text(self) -> str:
+        wrong, wrong_compared = (
+            one[self.certain].mean() if self.certain.any() else 0.0
+            for one in (self.beyond, self.beyond_compared)
         )
+        return (
+            f"{math.exp(self.slowdown.mean()):6.2f}{math.exp(np.quantile(self.slowdown, 0.9)):6.1f}"
+            f"{self.beyond.mean():8.1%}{self.lost.mean():7.2f}{self.trainings.mean():11.1f}"
+            f"{self.loops.mean():9.2f}{self.certain.mean():9.0%}{wrong:8.1%} ({wrong_compared:.1%})"
+        )
+
+
+def joined(scores: Sequence[Score]) -> Score:
+    """Join the scores of rows, each row with the same weight."""
+    most = max(len(one.slowdown) for one in scores)
+    places = [np.arange(most) * len(one.slowdown) // most for one in scores]
+    columns = zip(
+        *([c[at] for c in one] for one, at in zip(scores, places, strict=True)), strict=True
+    )
+    return Score(*(np.concatenate(column) for column in columns))
+
+
+Plan = Callable[[Search], Outcome]
+
+
+def print_plans(tables: dict[str, Table], plans: dict[str, Plan], beside: str | None) -> None:
+    """Print a row for each plan and table, then the means over tables."""
+    rows: dict[str, dict[str, list[Score]]] = {}
+    print(
+        f"{'':34}{'time':>6}{'90th':>6}{'beyond':>8}{'lost':>7}{'trainings':>11}{'seconds':>9}{'certain':>9}{'wrong':>8}"
+    )
+    for name, table in tables.items():
+        for tolerance in table.tolerances:
+            label = f"{name} {100 * tolerance:.2g}"
+            outcomes = {
+                plan: [play(one) for one in searches(table, tolerance, known=plan == "known rate")]
+                for plan, play in plans.items()
+            }
+            if beside:
+                outcomes["before"] = by_checkout(beside, name, tolerance)
+            for plan, own in outcomes.items():
+                score = Score.of(own, table, tolerance)
+                rows.setdefault(plan, {}).setdefault(name, []).append(score)
+                print(f"{label:18}{plan:16}{score.text()}", flush=True)
+    for plan, own in rows.items():
+        groups = {"first three": [n for n in own if n in FIRST_TABLES]}
+        groups["others"] = [n for n in own if n not in FIRST_TABLES]
+        groups["all"] = list(own)
+        for group, names in groups.items():
+            if names:
+                every = joined([score for name in names for score in own[name]])
+                worst = max(score.beyond.mean() for name in names for score in own[name])
+                print(f"{group:18}{plan:16}{every.text()}  worst row {worst:.0%} beyond")
+
+
+def by_checkout(path: str, name: str, tolerance: float) -> list[Outcome]:
+    """Replay the race of another checkout, in a process that imports it."""
+    command = [sys.executable, __file__, "--rows", name, repr(tolerance)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    text = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    return [
+        Outcome(tuple(place), trainings, seconds, certain, [tuple(p) for p in compared])
+        for place, trainings, seconds, certain, compared in json.loads(text)
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--simulate", type=int, default=0, help="searches to draw for each task")
-    parser.add_argument("--draws", type=int, default=12, help="of each of the user's rates")
-    parser.add_argument("--tolerance", type=float, default=0.01)
-    parser.add_argument("--tasks", nargs="+", default=TASKS)
-    options = parser.parse_args()
-    tables = stored_tables()
-    if options.simulate:
-        print(f"{options.simulate} searches a task, tolerance {options.tolerance:.2%}")
-        print(f"{'':12}{'loss':>6}{'trainings':>10}{'certified':>11}{'wrong':>9}{'certain':>25}")
-        for name in options.tasks:
-            drawn_by = {"searches": options.simulate, "tolerance": options.tolerance}
-            print_simulated(name, tables[name], **drawn_by)
-        return
-    count = options.draws * len(OFF)
-    print(f"{count} searches a task, tolerance {options.tolerance:.2%}; below by the user's rate")
-    print(
-        f"{'':<6}{'loss (95 %)':>21}{'grid (race less grid)':>27}{'all seeds':>11}"
-        f"{'trainings':>14}{'certified':>11}{'certain':>9}{'wrong':>7}{'time':>6}"
+    parser.add_argument(
+        "--tables", nargs="+", help="names of tables; default: those of development"
     )
-    for name in options.tasks:
-        print_task(name, tables[name], draws=options.draws, tolerance=options.tolerance)
+    parser.add_argument("--held-back", action="store_true", help="use the tables held back")
+    parser.add_argument("--frontier", action="store_true", help="races at several budgets")
+    parser.add_argument("--beside", help="a checkout whose race is replayed too")
+    parser.add_argument("--rows", nargs=2, help=argparse.SUPPRESS)  # For `by_checkout`.
+    options = parser.parse_args()
+    tables = read_tables(held_back=None if options.tables or options.rows else options.held_back)
+    if options.rows:
+        import kbatch.analysis.race
+
+        name, tolerance = options.rows[0], float(options.rows[1])
+        play = race_before if hasattr(kbatch.analysis.race, "Race") else race
+        found = [play(search) for search in searches(tables[name], tolerance)]
+        print(json.dumps(found))
+        return
+    if options.tables:
+        tables = {name: tables[name] for name in options.tables}
+    plans: dict[str, Plan] = {"race": race, "known rate": race, "grid": grid}
+    plans["always 32"] = functools.partial(race, sizes=(BASE_SIZE,))
+    if options.frontier:
+        plans = {f"race of {budget}": functools.partial(race, budget=budget) for budget in BUDGETS}
+    print_plans(tables, plans, options.beside)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import kbatch
-from kbatch.analysis.judge import FIRST_LOOK
 from kbatch.study.compare import rate_factor
 from kbatch.study.decision import Decision
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 0.02
+LEAST_RUNS = 3  # Of a pair, over all seeds, that is compared.
 
 
 def ran(seed: int, data: str, output: Path) -> tuple[kbatch.Study, float]:
@@ -46,7 +46,7 @@ def pooled(studies: list[kbatch.Study]) -> dict[tuple[int, float], float]:
         for trial in study.trials:
             pair = trial.batch_size, rate_factor(trial)
             values[pair] += [value for value in trial.judged_values if value is not None]
-    return {pair: statistics.fmean(own) for pair, own in values.items() if len(own) >= FIRST_LOOK}
+    return {pair: statistics.fmean(own) for pair, own in values.items() if len(own) >= LEAST_RUNS}
 
 
 def said_of_rate(decision: Decision) -> int:

@@ -27,8 +27,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 from decision_tables import Task, rule_rate, tasks
-from decisions import losses, place_of, stored_tables
-from tables import BASE_SIZE, SIZES, TRAINING, VALIDATION
+from decisions import place_of
+from tables import BASE_SIZE, SIZES, TRAINING, VALIDATION, read_table
 
 import kbatch
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--task", default="mlp", choices=("mlp", "cnn"))
     options = parser.parse_args()
-    task, tested = tasks([options.task])[options.task], stored_tables()[options.task].tested
+    task, truth = tasks([options.task])[options.task], read_table(options.task).truth
     # The first training of a process pays for all, and belongs to no search.
     builder(task, 1.0)().fit(task.x[:TRAINING], task.y[:TRAINING], verbose=0)
     print(
@@ -94,11 +94,12 @@ def main() -> None:
                 named[strategy].append(size)
                 factor = (rate or math.nan) / rule_rate(task, size)
                 answer = "certain" if found.certain else "certified" if found.certified else "open"
-                trainings = sum(len(trial.executions) for trial in study.trials)
-                loss = losses(tested, [place_of((size, factor), 0)])
+                epochs = [len(run.epochs) for trial in study.trials for run in trial.executions]
+                trainings = sum(epochs) / task.epochs
+                loss = 100 * (truth.max() - truth[place_of((size, factor), 0)])
                 print(
                     f"{start:6g}{seed:5} {strategy:6}{size:5}{factor:8.3g}  {answer:11}"
-                    f"{trainings:9}{seconds:9.0f}{loss:7.2f}",
+                    f"{trainings:9.1f}{seconds:9.0f}{loss:7.2f}",
                     flush=True,
                 )
     for strategy, sizes in named.items():

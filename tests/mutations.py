@@ -93,9 +93,9 @@ MUTATIONS = [
     Mutation("0.9 if self._looks == 1 else 0.3 / self._looks**1.5", "0.9", "judge"),
     Mutation("np.maximum(self._seeds, single)", "self._seeds * 1.0", "judge"),
     Mutation("special.ndtri(level)) ** 2 * share", "special.ndtri(level)) ** 2 * 0.0", "judge"),
-    Mutation("> first and run.value", ">= first and run.value", "race"),
-    Mutation("if self._spent + len(lacking) > self._most:", "if self._spent > self._most:", "race"),
-    Mutation("across) / (across[i] + self.noise)", "across) / self.noise", "race_rates"),
+    Mutation("-MOST_OCTAVES <= octave < self._ceiling(size)", "-MOST_OCTAVES <= octave", "race"),
+    Mutation("if within[size] >= ENOUGH]", "if within[size] >= 0.0]", "race"),
+    Mutation("np.linalg.solve(drift + same", "np.linalg.solve(same", "race"),
     # 49 to 54: the plan, and how many steps an execution has.
     Mutation('"given" else equal_parts(rows, most)', '"given" else most', "plan"),
     Mutation("= rows - 1 if whole else size // 2,", "= rows - 1 if whole else size - 1,", "plan"),

@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 20_458,  # Without docstrings, comments and blank lines.
-    "files in kbatch": 127,
-    "record types": 83,
+    "lines of code in kbatch": 20_120,  # Without docstrings, comments and blank lines.
+    "files in kbatch": 126,
+    "record types": 80,
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_210,
-    "kbatch.search.tuner": 19_130,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 13_504,  # HyperModel
+    "lines of tests": 26_862,
+    "kbatch.search.tuner": 19_097,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 13_505,  # HyperModel
     "kbatch.memory.find": 7_530,  # find_max_batch_size
-    "kbatch.study.study": 5_650,  # load_study
+    "kbatch.study.study": 5_612,  # load_study
     "kbatch.training.accumulation.accumulate": 3_642,  # accumulate_gradients
 }
 TO_DO = {

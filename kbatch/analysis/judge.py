@@ -61,12 +61,11 @@ import numpy as np
 from scipy import special
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.analysis.run_table import Pair, Run, RunTable, first_seed, training_seconds_of
+from kbatch.analysis.run_table import Pair, Run, RunTable
 
 DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
 # Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
 AS_FAST = 1.05
-FIRST_LOOK = 3  # Rounds of a race before it is first judged.
 # The most executions of a forecast, and those for which a tolerance is advised.
 _MOST_ROUNDS = 10**6
 _MANY_ROUNDS = 40
@@ -105,7 +104,6 @@ class Judgement:
     costs: Mapping[Pair, float]  # Training times over the least; empty where one is not known.
     # What does not vary though the seed does: with both, all executions of a pair count as one.
     pinned: Literal["both", "weights", "order"] | None
-    left_out: tuple[Pair, ...]  # Without a value, or one of their runs diverged.
     open: tuple[Pair, ...]  # Neither certified nor worse; if certified they change the answer.
     # Forecast of the rounds that settle it; None where it is settled, where nothing is known of
     # seeds yet, or where no number would.
@@ -113,7 +111,6 @@ class Judgement:
     # Where no number would: the tolerance that could be settled, and the validation examples.
     smallest_tolerance: float | None
     examples_needed: int | None
-    promising: tuple[Pair, ...]  # Of `open`, those perhaps certified after 40 rounds.
     coarse: bool = False  # Whether times to a target are known to more than the tolerance only.
 
 
@@ -173,8 +170,6 @@ def judge(
     needed = smallest = examples = None
     if not certain and obstacle is None:
         needed, smallest, examples = bounds.forecast(found)
-    later = np.maximum(0.0, bounds.half_widths(_MANY_ROUNDS, found.worse) - bounds.chance())
-    hopes = bounds.rule(later).certified
     settled = {*found.certified, *found.worse}
     open_ = [
         k
@@ -193,61 +188,12 @@ def judge(
         gaps=gaps,
         costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,
-        left_out=table.left_out,
         executions_needed=needed,
         smallest_tolerance=smallest,
         examples_needed=examples,
         open=tuple(pairs[k] for k in open_),
-        promising=tuple(pairs[k] for k in open_ if k in hopes),
         coarse=bounds.coarse,
     )
-
-
-def judge_race(
-    runs: Sequence[Run],
-    batch_sizes: Sequence[int],
-    *,
-    larger_is_better: bool,
-    tolerance: float,
-    confidence: float,
-) -> Judgement | None:
-    """Judge the rounds of a race, None before two sizes have one and where all of them diverged.
-
-    Runs of the smallest seed chose the pairs, and certify nothing. A size without rounds is left
-    out, which forbids a certain answer where that size may be preferred.
-    """
-    first = first_seed(runs)
-    rounds: dict[Pair, int] = {}
-    for run in runs:
-        if (run.seed or 0) > first and run.value is not None:
-            rounds[run.pair] = rounds.get(run.pair, 0) + 1
-    bad = {run.pair for run in runs if run.ended in ("diverged", "out_of_memory")}
-    if len({size for size, _ in rounds}) < 2 or not rounds.keys() - bad:
-        return None
-    most = max(rounds[pair] for pair in rounds.keys() - bad)
-    # Some may not have had their turn in the last round yet.
-    least = max(1, min(FIRST_LOOK, most - 1))
-    judged = {pair for pair, count in rounds.items() if count >= least}
-    # Where the pair of a size has changed, the one that was repeated most.
-    order = sorted(judged, key=lambda pair: (pair not in bad, rounds[pair], pair))
-    judged = set({pair[0]: pair for pair in order}.values())
-    seconds = training_seconds_of(runs, batch_sizes)
-    while True:
-        given = [run for run in runs if run.pair in judged and (run.seed or 0) > first]
-        absent = set(batch_sizes) - {size for size, _ in judged}
-        given += [Run(size, 1.0, None, None, seconds[size], "left_out") for size in absent]
-        found = judge(
-            given,
-            larger_is_better=larger_is_better,
-            tolerance=tolerance,
-            confidence=confidence,
-            looks=max(1, most - FIRST_LOOK + 1),
-        )
-        # Pairs that left the race as unlikely, and not as worse, are not compared.
-        left = {pair for pair in judged - set(found.worse) if rounds[pair] < most - 1}
-        if not left:
-            return found
-        judged -= left
 
 
 class _Rule(NamedTuple):
@@ -359,11 +305,8 @@ class _Bounds:
         seeds = np.maximum(self._seeds, np.maximum.outer(self._own, self._own))
         return 2 * np.sqrt(seeds / np.maximum(1, self._table.counts))
 
-    def rule(self, half: np.ndarray, *, left_out: bool = True) -> _Rule:
-        """Judge by the gaps [than, of] and the half-widths of their intervals.
-
-        `left_out` is whether what the search dropped may forbid a certain answer.
-        """
+    def rule(self, half: np.ndarray) -> _Rule:
+        """Judge by the gaps [than, of] and the half-widths of their intervals."""
         gaps, table = self.gaps, self._table
         indices = range(len(gaps))
         far = (gaps - half > self._tolerance).any(0)
@@ -382,7 +325,6 @@ class _Bounds:
         named = self._choose(certified, behind) if certified else leader
         found = _Rule(leader, certified, worse, named, False)
         open_ = [(table.pairs[k][0], costs[k]) for k in rivals if k not in certified]
-        open_ += table.dropped if left_out else []
         settled = not any(self.preferred(*one, found) for one in open_)
         return found._replace(certain=bool(certified) and settled)
 
@@ -418,8 +360,6 @@ class _Bounds:
             numbers = range(most + 1, _MOST_ROUNDS)
             needed = most + 1 + bisect.bisect_left(numbers, True, key=settled)
             return (None if needed >= _MOST_ROUNDS else needed), None, None
-        if self.rule(self.half_widths(math.inf, found.worse), left_out=False).certain:
-            return None, None, None  # Only the rounds of others that were left out settle it.
         rivals = [k for k in range(len(self.gaps)) if k not in found.worse]
         at_best = self.half_widths(math.inf, found.worse)[np.ix_(rivals, rivals)].max()
         # Not even with equal means, or not if these move as far as seeds may take them.

@@ -24,12 +24,11 @@ class Run(NamedTuple):
     seed: int | None  # Executions with the same seed are a round; None is a seed of its own.
     value: float | None  # Of the objective; None where there is none.
     seconds: float | None = None  # Of training; None where unknown or not comparable.
-    # How it ended. "left_out" is no execution: it says that the search dropped the pair before the
-    # runs that certify, so that the pair forbids a certain answer where it may be preferred.
-    # "stopped_early" is a run that had fallen behind, which only says that its pair is worse.
-    ended: Literal[
-        "completed", "diverged", "out_of_memory", "failed", "left_out", "stopped_early"
-    ] = "completed"
+    # How it ended. "stopped_early" is a run that had fallen behind, which only says that its pair
+    # is worse.
+    ended: Literal["completed", "diverged", "out_of_memory", "failed", "stopped_early"] = (
+        "completed"
+    )
     # Pseudo-values of blocks of validation examples, in the unit of the value, which is their mean;
     # None where they cannot be had.
     outcomes: np.ndarray | None = None
@@ -66,7 +65,6 @@ class RunTable:
         self.pairs = tuple(sorted(pair for pair, mine in scored.items() if mine))
         if not self.pairs:
             raise ValueError("`runs` must hold one that has a value and did not diverge.")
-        self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
         self.pinned: Pinned | None = pinned_parts(
             run for mine in scored.values() for run in mine.values()
         )
@@ -104,14 +102,6 @@ class RunTable:
         self.common = has[:, None] & has
         self.counts = self.common.sum(2)
         self.costs = self._costs()
-        # Size and cost of those that the search dropped, 0 where the cost is not known.
-        self.dropped: list[tuple[int, float]] = []
-        scale = 1.0 if self.costs is None else float(np.nanmean(self.seconds / self.costs[:, None]))
-        for pair in self.left_out:
-            dropped = list(cells[pair].values())
-            if any(run.ended == "left_out" for run in dropped):
-                seconds = [run.seconds / scale for run in dropped if run.seconds]
-                self.dropped.append((pair[0], float(np.mean(seconds)) if seconds else 0.0))
 
     def _costs(self) -> np.ndarray | None:
         """Return the times over the least, by rounds where pairs share some with the most timed."""
@@ -197,9 +187,15 @@ def fifth_of(epochs: int) -> int:
 
 
 def falls_behind(
-    curve: Sequence[float], *, candidate: Sequence[float], finished: Sequence[Sequence[float]]
+    curve: Sequence[float],
+    *,
+    candidate: Sequence[float],
+    finished: Sequence[Sequence[float]],
+    margin: float,
 ) -> bool:
     """Return whether a run trails the candidate by more than any finished run made up for later.
+
+    The first third of the epochs decides nothing: large batches learn slowly at first.
 
     All values are such that larger is better.
 
@@ -207,12 +203,15 @@ def falls_behind(
         curve: The objective at the end of each epoch so far.
         candidate: The whole curve of the named size with the same seed number.
         finished: Whole curves of complete runs; two others must show what can be made up for.
+        margin: How much more than that it must trail. In replays, a tenth of the runs that two
+            tolerances stop would have ended within the tolerance; without a margin, a third.
     """
     epochs = len(curve)
     others = [one for one in finished if len(one) == len(candidate) and one != candidate]
-    if not 0 < epochs < len(candidate) or len(others) < LEAST_FINISHED:
+    early = 3 * epochs < len(candidate) or epochs >= len(candidate)
+    if early or len(others) < LEAST_FINISHED:
         return False
     best = np.maximum.accumulate(np.array([candidate, *others], float), axis=1)
     behind = best[0] - best[1:]
     made_up = max(0.0, float((behind[:, epochs - 1] - behind[:, -1]).max()))
-    return bool(best[0, epochs - 1] - max(curve) > made_up)
+    return bool(best[0, epochs - 1] - max(curve) > made_up + margin)

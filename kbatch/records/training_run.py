@@ -147,6 +147,7 @@ class AskedRun(NamedTuple):
     # this one must not fall behind, and of all complete runs of the search.
     candidate: tuple[float, ...] = ()
     finished: tuple[tuple[float, ...], ...] = ()
+    margin: float = 0.0  # By which it must be behind more than any complete run made up for.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -581,7 +581,8 @@ class TimedFit:
             values = [one.finite(objective.name) for one in self.clock.epochs]
             curve = [sign * value for value in values if value is not None]
             behind = functools.partial(falls_behind, curve, candidate=asked.candidate)
-            if len(curve) == len(values) and behind(finished=asked.finished):
+            finished = {"finished": asked.finished, "margin": asked.margin}
+            if len(curve) == len(values) and behind(**finished):
                 self.length = "stopped_early"
         self.model.stop_training = self.length != "complete"
 

@@ -1,5 +1,6 @@
 """Races on tables of sizes and rates whose best one is known."""
 
+import functools
 import math
 
 import numpy as np
@@ -107,10 +108,13 @@ def test_any_sizes_base_and_epochs_end_within_the_budget(sizes, place, epochs):
     assert epochs > 1 or all(run.epochs is None for run in search.runs)
 
 
-def test_without_a_search_of_rates_and_without_short_runs():
+def test_runs_are_complete_only_where_short_ones_do_not_decide():
     search = Search(search_rate=False)
     search.to_the_end()
     assert {(run.factor, run.epochs) for run in search.runs} == {(1.0, None)}
+    clear = Search(lambda size, octave: level(size, octave + 1), noise=0.0)
+    clear.to_the_end()  # No neighbour of the best rate needs a complete run.
+    assert {run.factor for run in clear.runs if run.epochs is None} == {1.0}
     search = Search(short_runs=False)
     search.to_the_end()
     assert all(run.epochs is None for run in search.runs)
@@ -126,6 +130,10 @@ def test_a_size_that_diverged_is_tried_at_a_smaller_rate_only():
             assert all(r.factor < run.factor for r in later if r.batch_size == run.batch_size)
     assert any(run.pair == (512, 1.0) for run in search.runs)
     assert search.judged().named == (64, 2.0)
+    hot = Search(lambda size, octave: None if octave > -1 else level(size, octave))
+    hot.to_the_end()
+    assert sum(run.ended == "diverged" for run in hot.runs) == 1
+    assert hot.judged().named[1] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -139,6 +147,23 @@ def test_a_size_that_cannot_be_trained_drops_out(ended, dropped):
     assert search.judged().named[0] not in dropped
     search.runs = [Run(BASE, 1.0, 0, None, ended="failed")]
     assert search.step().run.batch_size in (16, 64)
+
+
+def test_a_dead_network_and_a_chance_failure_at_a_lower_rate_do_not_end_a_race():
+    search = Search(
+        lambda size, octave: None if (size, octave) == (512, 1) else level(size, octave)
+    )
+    while (run := search.step().run) is not None:
+        search.end(run)
+        dead = search.runs[-1].ended == "diverged"
+        search.runs[-1] = search.runs[-1]._replace(**({"ended": "completed"} if dead else {}))
+    assert sum(run.pair == (512, 2.0) for run in search.runs) == 1
+    assert search.judged().named == (128, 2.0)
+    search = Search()
+    search.end(search.step().run)
+    search.runs.append(Run(BASE, 0.5, 0, None, ended="diverged"))
+    search.to_the_end()
+    assert search.judged().named == (128, 2.0)
 
 
 def test_a_race_without_any_value_ends_and_names_nothing():
@@ -155,7 +180,8 @@ def test_short_runs_alone_name_the_base_size_at_the_best_rate_and_certify_nothin
     for _ in range(3):
         search.end(search.step().run)
     found = search.judged()
-    assert (found.named[0], found.certified, found.certain) == (BASE, (), False)
+    best = max(search.runs, key=lambda run: run.value)
+    assert (found.named, found.certified, found.certain) == (best.pair, (), False)
     assert found.obstacle is not None
     assert set(found.rounds.values()) == {0}
 
@@ -173,12 +199,12 @@ def test_pending_runs_are_not_asked_for_again():
     assert search.trainings() <= search.task.max_trainings
 
 
-@pytest.mark.parametrize("budget", [1, 3, 4.5])
+@pytest.mark.parametrize("budget", [1, 3, 3.5])
 def test_a_deadline_and_a_small_budget_leave_an_answer(budget):
     small = Search(max_trainings=budget)
     assert small.to_the_end() == "trainings"
     assert small.trainings() <= budget
-    assert small.judged() is not None
+    assert len(small.judged().pairs) >= (3 if budget > 3 else 1)
     late, left = Search(), budget * 40.0
     while (step := late.step(seconds_left=left)).run is not None:
         before = sum(run.seconds for run in late.runs)
@@ -193,7 +219,7 @@ def test_a_machine_that_slows_down_does_not_change_which_size_is_faster():
     for slower in (3.0, 1 / 3):
         search = Search()
         while (run := search.step().run) is not None:
-            search.slower = slower if len(search.runs) > 8 else 1.0
+            search.slower = slower if any(r.batch_size != BASE for r in search.runs) else 1.0
             search.end(run)
         found = search.judged()
         costs = {size: cost for (size, _), cost in found.costs.items()}
@@ -254,10 +280,13 @@ def test_falls_behind_if_it_trails_by_more_than_any_finished_run_made_up():
     best = [0.5, 0.7, 0.8, 0.9]
     slow = [0.3, 0.6, 0.75, 0.89]  # It made up 0.19.
     others = [slow, [0.5, 0.68, 0.79, 0.88]]
-    assert not falls_behind([0.35], candidate=best, finished=others)
-    assert falls_behind([0.2], candidate=best, finished=others)
-    assert not falls_behind([0.2], candidate=best, finished=[best, slow])  # One says too little.
-    assert not falls_behind([0.2, 0.2, 0.2, 0.2], candidate=best, finished=others)  # It has ended.
+    behind = functools.partial(falls_behind, candidate=best, finished=others, margin=0.01)
+    assert not behind([0.3, 0.61])
+    assert behind([0.3, 0.58])
+    assert not behind([0.3, 0.58], margin=0.05)
+    assert not behind([0.0])  # In the first third of its epochs.
+    assert not behind([0.3, 0.5], finished=[best, slow])  # One says too little.
+    assert not behind([0.3, 0.3, 0.3, 0.3])  # It has ended.
 
 
 def test_expected_trainings_are_within_the_budget():

@@ -67,7 +67,7 @@ def test_it_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
     runs = [e for t in study.trials for e in t.executions]
     assert complete_trainings(runs) <= 6
     assert len({e.place for e in runs}) == len(runs)
-    assert said.startswith("2 sizes, about 5 complete trainings. ")
+    assert said.startswith("2 sizes, about 4 complete trainings. ")
     assert "short: 2 of 4 epochs" in said and "The race has ended" in said
 
 
