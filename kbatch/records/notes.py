@@ -161,6 +161,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "{words} was {values}, which is more than the noise explains.{more}"
     ),
     "grid_because": _grid_because,
+    "sizes_not_compared": (
+        "`time_budget_s` ended before batch sizes were compared. Run the same script again to "
+        "continue, or give a larger budget.{measured}"
+    ),
     "rate_unchecked": (
         "Your learning rate, {rate} at batch size {size}, was not checked: "
         '`strategy="race"` looks for a better one.{more}'

@@ -79,23 +79,26 @@ class SearchTime:
 
     def search_left_s(self) -> float | None:
         """Return the seconds until the search is expected to end; None if that is unknown."""
+        known = [one for one in (self._expected_left_s(), self.left_s()) if one is not None]
+        return max(0.0, min(known)) if known else None
+
+    def _expected_left_s(self) -> float | None:
+        """Return the seconds that the training runs which are expected to follow will take."""
         positive = {size: n for size, n in self.trainings_left.items() if n > 0}
         seconds = {size: self.training_s(size) for size in positive}
-        expected_s = None
-        if seconds and None not in seconds.values():
-            # A race that trained one size more often than expected trains others less.
-            share = max(0.0, sum(self.trainings_left.values())) / sum(positive.values())
-            expected_s = share * sum(n * (seconds[size] or 0.0) for size, n in positive.items())
-            expected_s /= self.at_once
-        known = [one for one in (expected_s, self.left_s()) if one is not None]
-        return max(0.0, min(known)) if known else None
+        if not seconds or None in seconds.values():
+            return None
+        # A race that trained one size more often than expected trains others less.
+        share = max(0.0, sum(self.trainings_left.values())) / sum(positive.values())
+        whole_s = sum(n * (seconds[size] or 0.0) for size, n in positive.items())
+        return share * whole_s / self.at_once
 
     def price(self) -> str:
         """Describe what the search will cost, in training runs and in time."""
-        trainings, seconds = sum(self.trainings_left.values()), self.search_left_s()
+        trainings, seconds = sum(self.trainings_left.values()), self._expected_left_s()
         sizes = pluralize(len(self.trainings_left), "size")
         text = f"{sizes}, about {setting(round(trainings, 1))} complete trainings"
-        if seconds is not None and (self.expected_s or self._measured_s):
+        if seconds is not None:
             text += f", {span_text(_LOW * seconds, _HIGH * seconds)}"
         if self.budget_s is None:
             return f"{text}. `time_budget_s=` sets a limit."
@@ -109,7 +112,6 @@ def span_text(*seconds: float) -> str:
         (1, "s"),
     )
     texts = dict.fromkeys(
-        f"{one / unit:.0f}" if one >= 10 * unit or unit == 1 else f"{one / unit:.1f}"
-        for one in seconds
+        f"{one / unit:.0f}" if one >= 10 * unit else f"{one / unit:.2g}" for one in seconds
     )
     return f"{' to '.join(texts)} {name}"

@@ -12,7 +12,15 @@ from typing import Any
 from kbatch.analysis.judge import AS_FAST, Judgement
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.analysis.run_table import best_epochs
-from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize, setting
+from kbatch.page.numbers import (
+    duration_text,
+    format_number,
+    join_words,
+    one_line,
+    percent,
+    pluralize,
+    setting,
+)
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.compare import (
@@ -59,6 +67,14 @@ def notes_of(
         yield Note.of("left_out", first=f"{one_line(problems[0])}{more}")
     if why := search.get("grid_because"):
         yield Note.of("grid_because", why=why)
+    sizes = search.get("batch_sizes", ())
+    if "time_budget_s" in search and len(found.trials) < 2 <= len(sizes):
+        each = zip(sizes, search.get("training_s", ()), strict=False)
+        times = [f"{duration_text(s)} at batch size {size:,}" for size, s in each]
+        measured = (
+            f" By the timed steps, a training run takes {join_words(times)}." if times else ""
+        )
+        yield Note.of("sizes_not_compared", measured=measured)
     if (best := found.trial) is not None:
         words = metric_words(best.objective.name)
         yield from _certainty(found, search.get("strategy") == "race")

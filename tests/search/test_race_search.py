@@ -101,6 +101,7 @@ def test_a_race_cut_off_by_its_budget_names_an_answer_and_continues_later(tmp_pa
     (trial,) = study.trials
     assert (trial.last.length, study.decide().batch_size) == ("short", trial.batch_size)
     assert not study.decide().certain
+    assert "sizes_not_compared" in {note.code for note in study.decide().notes}
     later = kbatch.load_study(race(tmp_path, **given))
     assert len(later.trials) > 1
 
