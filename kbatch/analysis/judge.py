@@ -104,6 +104,7 @@ class Judgement:
     costs: Mapping[Pair, float]  # Training times over the least; empty where one is not known.
     # What does not vary though the seed does: with both, all executions of a pair count as one.
     pinned: Literal["both", "weights", "order"] | None
+    left_out: tuple[Pair, ...]  # Without a value, or one of their runs diverged.
     open: tuple[Pair, ...]  # Neither certified nor worse; if certified they change the answer.
     # Forecast of the rounds that settle it; None where it is settled, where nothing is known of
     # seeds yet, or where no number would.
@@ -188,6 +189,7 @@ def judge(
         gaps=gaps,
         costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,
+        left_out=table.left_out,
         executions_needed=needed,
         smallest_tolerance=smallest,
         examples_needed=examples,

@@ -161,6 +161,7 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
         gaps={pairs[size]: gap for size, gap in gaps.items()},
         costs={pair: race.seconds[size] / fastest for size, pair in pairs.items() if fastest},
         pinned=race.pinned,
+        left_out=tuple((size, 1.0) for size in task.batch_sizes if size not in sizes),
         executions_needed=None,
         smallest_tolerance=None,
         examples_needed=None,

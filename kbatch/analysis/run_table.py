@@ -65,6 +65,7 @@ class RunTable:
         self.pairs = tuple(sorted(pair for pair, mine in scored.items() if mine))
         if not self.pairs:
             raise ValueError("`runs` must hold one that has a value and did not diverge.")
+        self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
         self.pinned: Pinned | None = pinned_parts(
             run for mine in scored.values() for run in mine.values()
         )

@@ -29,7 +29,7 @@ LeftOutReason = Literal[
     "another_device",
     "no_value",
     "another_trial",
-    "unlikely",
+    "another_rate",
     "far_rate",
 ]
 LeftOut = tuple[TrialRecord, LeftOutReason]

@@ -354,7 +354,7 @@ def _race(
         elif complete is not None:
             rate = rate_factor(trial) / judgement.named[1]
             sizes = {size for size, _ in judgement.pairs}
-            why: LeftOutReason = "another_trial" if trial.batch_size in sizes else "unlikely"
+            why: LeftOutReason = "another_trial" if trial.batch_size in sizes else "another_rate"
             left_out.append((complete, why if 1 / _FAR < rate < _FAR else "far_rate"))
     compared.sort(key=lambda trial: trial.batch_size)
     return judgement, tuple(compared), left_out, unpaired, task.tolerance

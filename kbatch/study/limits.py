@@ -118,7 +118,7 @@ def _to_be_certain(found: Decision, judgement: Judgement, race: bool) -> str:
         case "pinned":
             return "a `build` without `set_random_seed`, or shuffled data, lets seeds differ"
         case "few_examples":
-            return "more validation examples of the rarest class make the answer certain"
+            return "more validation examples, above all of a rare class, are needed"
         case "heavy_tails":
             return "a metric whose examples count alike, such as an accuracy, can be certain"
         case "no_outcomes":

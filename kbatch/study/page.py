@@ -51,7 +51,7 @@ LEFT_OUT: Mapping[LeftOutReason, str] = {
     "another_device": "another kind of device",
     "no_value": "no value of the objective",
     "another_trial": "another trial of its size",
-    "unlikely": "stopped early: unlikely to be the best size",
+    "another_rate": "trained only at another learning rate",
     "far_rate": "trained only at a learning rate far from the best one",
 }
 _ENDED_EARLY = {
@@ -65,7 +65,7 @@ _OBSTACLES = {
     "pinned": "the seed changes neither the initial weights nor the order of the examples, so all "
     "runs of a batch size count as one",
     "no_outcomes": "validation examples are not compared, because {why}",
-    "few_examples": "too few validation examples are of the rarest class",
+    "few_examples": "a difference of the tolerance may not show in so few validation examples",
     "heavy_tails": "a few validation examples make up most of the difference in loss",
 }
 _UNPAIRED: Mapping[Unpaired | None, str] = {
@@ -127,16 +127,19 @@ def _certainty(found: Decision, words: str, within: str) -> str:
         why = _UNPAIRED[found.unpaired]
         return f"Not certain: {_OBSTACLES[judgement.obstacle].format(why=why)}."
     sure = f"at {100 * found.confidence:.3g} % confidence"
-    near = f"{size} is within {within} of the best {words}"
-    if found.certain:
-        least = ", and no such size trains 5 % faster" if judgement.costs else ""
+    near, costs = f"{size} is within {within} of the best {words}", judgement.costs
+    if found.certain and judgement.left_out:  # A race may not have trained a faster size.
+        return f"Certain {sure}: {near}."
+    faster = [pair for pair in judgement.open if costs and costs[pair] < costs[judgement.named]]
+    if found.certain and not faster:
+        least = ", and no such size trains 5 % faster" if costs else ""
         return f"Certain {sure}: {near}{least}."
     if not found.certified:
         return f"Not certain: the runs do not show {sure} whether {near}."
-    costs = judgement.costs
-    open_ = [pair for pair in judgement.open if not costs or costs[pair] < costs[judgement.named]]
-    open_ = at_most([f"{size:,}" for size, _ in open_ or judgement.open])
+    open_ = at_most([f"{size:,}" for size, _ in faster or judgement.open])
     others = join_words(open_) if open_ else "a size that was not trained to the end"
+    if found.certain:
+        return f"Certain {sure}: {near}, and {others} may be too."
     return f"Not certain: {near} {sure}, but {others} may be the better choice."
 
 

@@ -253,8 +253,7 @@ def test_a_size_that_diverged_once_is_not_compared():
     runs = runs_of(np.full((2, 3), 0.9), seconds=[1.0, 1.0])
     failing = [Run(8, 1.0, 0, 0.9, 0.1), Run(8, 1.0, 1, None, 0.1, "diverged")]
     diverged = judged([*runs, *failing], over_examples=False)
-    assert diverged.certain
-    assert (8, 1.0) not in diverged.pairs
+    assert (diverged.certain, diverged.left_out) == (True, ((8, 1.0),))
     with pytest.raises(ValueError, match="has a value"):
         judged([Run(8, 1.0, 0, None, 0.1, "diverged")])
 

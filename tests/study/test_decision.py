@@ -211,6 +211,10 @@ def test_costs_and_throughput_are_compared_over_executions():
     assert found.speedup.value == pytest.approx(9 / 4)
     assert found.page.sentences[2] == "Compared with your batch size 16: 2.2 times as fast."
     assert "callbacks_needed" in [note.code for note in found.notes]
+    # Equal numbers of epochs do not show that the times are equal.
+    coarse = make_study(cost(16, 4, 4, 4), cost(32, 4, 4, 4), search=search).decide()
+    assert (coarse.certain, coarse.judgement.coarse) == (False, True)
+    assert "coarse_target" in [note.code for note in coarse.notes]
     rates = Objective("samples_per_second", "max")
     fast = make_study(*(make_trial(s, objective=rates, rate=100.0 * s) for s in (16, 32))).decide()
     assert (fast.batch_size, fast.worse, fast.certain) == (32, (16,), False)
