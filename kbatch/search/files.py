@@ -124,7 +124,7 @@ class TrialFiles:
         """Record why the trial ended, unless its last execution has already recorded it."""
         record = self.record()
         executions = list(record.executions) if record else []
-        if executions and executions[-1].length == "short":
+        if executions and self.short_run(len(executions) - 1):
             if isinstance(error, KeyboardInterrupt):
                 return  # The run that was to replace it begins again later.
             executions.pop()

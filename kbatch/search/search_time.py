@@ -9,6 +9,8 @@ from kbatch.search import BASE_BATCH_SIZE
 
 # A search may end so much after its budget, as a share of it.
 _LATE = 0.05
+# Seconds that the first training run takes to trace its graphs, on two cores of a server.
+_FIRST_S = 1.0
 # The last so many training runs say how fast the machine is now.
 _LATEST = 5
 # Between which shares of what is expected most searches end.
@@ -91,7 +93,8 @@ class SearchTime:
         # A race that trained one size more often than expected trains others less.
         share = max(0.0, sum(self.trainings_left.values())) / sum(positive.values())
         whole_s = sum(n * (seconds[size] or 0.0) for size, n in positive.items())
-        return share * whole_s / self.at_once
+        first_s = _FIRST_S if self.expected_s and not self._measured_s else 0.0
+        return first_s + share * whole_s / self.at_once
 
     def price(self) -> str:
         """Describe what the search will cost, in training runs and in time."""

@@ -521,11 +521,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Name the answer so far, and the commands that continue the search and report it."""
         script, sentences = sys.argv[0], self.study.decide().page.sentences
         known = " ".join(sentences[:2])
-        same = f"python {script}" if script.endswith(".py") else "run the same script again"
+        command = f": python {script}" if script.endswith(".py") else ""
         return (
             f"The search was interrupted. {known}\n"
-            f"Continue (run the same script again): {same}\n"
-            f"Report: kbatch report {self.project_dir}"
+            f"To continue, run the same script again{command}\n"
+            f"To write a report: kbatch report {self.project_dir}"
         )
 
     def _no_best_trial(self) -> str:
