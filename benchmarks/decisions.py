@@ -90,17 +90,17 @@ class Search(NamedTuple):
         if not math.isfinite(value):
             return Run(size, factor, number, None, seconds, "diverged")
         outcomes = None if table.outcomes is None else table.outcomes[*place, seed]
-        short = None if len(curve) == table.epochs else len(curve)
         facts: dict[str, Any] = {"outcomes": outcomes, "examples": table.examples}
-        return Run(
-            size, factor, number, value, seconds, **facts, epochs=short, curve=tuple(curve.tolist())
-        )
+        facts["epochs"] = None if len(curve) == table.epochs else len(curve)
+        facts["curve"] = tuple(curve.tolist())
+        known = {name: fact for name, fact in facts.items() if name in Run._fields}
+        return Run(size, factor, number, value, seconds, **known)
 
     def outcome(self, runs: Sequence[Run], judgement: Any) -> Outcome:
         epochs = self.table.epochs
         return Outcome(
             self.place(judgement.named),
-            sum((run.epochs or epochs) / epochs for run in runs),
+            sum((getattr(run, "epochs", None) or epochs) / epochs for run in runs),
             sum(run.seconds or 0.0 for run in runs),
             bool(judgement.certain),
             [self.place(pair) for pair in judgement.pairs],
@@ -161,12 +161,8 @@ def race_before(search: Search) -> Outcome:
 
     runs, given = [], {"base_batch_size": BASE_SIZE, "max_executions": 6 * len(SIZES)}
     while (step := Race(runs, SIZES, **given, **goal(search)).step()).run is not None:
-        whole = search.run(*step.run)
-        runs.append(Run(**{name: getattr(whole, name) for name in Run._fields}))
-    return search.outcome(
-        [run._replace(epochs=None) if hasattr(run, "epochs") else run for run in runs],
-        step.judgement,
-    )
+        runs.append(search.run(*step.run))
+    return search.outcome(runs, step.judgement or judge(runs, **goal(search)))
 
 
 def grid(search: Search) -> Outcome:

@@ -36,7 +36,7 @@ MOST_OCTAVES = 5
 # The first ones tried. Steps of four are cheap; neighbours at a factor of two follow.
 FIRST_OCTAVES = (0, -2, 2)
 # A size is named if it is within the tolerance with this probability. More names slow, safe sizes.
-ENOUGH = 0.85
+ENOUGH = 0.8
 # Epochs of a network that is behind tell nothing beyond this distance, in tolerances and in
 # standard errors: a collapse must not bend the curve of the sizes that matter.
 CLIPPED_TOLERANCES, CLIPPED_ERRORS = 3.0, 3.0
