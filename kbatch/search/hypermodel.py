@@ -537,9 +537,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _keep_short(self, key: tuple[str, int], short: ShortRun) -> None:
         """Keep a short run in memory, to continue it: all of a small model, else the best one."""
+        shared = self.graph.is_kept()
+        if not shared and short.size_bytes > _MOST_KEPT:
+            return  # The model would stay on the device beside the next one.
         known = [*self._short.values()]
         size = sum(one.size_bytes for one in (*known, short))
-        if (size > _MOST_KEPT or not self.graph.is_kept()) and known:
+        if (size > _MOST_KEPT or not shared) and known:
             if any(one.value > short.value for one in known):
                 return
             self._short.clear()
