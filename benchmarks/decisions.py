@@ -136,19 +136,13 @@ def race(search: Search, budget: float | None = None, sizes: Sequence[int] = SIZ
 
 def stopped_early(run: Run, task: Any, runs: Sequence[Run]) -> Run:
     """Return a complete run as a live search would have stopped it, if it fell behind."""
-    from kbatch.analysis.race import STOPPED_MARGIN, judge_race
-    from kbatch.analysis.run_table import falls_behind
+    from kbatch.analysis.race import least_values
 
-    judgement, sign = judge_race(task, runs), 1 if task.larger_is_better else -1
-    complete = [one for one in runs if one.epochs is None and one.curve]
-    curves = {(one.pair, one.seed): tuple(sign * v for v in one.curve) for one in complete}
-    candidate = curves.get((judgement.named, run.seed)) if judgement else None
-    if candidate is None or run.epochs or run.value is None or run.pair == judgement.named:
+    if run.epochs or run.value is None or run.seed is None:
         return run
-    given = {"candidate": candidate, "finished": list(curves.values())}
-    given["margin"] = STOPPED_MARGIN * task.tolerance
-    for epochs in range(1, task.epochs):
-        if falls_behind([sign * value for value in run.curve[:epochs]], **given):
+    sign = 1 if task.larger_is_better else -1
+    for epochs, least in enumerate(least_values(task, runs, run.seed), 1):
+        if max(sign * value for value in run.curve[:epochs]) < least:
             seconds = (run.seconds or 0.0) * epochs / task.epochs
             short = {"epochs": epochs, "curve": run.curve[:epochs], "seconds": seconds}
             return run._replace(ended="stopped_early", **short)

@@ -106,13 +106,13 @@ class Judgement:
     pinned: Literal["both", "weights", "order"] | None
     left_out: tuple[Pair, ...]  # Without a value, or one of their runs diverged.
     open: tuple[Pair, ...]  # Neither certified nor worse; if certified they change the answer.
+    coarse: bool = False  # Whether times to a target are known to more than the tolerance only.
     # Forecast of the rounds that settle it; None where it is settled, where nothing is known of
     # seeds yet, or where no number would.
-    executions_needed: int | None
+    executions_needed: int | None = None
     # Where no number would: the tolerance that could be settled, and the validation examples.
-    smallest_tolerance: float | None
-    examples_needed: int | None
-    coarse: bool = False  # Whether times to a target are known to more than the tolerance only.
+    smallest_tolerance: float | None = None
+    examples_needed: int | None = None
 
 
 def judge(

@@ -54,8 +54,10 @@ DRAWS = 2000  # Probabilities to one percent.
 LEAST_ERROR, UNKNOWN_ERROR = 1 / 8, 1 / 2
 # A neighbour that is worse by so many standard errors after a short run is not trained in full.
 CLEAR = 1.5
-# A run is stopped early if it is behind by so many tolerances more than others made up for.
-STOPPED_MARGIN = 2.0
+# A run is stopped early if it is behind by so many tolerances more than others made up for; at
+# least two complete runs must show how much that is. In replays, a tenth of the stopped runs would
+# have ended within the tolerance; without a margin, a third.
+STOPPED_MARGIN, LEAST_FINISHED = 2.0, 2
 # Complete trainings for each size that a race rarely exceeds; those that it rarely ends before, for
 # each size and in all (the 10th and 90th percentile of replays).
 MOST_NEEDED, LEAST_NEEDED, LEAST_IN_ALL = 2.5, 1.5, 5.0
@@ -162,9 +164,6 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
         costs={pair: race.seconds[size] / fastest for size, pair in pairs.items() if fastest},
         pinned=race.pinned,
         left_out=tuple((size, 1.0) for size in task.batch_sizes if size not in sizes),
-        executions_needed=None,
-        smallest_tolerance=None,
-        examples_needed=None,
         open=tuple(pairs[size] for size in open_),
     )
 
@@ -174,6 +173,28 @@ def expected_trainings(task: RaceTask) -> tuple[float, float]:
     sizes = len(task.batch_sizes)
     most = min(task.max_trainings, MOST_NEEDED * sizes)
     return min(most, LEAST_NEEDED * sizes, LEAST_IN_ALL), most
+
+
+def least_values(task: RaceTask, runs: Sequence[Run], seed: int) -> tuple[float, ...]:
+    """Return the values that a complete run must have reached by the end of each epoch.
+
+    A run that has not reached its value trails the run of the named pair with this seed by more
+    than any complete run made up for later: it is stopped. The first third of the epochs decides
+    nothing, because large batches learn slowly at first. Values are such that larger is better. If
+    no run is to be stopped, the result is empty.
+    """
+    judgement, sign = judge_race(task, runs), 1.0 if task.larger_is_better else -1.0
+    whole = [run for run in runs if run.epochs is None and len(run.curve) == task.epochs]
+    curves = {(run.pair, run.seed): [sign * value for value in run.curve] for run in whole}
+    named = curves.pop((judgement.named, seed), None) if judgement else None
+    if named is None or len(curves) < LEAST_FINISHED:
+        return ()
+    best = np.maximum.accumulate([named, *curves.values()], axis=1)
+    behind = best[0] - best[1:]
+    made_up = np.maximum(0.0, (behind - behind[:, -1:]).max(0))
+    least = best[0] - made_up - STOPPED_MARGIN * task.tolerance
+    least[: -(-task.epochs // 3) - 1] = -math.inf
+    return tuple(least[:-1].tolist())
 
 
 def short_epochs(task: RaceTask) -> int:

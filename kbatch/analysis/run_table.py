@@ -12,9 +12,6 @@ import numpy as np
 Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
 Pinned = Literal["both", "weights", "order"]  # What is the same under all seeds.
 
-# Complete runs beside the candidate that show how much a run can make up for.
-LEAST_FINISHED = 2
-
 
 class Run(NamedTuple):
     """One execution of a pair of batch size and learning rate."""
@@ -185,34 +182,3 @@ def best_epochs(values: Sequence[float | None], *, larger_is_better: bool) -> li
 def fifth_of(epochs: int) -> int:
     """Return the number of epochs whose mean is the value of a run of so many."""
     return max(2, round(epochs / 5))
-
-
-def falls_behind(
-    curve: Sequence[float],
-    *,
-    candidate: Sequence[float],
-    finished: Sequence[Sequence[float]],
-    margin: float,
-) -> bool:
-    """Return whether a run trails the candidate by more than any finished run made up for later.
-
-    The first third of the epochs decides nothing: large batches learn slowly at first.
-
-    All values are such that larger is better.
-
-    Args:
-        curve: The objective at the end of each epoch so far.
-        candidate: The whole curve of the named size with the same seed number.
-        finished: Whole curves of complete runs; two others must show what can be made up for.
-        margin: How much more than that it must trail. In replays, a tenth of the runs that two
-            tolerances stop would have ended within the tolerance; without a margin, a third.
-    """
-    epochs = len(curve)
-    others = [one for one in finished if len(one) == len(candidate) and one != candidate]
-    early = 3 * epochs < len(candidate) or epochs >= len(candidate)
-    if early or len(others) < LEAST_FINISHED:
-        return False
-    best = np.maximum.accumulate(np.array([candidate, *others], float), axis=1)
-    behind = best[0] - best[1:]
-    made_up = max(0.0, float((behind[:, epochs - 1] - behind[:, -1]).max()))
-    return bool(best[0, epochs - 1] - max(curve) > made_up + margin)

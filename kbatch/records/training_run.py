@@ -143,11 +143,9 @@ class AskedRun(NamedTuple):
     executions: int = 1  # Of the trial, this one included: those before it have completed.
     epochs: int | None = None  # At whose end a short run stops, from the first one on.
     place: int | None = None  # Among the runs of the search, in the order in which they begin.
-    # Values of the objective at the end of each epoch, negated if less is better: of the run that
-    # this one must not fall behind, and of all complete runs of the search.
-    candidate: tuple[float, ...] = ()
-    finished: tuple[tuple[float, ...], ...] = ()
-    margin: float = 0.0  # By which it must be behind more than any complete run made up for.
+    # Values of the objective, negated if less is better, that the run must have reached by the end
+    # of each epoch, or it is stopped early.
+    least: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

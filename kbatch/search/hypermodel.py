@@ -367,21 +367,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def expected_seconds(self, call: FitCall) -> dict[int, tuple[float, float]]:
         """Return what a training run of each size will take; empty if unknown."""
-        data, size = self._shared.data(call.data), self.base_batch_size
         if self.plan is None or self.plan.step_s is None:
             return {}
+        data, size = self._shared.data(call.data), self.base_batch_size
         examples = data.count_examples(lambda: self.build(keras_tuner.HyperParameters()), size)
-        return (
-            {}
-            if examples is None
-            else expected_seconds(
-                self.plan,
-                self.batch_sizes,
-                epochs=call.epochs,
-                examples=examples,
-                validated=data.count_validated(),
-                steps_per_epoch=call.named["steps_per_epoch"],
-            )
+        if examples is None:
+            return {}
+        return expected_seconds(
+            self.plan,
+            self.batch_sizes,
+            epochs=call.epochs,
+            examples=examples,
+            validated=data.count_validated(),
+            steps_per_epoch=call.named["steps_per_epoch"],
         )
 
     def restore(self, project: Path | None) -> None:

@@ -200,7 +200,7 @@ class ParallelTrials:
             if record is None or record.status != "completed":
                 break
         trial.message = result.text if result.status == "failed" else None
-        tuner.show_begun(trial, took_s=time.monotonic() - begun_s, at_once=len(self._open) + 1)
+        tuner.show_begun(trial, took_s=time.monotonic() - begun_s)
         tuner.conclude(trial, files)
         tuner.on_trial_end(trial)
 

@@ -248,15 +248,14 @@ def expected_seconds(
     """Return what a training run of each size will take: seconds of its steps, and of all.
 
     Args:
-        plan: A plan that has timed steps. If it has not, the result is empty.
+        plan: A plan that has timed steps.
         batch_sizes: The sizes, in examples.
         epochs: Epochs of a training run.
         examples: Training examples of an epoch.
         validated: Validation examples.
         steps_per_epoch: The argument of `fit`.
     """
-    if plan.step_s is None:
-        return {}
+    assert plan.step_s is not None
     fixed_s, example_s = plan.step_s
     found = {}
     for size in batch_sizes:

@@ -120,12 +120,9 @@ class SearchProgress:
         self._expect_left_s = search_left_s
         self._line: ConsoleLine | NotebookLine | None = None
         self._name = ""
-        self._trials_left: int | None = None
-        self._durations_s: list[float] = []
         self.trainings = 0  # That a race has made; how many it will is not known.
         self._failures: set[str] = set()
         self._begun_s = 0.0
-        self._at_once = 1  # Trials that run beside each other.
         self._first: tuple[float, float] | None = None
 
     def __enter__(self) -> "SearchProgress":
@@ -157,7 +154,6 @@ class SearchProgress:
         ended: int | None,
         left: int | None,
         took_s: float | None = None,
-        at_once: int = 1,
     ) -> None:
         """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
         place = f"training {self.trainings + 1}"
@@ -166,8 +162,7 @@ class SearchProgress:
         own = ("batch_size", FACTOR_NAME)  # The rate is known by the record.
         others = (f"{n} {value_text(v)}" for n, v in values.items() if n not in own)
         self._name = ", ".join([place, f"batch {values['batch_size']:>5}", *others])
-        self._trials_left, self._begun_s = left, self._now() - (took_s or 0.0)
-        self._at_once = at_once
+        self._begun_s = self._now() - (took_s or 0.0)
         if took_s is None:
             self._first = None
             self._update(self._name, None, "starting")
@@ -202,7 +197,6 @@ class SearchProgress:
 
     def trial_ends(self, record: TrialRecord | None) -> None:
         duration_s = self._now() - self._begun_s
-        self._durations_s.append(duration_s)
         self.trainings += 1
         if self._line is None:
             return
@@ -223,16 +217,11 @@ class SearchProgress:
                 self._line.update(name, share, figures)
 
     def _search_left_s(self, trial_left_s: float | None) -> float | None:
-        """Return what is expected, or else extrapolate from the trials that have ended."""
-        if (left_s := self._expect_left_s()) is not None:
-            running_s = 0.0 if trial_left_s == 0 else self._now() - self._begun_s
-            return max(trial_left_s or 0.0, left_s - running_s)
-        if not self._durations_s or self._trials_left is None:
+        """Return what was expected when the trial began, less what it took since then."""
+        if (left_s := self._expect_left_s()) is None:
             return None
-        mean_s = sum(self._durations_s) / len(self._durations_s)
-        if trial_left_s is None:
-            trial_left_s = max(0.0, mean_s - (self._now() - self._begun_s))
-        return trial_left_s + mean_s * (self._trials_left - 1) / self._at_once
+        running_s = 0.0 if trial_left_s == 0 else self._now() - self._begun_s
+        return max(trial_left_s or 0.0, left_s - running_s)
 
 
 class FitReporter(keras.callbacks.Callback):

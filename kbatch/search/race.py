@@ -7,14 +7,14 @@ from typing import Any
 
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.race import (
-    STOPPED_MARGIN,
     NextRun,
     RaceStep,
     expected_trainings,
-    judge_race,
+    least_values,
     next_run,
     short_epochs,
 )
+from kbatch.analysis.run_table import first_seed
 from kbatch.errors import InputError
 from kbatch.page.numbers import setting
 from kbatch.records.training_run import AskedRun
@@ -85,14 +85,13 @@ class RaceStrategy:
             return AskedRun(max(1, len(record.executions) if record else 0))
         trials = [*readable_trials(self._project)]
         whole = run.epochs >= self._settings["epochs"]
-        candidate, finished, margin = self._curves(trials, run.number) if whole else ((), (), 0.0)
+        known = runs_of(trials)[0] if trials and whole else []
+        seed, task = run.number + first_seed(known), race_task(trials, self._settings)
         return AskedRun(
             executions=run.number + 1,
             epochs=None if whole else run.epochs,
             place=1 + max((e.place or 0 for t in trials for e in t.executions), default=0),
-            candidate=candidate,
-            finished=finished,
-            margin=margin,
+            least=least_values(task, known, seed) if known else (),
         )
 
     def trainings(self) -> tuple[float, float, float]:
@@ -179,22 +178,6 @@ class RaceStrategy:
             if (value := by_values.get(key_of(values))) is not None
         ]
         return min(ranked, default=(0, 0))[1]
-
-    def _curves(
-        self, trials: list[TrialRecord], number: int
-    ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...], float]:
-        """Return what `falls_behind` takes: the candidate, the complete runs, and the margin."""
-        runs = runs_of(trials)[0] if trials else []
-        whole = [run for run in runs if run.epochs is None and run.curve]
-        task = race_task(trials, self._settings)
-        judgement = judge_race(task, runs) if whole else None
-        if judgement is None:
-            return (), (), 0.0
-        sign = 1.0 if self._larger_is_better else -1.0
-        curves = {(run.pair, run.seed): tuple(sign * v for v in run.curve) for run in whole}
-        first = min(run.seed or 0 for run in runs)
-        candidate = curves.get((judgement.named, first + number), ())
-        return candidate, tuple(curves.values()), STOPPED_MARGIN * task.tolerance
 
 
 def _settings_of(space: Any) -> list[tuple[Values, Values]]:

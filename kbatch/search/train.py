@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import is_integer
 from kbatch.analysis.learning_rate import LearningRateScaling
-from kbatch.analysis.run_table import falls_behind
 from kbatch.device import failures
 from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.machine import read_environment
@@ -576,13 +575,11 @@ class TimedFit:
             return
         if epoch + 1 == asked.epochs:
             self.length = "short"
-        elif asked.candidate:
+        elif epoch < len(asked.least):
             sign = 1 if objective.direction == "max" else -1
             values = [one.finite(objective.name) for one in self.clock.epochs]
             curve = [sign * value for value in values if value is not None]
-            behind = functools.partial(falls_behind, curve, candidate=asked.candidate)
-            finished = {"finished": asked.finished, "margin": asked.margin}
-            if len(curve) == len(values) and behind(**finished):
+            if len(curve) == len(values) and max(curve) < asked.least[epoch]:
                 self.length = "stopped_early"
         self.model.stop_training = self.length != "complete"
 

@@ -41,7 +41,7 @@ from kbatch.search.parallel import ParallelTrials, explored_space
 from kbatch.search.progress import FitReporter, SearchProgress
 from kbatch.search.race import RaceStrategy
 from kbatch.search.search_time import SearchTime
-from kbatch.study.compare import check_tolerance
+from kbatch.study.compare import check_tolerance, is_complete
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget
@@ -440,9 +440,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             gc.collect()  # Also what the last step held of a run that is made again.
             own = call.with_callbacks(callbacks)
             trained = self.hypermodel.run(hp, own, files, number, None, asked)
-            ended = trained.record
-            self.time.ended(ended.batch_size, trained.share, self.time.lap())
-            if not trained.runs_again and (ended.status, ended.length) != ("completed", "complete"):
+            self.time.ended(trained.record.batch_size, trained.share, self.time.lap())
+            if not trained.runs_again and not is_complete(trained.record):
                 return
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,14 +1,13 @@
 """Races on tables of sizes and rates whose best one is known."""
 
-import functools
 import math
 
 import numpy as np
 import pytest
 
-from kbatch.analysis.race import NextRun, RaceTask, expected_trainings, judge_race
+from kbatch.analysis.race import NextRun, RaceTask, expected_trainings, judge_race, least_values
 from kbatch.analysis.race import next_run as next_step
-from kbatch.analysis.run_table import Run, falls_behind
+from kbatch.analysis.run_table import Run
 
 SIZES, BASE, EPOCHS, BLOCKS = (16, 32, 64, 128, 256, 512), 32, 10, 50
 
@@ -276,17 +275,23 @@ def test_a_run_that_was_stopped_early_is_not_asked_for_again(size):
     assert stopped is None or search.judged().named != stopped[:2]
 
 
-def test_falls_behind_if_it_trails_by_more_than_any_finished_run_made_up():
-    best = [0.5, 0.7, 0.8, 0.9]
-    slow = [0.3, 0.6, 0.75, 0.89]  # It made up 0.19.
-    others = [slow, [0.5, 0.68, 0.79, 0.88]]
-    behind = functools.partial(falls_behind, candidate=best, finished=others, margin=0.01)
-    assert not behind([0.3, 0.61])
-    assert behind([0.3, 0.58])
-    assert not behind([0.3, 0.58], margin=0.05)
-    assert not behind([0.0])  # In the first third of its epochs.
-    assert not behind([0.3, 0.5], finished=[best, slow])  # One says too little.
-    assert not behind([0.3, 0.3, 0.3, 0.3])  # It has ended.
+@pytest.mark.parametrize("sign", [1, -1])
+def test_least_values_are_below_the_named_run_by_what_others_made_up_for(sign):
+    curves = {
+        32: [0.5, 0.68, 0.79, 0.87],
+        64: [0.5, 0.7, 0.8, 0.9],
+        16: [0.3, 0.6, 0.75, 0.89],  # It made up 0.19, 0.09 and 0.04 of what 64 was ahead.
+    }
+    runs = [
+        Run(size, 1.0, 3, sign * curve[-1], 1.0, curve=tuple(sign * value for value in curve))
+        for size, curve in curves.items()
+    ]
+    task = Search(sizes=(16, 32, 64), epochs=4, tolerance=0.001, larger_is_better=sign > 0).task
+    assert judge_race(task, runs).named == (64, 1.0)
+    expected = [-math.inf, 0.7 - 0.09 - 0.002, 0.8 - 0.04 - 0.002]
+    np.testing.assert_allclose(least_values(task, runs, 3), expected)
+    assert least_values(task, runs, 4) == ()  # The named pair has not run with this seed.
+    assert least_values(task, runs[:2], 3) == ()  # One other run says too little.
 
 
 def test_expected_trainings_are_within_the_budget():

@@ -1,5 +1,6 @@
 """What a search refuses: at once, or before its second trial. One word of each message."""
 
+import math
 import threading
 import traceback
 from pathlib import Path
@@ -100,6 +101,7 @@ AT_ONCE = [
     (tuner(executor=StubExecutor(), distribution_strategy=3), ValueError, "leave it out"),
     (race(executions_per_trial=3), ValueError, "executions_per_trial"),
     (race(max_trainings=0), ValueError, "max_trainings"),
+    *((race(time_budget_s=s), ValueError, "time_budget_s") for s in (-1, "600", math.inf, True)),
     (race(tolerance=-0.1), ValueError, "tolerance"),
     (race(confidence=1.0), ValueError, "confidence"),
     (live("live.gif"), ValueError, "live.gif"),

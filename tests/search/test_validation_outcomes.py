@@ -219,11 +219,7 @@ def classes(kind):
 KINDS = keras.metrics
 STEPS = {
     "auc, two": (KINDS.AUC, {}, 1 / 9),
-    "pr auc, two, spread": (KINDS.AUC, {"curve": "PR"}, 1 / 9),
-    "recall, two": (KINDS.Recall, {}, 1 / 9),
     "precision, two, spread": (KINDS.Precision, {}, 1 / 9),
-    "f1, two": (KINDS.F1Score, {"threshold": 0.5, "average": "micro"}, 1 / 9),
-    "accuracy, two": (KINDS.BinaryAccuracy, {}, 1 / 90),
     "squared error, two": (KINDS.MeanSquaredError, {}, None),
     "recall of a class, columns": (KINDS.Recall, {"class_id": 0}, 1 / 40),
     "macro f1, columns": (KINDS.F1Score, {"average": "macro"}, 1 / 27),
@@ -369,22 +365,15 @@ def test_outputs_that_are_equal_or_not_finite_are_of_no_use(form):
         assert sums.is_dead() == (dead and (count > 3 or "some" in form))
 
 
-METRICS = {
-    "top": lambda: keras.metrics.SparseTopKCategoricalAccuracy(2, name="top"),
-    "auc": lambda: keras.metrics.AUC(name="auc"),
-    "f1": lambda: keras.metrics.F1Score(threshold=0.5, name="f1", average="micro"),
-    "r2": lambda: keras.metrics.R2Score(name="r2"),
-}
-
-
-@pytest.mark.parametrize(("name", "bias"), [("top", 0.0), *((name, -1e6) for name in METRICS)])
+@pytest.mark.parametrize(("name", "bias"), [("top", 0.0), ("top", -1e6), ("auc", -1e6)])
 def test_a_run_whose_units_are_dead_is_of_no_use_whatever_its_metric(name, bias):
     hidden = layers.Dense(4, activation="relu", bias_initializer=keras.initializers.Constant(bias))
     several = name == "top"
     last = layers.Dense(3 if several else 1, "softmax" if several else "sigmoid")
     model = keras.Sequential([layers.Input((8,)), hidden, last])
     loss = "sparse_categorical_crossentropy" if several else "binary_crossentropy"
-    model.compile("sgd", loss, metrics=[METRICS[name]()])
+    top = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")
+    model.compile("sgd", loss, metrics=[top if several else keras.metrics.AUC(name="auc")])
     data = VALIDATION if several else (X, LABELS)
     objective = Objective(f"val_{name}", "max")
     timed = trained(model, objective, data=data, validation_data=data)
