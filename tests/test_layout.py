@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_859,
+    "lines of tests": 26_874,
     "kbatch.search.tuner": 19_082,  # BatchSizeTuner
     "kbatch.search.hypermodel": 13_471,  # HyperModel
     "kbatch.memory.find": 7_534,  # find_max_batch_size
