@@ -96,9 +96,8 @@ class BestEpoch(keras.callbacks.Callback):
         validated, self._validated = self._validated, None
         logs = numbers_of(logs)
         if self._parts and all(part.name in logs for part in self._parts):
-            signs = [-1 if part.direction == "max" else 1 for part in self._parts]
-            values = [logs[part.name] for part in self._parts]
-            logs[self._objective.name] = float(np.dot(signs, values))
+            values = [-part.sign * logs[part.name] for part in self._parts]
+            logs[self._objective.name] = float(sum(values))
         # It is chosen at the first epoch that was validated, unless the objective comes later.
         names = [n for n in logs if n.startswith("val_") or n == self._objective.name]
         found = self._objective.or_quality(names)
@@ -135,16 +134,12 @@ class BestEpoch(keras.callbacks.Callback):
             return "shuffled"
         self._blocks[len(self._values) - 1] = summed.astype(np.float32)
         if len(self._blocks) > max(fifth_of(self._asked), _MOST_NUMBERS // summed.size):
-            sign = 1 if metric.direction == "max" else -1
-            del self._blocks[min(self._blocks, key=lambda place: sign * self._values[place])]
+            del self._blocks[min(self._blocks, key=lambda k: metric.sign * self._values[k])]
         return None
 
     def is_dead(self) -> bool:
         """Return whether the outputs were of no use at the end, or in an epoch that is judged."""
-        if self._metric is None:
-            return False
-        places = best_epochs(self._values, larger_is_better=self._metric.direction == "max")
-        return not self._dead.isdisjoint({self._validated_last, *places})
+        return not self._dead.isdisjoint({self._validated_last, *self._best_places()})
 
     def notes(self) -> tuple[Note, ...]:
         """Return what a reader of the metric must know."""
@@ -176,7 +171,8 @@ class BestEpoch(keras.callbacks.Callback):
             reason = "no_validation"
         elif not self._parts and not name.startswith("val_"):
             reason = "of_training"
-        blocks = [] if reason or self._first is None else self._best_blocks()
+        places = [place for place in self._best_places() if place in self._blocks]
+        blocks = [] if reason else [self._blocks[place].astype(float) for place in places]
         if not blocks or self._first is None or self._sums is None:
             return Outcomes(metric=name, reason=reason or "not_finite")
         values = np.mean([pseudo_values(one, self._sums.metric) for one in blocks], axis=0)
@@ -195,8 +191,6 @@ class BestEpoch(keras.callbacks.Callback):
             lacking_blocks=lacking,
         )
 
-    def _best_blocks(self) -> list[np.ndarray]:
-        """Return the sums of blocks of each of the best epochs."""
+    def _best_places(self) -> list[int]:
         larger = self._metric is not None and self._metric.direction == "max"
-        places = best_epochs(self._values, larger_is_better=larger)
-        return [self._blocks[place].astype(float) for place in places if place in self._blocks]
+        return best_epochs(self._values, larger_is_better=larger)

@@ -1,6 +1,7 @@
 """A race as keras-tuner runs it: which trial comes next, known from the trials on disk alone."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,18 +52,17 @@ class RaceStrategy:
 
     def __init__(self):
         # `begin` sets these. The settings are those that a decision is made by.
-        self._project, self._larger_is_better = Path(), False
+        self._project = Path()
         self._settings: Mapping[str, Any] = {}
         self._asked: dict[Key, NextRun] = {}  # What was proposed last, by trial.
         # What followed from the trials so far, and the smallest factor of the rate among them.
         self._last: RaceStep | None = None
         self._smallest = 1.0
 
-    def begin(self, project: Path, oracle: Any, settings: Mapping[str, Any]) -> None:
+    def begin(self, project: Path, space: Any, settings: Mapping[str, Any]) -> None:
         """Begin in a directory, whose trials may be those of an earlier call of `search`."""
-        _settings_of(oracle.get_space())
+        _settings_of(space)
         self._project, self._settings = project, settings
-        self._larger_is_better = oracle.objective.direction == "max"
 
     def propose(self, space: Any, pending: list[Values], time: SearchTime) -> Values | None:
         """Return the values to try next, those of an earlier trial to train it once more."""
@@ -133,7 +133,13 @@ class RaceStrategy:
                 return lacking[0], NextRun(base, 1.0, 0, short_epochs(task))
             if any(values in pending for values in first):
                 return None
-            chosen, others = settings[self._best_of(first, trials)]
+            scores = {
+                key_of(t.hyperparameters): t.objective.sign * value
+                for t in trials
+                if t.executions and (value := t.judged_values[0]) is not None
+            }
+            ranks = [scores.get(key_of(values), -math.inf) for values in first]
+            chosen, others = settings[ranks.index(max(ranks))]
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
         spent = complete_trainings(e for t in trials if t not in same for e in t.executions)
         task = race_task(same, self._settings)
@@ -167,17 +173,6 @@ class RaceStrategy:
         """Return the values at a pair of batch size and factor of the rate."""
         rate = {FACTOR_NAME: factor} if FACTOR_NAME in values else {}
         return values | {"batch_size": size} | rate
-
-    def _best_of(self, first: list[Values], trials: list[TrialRecord]) -> int:
-        """Return the place of the setting whose trial at the base size has the best value."""
-        by_values = {key_of(t.hyperparameters): t.judged_values[0] for t in trials if t.executions}
-        sign = -1 if self._larger_is_better else 1
-        ranked = [
-            (sign * value, place)
-            for place, values in enumerate(first)
-            if (value := by_values.get(key_of(values))) is not None
-        ]
-        return min(ranked, default=(0, 0))[1]
 
 
 def _settings_of(space: Any) -> list[tuple[Values, Values]]:

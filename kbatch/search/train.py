@@ -102,9 +102,8 @@ class ShortRun:
         self._totals = timed.meter.totals()
         objective = timed.settings.objective
         values = [one.finite(objective.name) for one in timed.clock.epochs]
-        sign = 1 if objective.direction == "max" else -1
         #: The best of the objective; larger is better.
-        self.value = max((sign * one for one in values if one is not None), default=-math.inf)
+        self.value = max((objective.sign * v for v in values if v is not None), default=-math.inf)
 
     def restore(self, settings: RunSettings) -> None:
         """Put weights, optimizer and counts back as they were when the run ended."""
@@ -221,9 +220,10 @@ def train(
         record("completed"), reported=reported, outcomes=outcomes, dead=timed.best_epoch.is_dead()
     )
     if ended.diverged:
-        dead = "the outputs of all validation examples were equal, or some were not finite"
-        what = dead if ended.dead else "the loss became NaN or infinite"
-        text = f"{what}: lower the learning rate"
+        what = "the loss became NaN or infinite"
+        if ended.dead:
+            what = "the outputs of all validation examples were equal, or some were not finite"
+        text = f"diverged: {what}, lower the learning rate"
         ended = dataclasses.replace(ended, status="failed", failure=text)
     files.write(number, ended)
     can_continue = ended.length == "short" and timed.can_continue(call.callbacks)
@@ -345,7 +345,7 @@ def _record(
         averages_validated=timed.averages_validated,
         rate_callbacks=tuple(timed.rate_callbacks),
         initial_weights=timed.best_epoch.initial_weights,
-        first_order=timed.first_order,
+        first_order=timed.order or timed.meter.read().order,
     )
 
 
@@ -382,7 +382,7 @@ class TimedFit:
         self.steps_per_execution: int | None = None
         self.epochs_asked: int | None = None  # Of all calls.
         self.steps_per_epoch: int | None = None
-        self._order: str | None = None  # Of the first epoch, if that is known without data.
+        self.order: str | None = None  # Of the first epoch, if that is known without data.
         self.length: Literal["complete", "short", "stopped_early"] = "complete"
         self._done = 0  # Epochs of the short run that is continued.
         self._history: Mapping[str, list[Any]] = {}  # Of those epochs.
@@ -486,11 +486,6 @@ class TimedFit:
         self.settings, self.length, self.monitor = settings, "complete", None
         self._done = len(self.clock.epochs)
 
-    @property
-    def first_order(self) -> str | None:
-        """Fingerprint of the order of the first epoch. If it is unknown, None."""
-        return self._order or self.meter.read().order
-
     def _train(
         self, batches: Batches, call: dict[str, Any], theirs: list[Any]
     ) -> keras.callbacks.History:
@@ -541,7 +536,7 @@ class TimedFit:
                     # An epoch ends with the data: the length of what is rebatched is not known.
                     warnings.filterwarnings("ignore", message="Your input ran out of data")
                 if self._fits == 1:
-                    self._order = batches.order
+                    self.order = batches.order
                 meter.see_order = batches.of_dataset
                 if batches.epoch_steps is not None:
                     call["steps_per_epoch"] = batches.epoch_steps
@@ -575,9 +570,8 @@ class TimedFit:
         if epoch + 1 == asked.epochs:
             self.length = "short"
         elif epoch < len(asked.least):
-            sign = 1 if objective.direction == "max" else -1
             values = [one.finite(objective.name) for one in self.clock.epochs]
-            curve = [sign * value for value in values if value is not None]
+            curve = [objective.sign * value for value in values if value is not None]
             if len(curve) == len(values) and max(curve) < asked.least[epoch]:
                 self.length = "stopped_early"
         self.model.stop_training = self.length != "complete"

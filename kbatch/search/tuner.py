@@ -416,7 +416,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.decides_by["epochs"] = call.epochs
             self.decides_by["short_runs"] = self._can_be_short(call)
             settings = self.hypermodel.settings | self.decides_by
-            self._race.begin(Path(self.project_dir), self.oracle, settings)
+            self._race.begin(Path(self.project_dir), self.oracle.get_space(), settings)
             done, low, high = self._race.trainings()
             self.progress.trainings = len(self.oracle.ended_trials)
             # About half of the runs of a race have the base size, at which it looks for the rate.

@@ -65,16 +65,10 @@ def comparable_trials(
     scored = [trial for trial in completed if None not in trial.judged_values]
     if not scored:
         return (), []
-    searched = any(FACTOR_NAME in trial.hyperparameters for trial in scored)
-    # A search of rates repeats what may be the best: any of its single executions may be luck.
-    most = max(len(trial.executions) for trial in scored) if searched else 0
-    repeated = [trial for trial in scored if len(trial.executions) >= most]
-    best = min(repeated, key=lambda trial: trial.rank)
+    best = min(scored, key=lambda trial: trial.rank)
     settings, budget, timed = compared_settings(best), _budget(best), is_time(best.objective)
-    # Of several trials of a size the one that was repeated most, whatever came out; of the rates of
-    # a search then the best one.
-    ordered = sorted(completed, key=lambda trial: trial.rank if searched else trial.trial_id)
-    ordered.sort(key=lambda trial: (trial is not best, -len(trial.executions)))
+    # Of several trials of a size the one that was repeated most, whatever came out.
+    ordered = sorted(completed, key=lambda t: (t is not best, -len(t.executions), t.trial_id))
     kept: dict[int, TrialRecord] = {}
     left_out: list[LeftOut] = []
     for trial in ordered:

@@ -246,12 +246,13 @@ def decide(
     confidence: float,
 ) -> Decision:
     """Decide as `Study.decide` does, without words; `search` are the settings of the search."""
-    objective = trials[0].objective if trials else None
-    one_metric = objective and not is_time(objective) and objective.name != "multi_objective"
-    decide_by = _race if search.get("strategy") == "race" and one_metric else _grid
-    found = decide_by(trials, search, tolerance, confidence)
-    if isinstance(found, Decision):
-        return found
+    if not trials or trials[0].objective.name == "multi_objective":
+        best = min(comparable_trials(trials)[0], key=lambda trial: trial.rank, default=None)
+        return Decision(best and best.batch_size, best, best, confidence=confidence)
+    races = search.get("strategy") == "race" and not is_time(trials[0].objective)
+    found = (_race if races else _grid)(trials, search, tolerance, confidence)
+    if found is None:
+        return Decision(None, None, None, confidence=confidence)
     judgement, compared, left_out, unpaired, tolerance = found
     by_size = {trial.batch_size: trial for trial in compared}
     base = by_size.get(search.get("base_batch_size", 0)) if len(compared) > 1 else None
@@ -280,14 +281,12 @@ def _grid(
     search: Mapping[str, Any],
     tolerance: float | None,
     confidence: float,
-) -> "Judged | Decision":
+) -> Judged | None:
     """Judge the trials of a grid, one of each size."""
     compared, left_out = comparable_trials(trials)
     if not compared:
-        return Decision(None, None, None, confidence=confidence)
-    best = min(compared, key=lambda trial: trial.rank)
-    if best.objective.name == "multi_objective":
-        return Decision(best.batch_size, best, best, confidence=confidence)
+        return None
+    objective = compared[0].objective
     tolerance = tolerance_in_units(compared, tolerance)
     runs, unpaired = runs_of(compared)
     # A grid that was extended is judged once more; one execution of each is never certain.
@@ -296,9 +295,9 @@ def _grid(
         runs,
         tolerance=tolerance,
         confidence=confidence,
-        larger_is_better=best.objective.direction == "max",
+        larger_is_better=objective.direction == "max",
         looks=max(1, looks),
-        over_examples=not is_time(best.objective),
+        over_examples=not is_time(objective),
     )
     rounds = max(len(trial.executions) for trial in compared)
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
@@ -311,7 +310,7 @@ def _race(
     search: Mapping[str, Any],
     tolerance: float | None,
     confidence: float,
-) -> "Judged | Decision":
+) -> Judged | None:
     """Judge the trials of a race, those of one setting of the other hyperparameters."""
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
@@ -325,24 +324,7 @@ def _race(
     runs, unpaired = runs_of(raced) if raced else ([], None)
     judgement = judge_race(task, runs)
     if judgement is None:
-        return Decision(None, None, None, confidence=confidence)
-    whole = [trial for trial in map(with_complete_runs, raced) if trial]
-    scored = {
-        (t.batch_size, rate_factor(t)): t for t in whole or raced if t.judged_value is not None
-    }
-    if scored and judgement.named not in scored:  # It may be a rate between those of short runs.
-        pair = min(scored, key=lambda pair: scored[pair].rank)
-        alone: Any = {"pairs": (pair,), "leader": pair, "named": pair, "obstacle": "alone"}
-        judgement = dataclasses.replace(
-            judgement,
-            certain=False,
-            certified=(),
-            worse=(),
-            open=(),
-            rounds={pair: 0},
-            costs={pair: 1.0},
-            **alone,
-        )
+        return None
     timed = {run.pair for run in runs if run.seconds and run.epochs is None}
     if not timed >= {*judgement.pairs}:
         judgement = dataclasses.replace(judgement, costs={})

@@ -383,8 +383,7 @@ def _quality(found: Decision, trial: TrialRecord) -> str:
 def _behind(found: Decision, trial: TrialRecord) -> float:
     """Return how much worse a judged value is than that of the size to take, as it is shown."""
     values = [found.as_judged(t).judged_value or 0.0 for t in (found.trial or trial, trial)]
-    sign = 1 if trial.objective.direction == "max" else -1
-    behind = sign * (values[0] - values[1])
+    behind = trial.objective.sign * (values[0] - values[1])
     return behind if len({format_number(value, 4) for value in values}) > 1 else 0.0
 
 

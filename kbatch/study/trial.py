@@ -36,14 +36,18 @@ class Objective:
     name: str  # Of the metric.
     direction: Direction
 
+    @property
+    def sign(self) -> int:
+        """1 if a larger value is better, else -1."""
+        return 1 if self.direction == "max" else -1
+
     def rank(self, value: float, *, batch_size: int, trial_id: str) -> tuple[float, int, str]:
         """Return a sort key, the best first: of equals the smaller size, then the lower id."""
-        return (-value if self.direction == "max" else value, batch_size, trial_id)
+        return (-self.sign * value, batch_size, trial_id)
 
     def is_better(self, value: float, other: float | None) -> bool:
         """Return whether a value is finite, and better than another one where there is one."""
-        sign = -1 if self.direction == "max" else 1
-        return math.isfinite(value) and (other is None or sign * value < sign * other)
+        return math.isfinite(value) and (other is None or self.sign * (value - other) > 0)
 
     def or_quality(self, names: Collection[str]) -> "Objective | None":
         """Return itself if it is among the metrics of an epoch, else an accuracy or the loss."""

@@ -37,7 +37,7 @@ def pareto_points(study: Study) -> tuple[Objective, list[Point]]:
     ]
     if quality is None or not measured:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")
-    sign = 1 if quality.direction == "max" else -1
+    sign = quality.sign
     choices = [(rate.value, sign * value.value) for _, rate, value in measured]
     points = [
         # No other one has more of one of both, and no less of the other.

@@ -138,7 +138,7 @@ def _end_axis(
     panel: Axes, values: Sequence[tuple[int, Estimate[float]]], quality: Objective
 ) -> str:
     """End the axis where the sizes do that matter, and say which lie outside."""
-    sign = 1 if quality.direction == "max" else -1
+    sign = quality.sign
     signed = [sign * found.value for _, found in values]
     best = max(signed, default=0.0)
     spread = best - median(signed) if signed else 0.0
