@@ -275,7 +275,7 @@ def print_plans(tables: dict[str, Table], plans: dict[str, Plan], beside: str | 
 
 def by_checkout(path: str, name: str, tolerance: float) -> list[Outcome]:
     """Replay the race of another checkout, in a process that imports it."""
-    command = [sys.executable, __file__, "--rows", name, repr(tolerance)]
+    command = [sys.executable, __file__, "--rows", name, str(tolerance)]
     environment = {**os.environ, "PYTHONPATH": path}
     text = subprocess.run(
         command, env=environment, check=True, capture_output=True, text=True

@@ -3,7 +3,7 @@
 A race looks for the size that trains fastest among those within the tolerance of the best.
 
 1. Short runs at the base size, a fifth of the epochs each, find the learning rate (`_short_run`).
-2. Complete runs at the base size check it against the neighbour that looked better (`_check`).
+2. Complete runs at the base size check it against its neighbours (`_check`).
 3. Complete runs of other sizes follow, at the rate that the rule makes of it: the largest size, one
    in the middle, then whatever tells most about which sizes are within the tolerance for its
    seconds (`_comparison`). A size that ran before runs with its next seed.
@@ -52,8 +52,8 @@ DRAWS = 2000  # Probabilities to one percent.
 # The noise of a run is at least this part of the tolerance, because smaller differences do not
 # matter, and half of the tolerance if nothing is known of single validation examples.
 LEAST_ERROR, UNKNOWN_ERROR = 1 / 8, 1 / 2
-# A neighbour that is worse by so many standard errors after a short run is not trained in full.
-CLEAR = 1.5
+# A larger rate that is worse by so many standard errors after a short run is not trained in full.
+CLEAR = 1.0
 # A run is stopped early if it is behind by so many tolerances more than others made up for; at
 # least two complete runs must show how much that is. In replays, a tenth of the stopped runs would
 # have ended within the tolerance; without a margin, a third.
@@ -234,17 +234,18 @@ def _short_run(race: "_Race") -> RaceStep | None:
 def _check(race: "_Race") -> RaceStep | None:
     """Return the next complete run that checks the rate at the base size, None if it is checked.
 
-    The neighbour that looked better in short runs is trained too, unless it is clearly worse, and
-    the next one while that gains.
+    Short runs flatter large rates, most of all on noisy data. So the smaller neighbour is trained
+    too, and the next ones while that gains; if it does not, the larger neighbour, unless it is
+    clearly worse after a short run.
     """
     guess, known = race.guess, race.at_base
     wanted = [guess]
     if race.task.search_rate and race.short < race.task.epochs:
-        lower, middle, upper = (race.tried.get(guess + k, -math.inf) for k in (-1, 0, 1))
-        side = 1 if upper >= lower else -1
-        if middle - max(lower, upper) < CLEAR * race.error:
-            wanted.append(guess + side)
+        wanted.append(guess - 1)
         best = race.best_at_base() if known else guess
+        gap = race.tried.get(guess, -math.inf) - race.tried.get(guess + 1, -math.inf)
+        if best == guess and gap < CLEAR * race.error:
+            wanted.append(guess + 1)
         if best != guess:
             wanted.append(best + (1 if best > guess else -1))
     for octave in wanted:

@@ -157,13 +157,13 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "examples at once: read this trial as batch size {seen:,}."
     ),
     "rate_off": (
-        "Your learning rate, {rate} at batch size {base}, is too {far}. At batch size {size} the "
-        "{words} was {values}, which is more than the noise explains.{more}"
+        "Your learning rate, {rate} at batch size {base}, is too {far}. After {epochs} at batch "
+        "size {size} the {words} was {values}, which is more than the noise explains.{more}"
     ),
     "grid_because": _grid_because,
     "sizes_not_compared": (
-        "`time_budget_s` ended before batch sizes were compared. Run the same script again to "
-        "continue, or give a larger budget.{measured}"
+        "Batch sizes were not compared, because fewer than two were trained to the end. Run the "
+        "same script again with a larger {limits} to continue.{measured}"
     ),
     "rate_unchecked": (
         "Your learning rate, {rate} at batch size {size}, was not checked: "

@@ -220,10 +220,9 @@ def train(
         record("completed"), reported=reported, outcomes=outcomes, dead=timed.best_epoch.is_dead()
     )
     if ended.diverged:
-        what = "the loss became NaN or infinite"
-        if ended.dead:
-            what = "the outputs of all validation examples were equal, or some were not finite"
-        text = f"diverged: {what}, lower the learning rate"
+        dead = "the outputs of all validation examples were equal, or some were not finite"
+        what = dead if ended.dead else "the loss became NaN or infinite"
+        text = f"{what}: lower the learning rate"
         ended = dataclasses.replace(ended, status="failed", failure=text)
     files.write(number, ended)
     can_continue = ended.length == "short" and timed.can_continue(call.callbacks)

@@ -67,17 +67,19 @@ def notes_of(
         yield Note.of("left_out", first=f"{one_line(problems[0])}{more}")
     if why := search.get("grid_because"):
         yield Note.of("grid_because", why=why)
-    sizes = search.get("batch_sizes", ())
-    if "time_budget_s" in search and len(found.trials) < 2 <= len(sizes):
-        each = zip(sizes, search.get("training_s", ()), strict=False)
-        times = [f"{duration_text(s)} at batch size {size:,}" for size, s in each]
-        measured = (
-            f" By the timed steps, a training run takes {join_words(times)}." if times else ""
-        )
-        yield Note.of("sizes_not_compared", measured=measured)
+    race = search.get("strategy") == "race"
+    untrained = {*search.get("batch_sizes", ())} - {trial.batch_size for trial in trials}
+    cut_off = untrained and len(found.trials) == 1 and (race or "time_budget_s" in search)
+    if cut_off:
+        each = zip(search.get("training_s", ()), search["batch_sizes"], strict=False)
+        times = [f"{duration_text(s)} at batch size {size:,}" for s, size in each]
+        took = f" By the timed steps, a training run takes {join_words(times)}." if times else ""
+        limits = "`time_budget_s`" if not race else "`time_budget_s` or `max_trainings`"
+        yield Note.of("sizes_not_compared", limits=limits, measured=took)
     if (best := found.trial) is not None:
         words = metric_words(best.objective.name)
-        yield from _certainty(found, search.get("strategy") == "race")
+        if not cut_off:
+            yield from _certainty(found, race)
         yield from _rate(found, best, trials, search)
         yield from _use(found, best.last)
         yield from _binding_here(found, best, trials, words)
@@ -159,7 +161,8 @@ def _rate(
         if factor == 1 or not {1.0, factor} <= tried.keys():
             continue
         own, other = tried[1.0], tried[factor]
-        mine, its = _values_at_equal_epochs(own, other)
+        first = min(len(curve) for trial in (own, other) for curve in _curves(trial))
+        mine, its = (_value_of_first_epochs(trial, first) for trial in (own, other))
         if named.objective.sign * (its - mine) <= _noise(found, own, other, trials):
             continue
         at_end = {FACTORS[0]: " No smaller rate was tried.", FACTORS[-1]: " No larger one was."}
@@ -172,6 +175,7 @@ def _rate(
             rate=rate,
             base=f"{base:,}",
             size=f"{size:,}",
+            epochs=pluralize(first, "epoch"),
             far="small" if factor > 1 else "large",
             words=metric_words(named.objective.name),
             values=join_words(values),
@@ -186,15 +190,10 @@ def _curves(trial: TrialRecord) -> list[list[float]]:
     return [known for curve in curves if (known := [v for v in curve if v is not None])]
 
 
-def _values_at_equal_epochs(*trials: TrialRecord) -> list[float]:
-    """Value trials by their first epochs, as many of each: a run for a rate may be short."""
-    epochs = min(len(curve) for trial in trials for curve in _curves(trial))
-    larger, means = trials[0].objective.direction == "max", []
-    for trial in trials:
-        curves = [curve[:epochs] for curve in _curves(trial)]
-        best = [[c[k] for k in best_epochs(c, larger_is_better=larger)] for c in curves]
-        means.append(fmean(map(fmean, best)))
-    return means
+def _value_of_first_epochs(trial: TrialRecord, epochs: int) -> float:
+    """Value a trial by its first epochs: a run that looks for a learning rate may be short."""
+    larger, curves = trial.objective.direction == "max", [c[:epochs] for c in _curves(trial)]
+    return fmean(fmean(c[k] for k in best_epochs(c, larger_is_better=larger)) for c in curves)
 
 
 def _noise(
@@ -218,7 +217,8 @@ def _use(found: Decision, run: ExecutionRecord) -> Iterator[Note]:
     """Say what `apply` sets beside the learning rate, and what else `fit` needs."""
     if run.plan is None:  # It was trained as a HyperModel's own `fit` is written.
         return
-    if run.budget or run.target or len(run.epochs) < (run.epochs_asked or 0):
+    ended = run.length == "complete" and len(run.epochs) < (run.epochs_asked or 0)
+    if run.budget or run.target or ended:
         yield Note.of("callbacks_needed")
     given, parts = run.scaling.given if run.scaling else {}, []
     for name, value in found.settings.items():

@@ -76,6 +76,21 @@ def test_next_run_looks_for_the_rate_by_short_runs_at_the_base_size():
     assert {run.factor for run in search.runs if run.batch_size != BASE} == {2.0}
 
 
+def test_complete_runs_find_the_rate_if_short_ones_flatter_large_rates():
+    class Flattered(Search):
+        def trained(self, run):
+            whole = super().trained(run)
+            gain = 0.04 * math.log2(run.factor)  # That is lost after the short run.
+            curve = [v + gain if n < 2 else v for n, v in enumerate(whole.curve)]
+            value = whole.value + (gain if run.epochs == 2 else 0.0)
+            return whole._replace(curve=tuple(curve), value=value)
+
+    search = Flattered(noise=0.0005, max_trainings=20.0)
+    search.to_the_end()
+    assert max(run.factor for run in search.runs if run.epochs is None) > 2.0
+    assert search.judged().named[1] == 2.0
+
+
 @pytest.mark.parametrize("off", [-3, 0, 3])
 def test_judge_race_names_the_fastest_size_within_the_tolerance(off):
     search = Search(lambda size, octave: level(size, octave - off))
@@ -112,8 +127,8 @@ def test_runs_are_complete_only_where_short_ones_do_not_decide():
     search.to_the_end()
     assert {(run.factor, run.epochs) for run in search.runs} == {(1.0, None)}
     clear = Search(lambda size, octave: level(size, octave + 1), noise=0.0)
-    clear.to_the_end()  # No neighbour of the best rate needs a complete run.
-    assert {run.factor for run in clear.runs if run.epochs is None} == {1.0}
+    clear.to_the_end()  # The larger neighbour of the best rate needs no complete run.
+    assert {run.factor for run in clear.runs if run.epochs is None} == {0.5, 1.0}
     search = Search(short_runs=False)
     search.to_the_end()
     assert all(run.epochs is None for run in search.runs)

@@ -198,6 +198,21 @@ def test_a_rate_is_compared_over_the_epochs_of_a_short_run():
         "stopped early: too far behind after 2 epochs",
     ]
     assert found.page.cost.startswith("Search: 3.5 complete trainings")
+    worse = make_trial(32, 10_000, factor=1.0, count=1).executions[0]
+    run = dataclasses.replace(run, epochs=2 * worse.epochs, length="short", epochs_asked=8)
+    short = trial_of(32, run, hyperparameters={FACTOR_NAME: 1.0}, trial_id="short")
+    (note,) = (n for n in pages(whole, short).notes if n.code == "rate_off")
+    assert note.values["epochs"] == "2 epochs" and "0.4998 at 0.001" in note
+
+
+@pytest.mark.parametrize("sizes", [[32, 64], [32]], ids=str)
+def test_an_answer_from_short_runs_says_what_compares_sizes_and_asks_for_no_callbacks(sizes):
+    run = make_execution(32, accuracies=(0.8, 0.9), length="short", epochs_asked=8)
+    trial = trial_of(32, run, hyperparameters={FACTOR_NAME: 1.0})
+    found = pages(trial, strategy="race", batch_sizes=sizes)
+    assert found.batch_size == 32 and "callbacks_needed" not in codes(found)
+    one = {"sizes_not_compared" if sizes[1:] else "to_be_certain"}
+    assert {"sizes_not_compared", "to_be_certain"} & {*codes(found)} == one
 
 
 def test_of_many_rates_each_size_has_one_line_and_those_not_compared_say_why():
