@@ -195,7 +195,9 @@ class ParallelTrials:
             lost, record = None, files.record()
             if record is not None:
                 share = len(record.last.epochs) / (record.last.epochs_asked or 1)
-                tuner.time.ended(size, share, time.monotonic() - submitted_s)
+                took_s = time.monotonic() - submitted_s
+                run_s = record.last.total_s or took_s
+                tuner.time.ended(size, share, run_s, took_s - run_s)
             completed += result.status == "completed"
             if record is None or record.status != "completed":
                 break

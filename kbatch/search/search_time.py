@@ -38,6 +38,7 @@ class SearchTime:
         self._now = now
         self._ratios: list[float] = []  # What runs took over what was expected.
         self._measured_s: dict[int, float] = {}
+        self._start_s = 0.0  # What the last run's process took to start.
         self.begin()
 
     def begin(self) -> None:
@@ -52,10 +53,13 @@ class SearchTime:
         before, self._lap_s = self._lap_s, self._now()
         return self._lap_s - before
 
-    def ended(self, batch_size: int, share: float, seconds: float) -> None:
-        """Take what a training run took, of which `share` is its part of a complete one."""
+    def ended(self, batch_size: int, share: float, seconds: float, start_s: float = 0.0) -> None:
+        """Take what a training run took, of which `share` is its part of a complete one.
+
+        Its process took `start_s` more to start, which is the same for a run of any length.
+        """
         if share > 0:
-            self._measured_s[batch_size] = seconds / share
+            self._measured_s[batch_size], self._start_s = seconds / share, start_s
             left = self.trainings_left.get(batch_size, 0.0) - share
             self.trainings_left = {**self.trainings_left, batch_size: left}
             if expected_s := self.expected_s.get(batch_size):
@@ -76,8 +80,8 @@ class SearchTime:
         left_s, training_s = self.left_s(), self.training_s(batch_size)
         if left_s is None or not self._measured_s:
             return True
-        late_s = _LATE * (self.budget_s or 0.0)
-        return left_s > 0 and share * (training_s or 0.0) <= left_s + late_s
+        run_s = left_s + _LATE * (self.budget_s or 0.0) - self._start_s
+        return left_s > 0 and share * (training_s or 0.0) <= run_s
 
     def search_left_s(self) -> float | None:
         """Return the seconds until the search is expected to end; None if that is unknown."""
@@ -92,7 +96,7 @@ class SearchTime:
             return None
         # A race that trained one size more often than expected trains others less.
         share = max(0.0, sum(self.trainings_left.values())) / sum(positive.values())
-        whole_s = sum(n * (seconds[size] or 0.0) for size, n in positive.items())
+        whole_s = sum(n * (self._start_s + (seconds[size] or 0.0)) for size, n in positive.items())
         first_s = _FIRST_S if self.expected_s and not self._measured_s else 0.0
         return first_s + share * whole_s / self.at_once
 
@@ -105,7 +109,7 @@ class SearchTime:
             text += f", {span_text(_LOW * seconds, _HIGH * seconds)}"
         if self.budget_s is None:
             return f"{text}. `time_budget_s=` sets a limit."
-        return f"{text}. It ends after {span_text(self.budget_s)} (`time_budget_s`)."
+        return f"{text}. It ends after at most {span_text(self.budget_s)} (`time_budget_s`)."
 
 
 def span_text(*seconds: float) -> str:

@@ -36,6 +36,10 @@ def test_without_a_plan_the_runs_so_far_say_what_others_take(clock):
     clock.now_s += 45
     assert not spent.fits(64)
     assert SearchTime(now=clock).fits(64)
+    spent.ended(64, 0.2, seconds=0.4, start_s=10.0)  # A longer run takes no longer to start.
+    assert spent.fits(64)
+    clock.now_s += 8
+    assert not spent.fits(64)
 
 
 def test_the_price_names_sizes_trainings_and_time():
@@ -49,7 +53,7 @@ def test_the_price_names_sizes_trainings_and_time():
     limited.trainings_left = {32: 2}
     assert (
         limited.price()
-        == "1 size, about 2 complete trainings. It ends after 10 min (`time_budget_s`)."
+        == "1 size, about 2 complete trainings. It ends after at most 10 min (`time_budget_s`)."
     )
     assert [span_text(9, 15), span_text(119), span_text(5000, 9000)] == [
         "9 to 15 s",
