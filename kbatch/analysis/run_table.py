@@ -180,5 +180,5 @@ def best_epochs(values: Sequence[float | None], *, larger_is_better: bool) -> li
 
 
 def fifth_of(epochs: int) -> int:
-    """Return the number of epochs whose mean is the value of a run of so many."""
+    """Return how many of these epochs the value of a run is the mean of."""
     return max(2, round(epochs / 5))

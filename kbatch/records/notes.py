@@ -266,7 +266,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "nothing_timed": "Training did not go through `model.fit`: nothing was timed or counted.",
     "float32_instead": (
-        "Trained in float32, not under {policy}: {reason}. To train under it all the same, give "
+        "Trained in float32, not under {policy}: {reason}. To train under it anyway, give "
         '`BatchSizeHyperModel(build, batch_sizes, dtype_policy="{policy}")`.'
     ),
     "own_path": "`{callback}` writes a file for each trial: {own} in place of {given}.",

@@ -631,7 +631,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             )
 
     def _check_trained_as_written(self) -> None:
-        """Refuse settings that a `fit` of the user's own could not follow."""
+        """Refuse settings that a custom `fit` could not follow."""
         given = {
             "micro_batch_size": isinstance(self.micro_batch_size, int),
             "learning_rate_scaling": self.learning_rate_scaling not in (None, "auto"),

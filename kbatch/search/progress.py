@@ -99,7 +99,7 @@ def errors_as_warnings(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # Whatever these raise.
         cause = f"{type(error).__name__}: {str(error)[:300]}"
-        warnings.warn(f"{what} could not be shown, and the search goes on: {cause}", stacklevel=2)
+        warnings.warn(f"{what} could not be shown, and the search continues: {cause}", stacklevel=2)
 
 
 class SearchProgress:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from kbatch.page.numbers import pluralize, setting
 from kbatch.search import BASE_BATCH_SIZE
 
-# A search may end so much after its budget, as a share of it.
+# A search may end this share of its budget late.
 _LATE = 0.05
 # Seconds that the first training run takes to trace its graphs, on two cores of a server.
 _FIRST_S = 1.0
-# The last so many training runs say how fast the machine is now.
+# This many of the last training runs say how fast the machine is now.
 _LATEST = 5
 # Between which shares of what is expected most searches end.
 _LOW, _HIGH = 0.75, 1.25

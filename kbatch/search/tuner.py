@@ -49,11 +49,11 @@ from kbatch.training.data.training_data import FitCall
 
 
 class BatchSizeTuner(keras_tuner.Tuner):
-    """Searches over batch sizes, and loses nothing when it is stopped or a trial fails.
+    """Search over batch sizes, and lose nothing if the search is stopped or a trial fails.
 
-    Run the same script again after an interruption, however hard: trials that ended are kept, the
-    one that was interrupted runs again from its first unfinished execution. A trial that runs out
-    of memory, diverges or raises is recorded with its cause, and the next one comes.
+    After an interruption, run the same script again. Trials that ended are kept. The trial that was
+    interrupted continues with its first unfinished training run. If a trial runs out of memory,
+    diverges or raises an error, the search records the cause and continues with the next trial.
 
     Example:
 
@@ -62,14 +62,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
     >>> print(tuner.study.decide())
 
     Args:
-        build: A function that builds a compiled model, of keras-tuner's `hp` or of nothing; a
-            `keras_tuner.HyperModel`; or, for settings of the trials, a
+        build: A function that returns a compiled model and takes keras-tuner's `hp` or nothing, or
+            a `keras_tuner.HyperModel`. To change settings of the trials, a
             `kbatch.BatchSizeHyperModel`.
-        objective: keras-tuner's objective: a metric's name, an `Objective`, or a list of them. None
-            for the number that a `HyperModel.fit` of your own returns, to be minimised.
-        batch_sizes: Batch sizes to try, in examples, ascending; a `BatchSizeHyperModel` has its
-            own. None for the powers of two from 16 to what the training data fill eight times, at
-            most 1,024; then the first trial's model is built when `search` is called.
+        objective: Name of a metric, a `keras_tuner.Objective`, or a list of these. If None, the
+            search minimises the number that your own `HyperModel.fit` returns.
+        batch_sizes: Batch sizes to try, in examples, ascending. Leave it out for a
+            `BatchSizeHyperModel`, which has its own. Default: powers of two from 16 to 1,024, as
+            long as an epoch has at least eight batches. With the default, the first model is built
+            when `search` is called.
         strategy: Which trials to run. `"race"` looks for the learning rate with short runs at
             `base_batch_size`, then compares the sizes at their own rates and repeats only what
             decides the answer. It takes up to four combinations of other hyperparameters, and
@@ -82,30 +83,32 @@ class BatchSizeTuner(keras_tuner.Tuner):
             Set False if yours is tuned. Default: a race looks for it, unless `build` declares a
             learning rate among its hyperparameters or is a HyperModel with its own `fit`.
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
-            0.01 for 1 % of accuracy. None for the default of `Study.decide`.
-        confidence: 1 minus the share of searches that may be certain and wrong, above 0.5 and below
-            1: it is not the probability that one certain answer is right.
+            0.01 for 1 % of accuracy. Default: that of `Study.decide`.
+        confidence: Confidence level of the decision, above 0.5 and below 1. At 0.95, at most 5 % of
+            searches report a wrong size as certain. It is not the probability that one certain
+            answer is right. Default: 0.95.
         time_budget_s: Wall-clock seconds for a call of `search`, the plan included. It ends at most
             5 % or one training run later. A later call continues with a budget of its own.
             Default: no limit.
         max_trainings: Most complete training runs of a race. A run of 2 of 10 epochs counts 0.2.
             Default: two for each batch size.
         executions_per_trial: How many times each trial trains, each time with a seed of its own.
-        executor: Where executions of trials run, each in a process of its own that neither its
-            memory nor a crash outlives: `"local"` for this host, one at a time on each GPU or, on a
-            CPU, on every two cores; or what has `submit(function, *arguments)` and returns futures
-            with `done()`, `result()` and `cancel()`, as a pool of `concurrent.futures`, Dask's
-            `Client`, an executor of submitit and `kbatch.ray_executor()` do. Each starts some
-            seconds later, data must be arrays or functions, and what callbacks collect stays in
-            that process. None for this process, one trial after the other.
-        max_parallel: Most trials that an executor has at a time. None for all that the strategy
-            asks for, and with `"local"` for all devices; 1 isolates trials that run one by one.
+        executor: Runs each training run in its own process, so that memory is freed and a crash
+            ends that run only. `"local"` uses this host: one run at a time on each GPU, or on
+            every two cores of a CPU. An object with `submit(function, *arguments)` that returns
+            futures with `done()`, `result()` and `cancel()` is used as it is: a pool of
+            `concurrent.futures`, Dask's `Client`, an executor of submitit, or
+            `kbatch.ray_executor()`. A process takes some seconds to start, data must be arrays or
+            functions, and what callbacks collect stays in that process. Default: all runs in this
+            process, one after the other.
+        max_parallel: Most trials that an executor has at a time. 1 isolates trials that run one by
+            one. Default: all that the strategy asks for, and with `"local"` one for each device.
         distribution_strategy: A `tf.distribute.Strategy` to train under.
-        directory: Where results go; the working directory if None.
-        project_name: Name of the folder in it, `"search"` if None.
-        overwrite: Whether to delete what the folder holds. If not, the search goes on with the
-            trials there, where model, data, arguments of `fit` and search space are the same; more
-            batch sizes and more executions extend them.
+        directory: Folder for results. Default: the working directory.
+        project_name: Name of the folder in `directory`. Default: `"search"`.
+        overwrite: Whether to delete what the folder holds. If False, the search continues with the
+            trials there, if model, data, arguments of `fit` and search space are the same. More
+            batch sizes and more executions extend it.
 
     Raises:
         TypeError: If `build` is something else.
@@ -207,17 +210,17 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Run the trials that have not ended yet.
 
         Args:
-            *args: What `keras.Model.fit` takes; data are arrays, a dataset or `PyDataset`, whose
-                batches are joined and cut to each size, or a function of the batch size that
-                returns one, as for batches that are padded to lengths of their own. Validation
-                batches of such lengths are used as they are.
-            verbose: 0 for silence, 1 for a line a trial and a live bar, 2 for a line an epoch too,
-                where trials run in this process.
-            **kwargs: What `keras.Model.fit` takes.
+            *args: The arguments of `keras.Model.fit`. Data are arrays, a dataset or a `PyDataset`,
+                whose batches are joined and cut to each size, or a function that takes the batch
+                size and returns one of these. Use a function if each batch is padded to its own
+                length. Validation batches of such lengths are used as they are.
+            verbose: 0 for no output, 1 for a line for each trial and a live bar, 2 also for a line
+                for each epoch of a trial that runs in this process. Default: `"auto"`, which is 1.
+            **kwargs: The arguments of `keras.Model.fit`.
 
         Raises:
-            KeyboardInterrupt: When it is interrupted, with how to go on.
-            ValueError: If something that was given cannot be used: no other trial fares better.
+            KeyboardInterrupt: If the search is interrupted. It says how to continue.
+            ValueError: If an argument cannot be used, so that no trial could train.
         """
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
@@ -236,7 +239,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             try:
                 self._populate_initial_space()
                 self._declare_rates()
-            except BaseException:  # `build` may be mended, and `search` called again.
+            except BaseException:  # `build` may be fixed, and `search` called again.
                 self.hypermodel = None
                 self.oracle.hyperparameters = keras_tuner.HyperParameters()
                 raise
@@ -471,7 +474,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.hypermodel.searches_rate = True
         space.Choice(FACTOR_NAME, list(FACTORS), default=1.0)
         self.oracle.update_space(space)
-        for trial in self.oracle.trials.values():  # Of a grid, which this search goes on with.
+        for trial in self.oracle.trials.values():  # Of a grid that this search continues.
             trial.hyperparameters.values.setdefault(FACTOR_NAME, 1.0)
 
     def plan_executions(self, trial: Any) -> AskedRun:

@@ -34,7 +34,7 @@ SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
 
 
 def given_hypermodel(build: Any, batch_sizes: Iterable[int] | None) -> BatchSizeHyperModel | None:
-    """Return a hypermodel for one search; None where its sizes follow from the data later."""
+    """Return a hypermodel for one search, or None if its sizes follow from the data later."""
     if not isinstance(build, BatchSizeHyperModel):
         return None if batch_sizes is None else BatchSizeHyperModel(build, batch_sizes)
     if batch_sizes is not None:
@@ -49,7 +49,7 @@ def given_hypermodel(build: Any, batch_sizes: Iterable[int] | None) -> BatchSize
 def check_objective(objective: Any, build: keras_tuner.HyperModel) -> None:
     if objective is None and has_stock_fit(build):
         raise InputError(
-            "`objective` may be None where a `HyperModel.fit` of your own returns the value: "
+            "`objective` may be None if a `HyperModel.fit` of your own returns the value: "
             'give the name of a metric, such as "val_loss". Received: objective=None.'
         )
 
@@ -137,11 +137,11 @@ def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
 
 
 def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> None:
-    """Refuse to go on with a race that looks for the rate: its trials would train at the rule's."""
+    """Refuse to continue a race that looks for the rate: its trials would train at the rule's."""
     if FACTOR_NAME in names:
         raise InputError(
-            "The folder holds a race that looks for the learning rate, whose trials another search "
-            'would go on with: give `strategy="race"`, another `project_name`, or '
+            "The folder holds a race that looks for the learning rate, and another search cannot "
+            'continue its trials: give `strategy="race"`, another `project_name`, or '
             f"`overwrite=True` to start over. Received: strategy={decides_by['strategy']!r}, "
             f"search_learning_rate={decides_by.get('search_learning_rate')!r}."
         )

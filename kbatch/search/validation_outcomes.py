@@ -129,7 +129,7 @@ class BlockSums:
             is_composite(one) or one.dtype == tf.string or getattr(one, "graph", here) is not here
             for one in outputs
         ):
-            return  # They are those of a step of the user's own, or no numbers.
+            return  # They are those of a custom step, or no numbers.
         count, differ, bad, first = tf.unstack(self._outputs)
         own, size, most = 0.0, 0.0, 1e-6
         for one in outputs:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Complete trainings of a race for each batch size, if no number is given.
 TRAININGS_PER_SIZE = 2
-# From so many times the rate of the answer, beside the rule.
+# A rate is far if it is at least this many times the rate of the answer, beside the rule.
 _FAR = 8
 # A row of the table, by the names of its columns.
 Row = dict[str, Any]
@@ -83,8 +83,9 @@ class Decision:
     """
 
     #: The size to take: the smallest of the sizes that are certified to be within the tolerance of
-    #: the best and train about as fast as the fastest of them. If none is certified, the size with
-    #: the best mean. None if no trial completed.
+    #: the best and train about as fast as the fastest of them. If none is certified, a grid names
+    #: the size with the best mean, and a race the fastest that is probably within the tolerance.
+    #: None if no trial completed.
     batch_size: int | None
     trial: TrialRecord | None  #: Its trial, as in `trials`.
     best: TrialRecord | None  #: The trial with the best mean of those that are compared.
@@ -133,7 +134,7 @@ class Decision:
 
     @property
     def certified(self) -> bool:
-        """Whether `batch_size` is certified to lie within the tolerance of the best."""
+        """Whether `batch_size` is certified to be within the tolerance of the best."""
         found = self.judgement
         return found is not None and not found.obstacle and found.named in found.certified
 

@@ -73,7 +73,7 @@ _UNPAIRED: Mapping[Unpaired | None, str] = {
     "time": "a time is measured once in a run",
     "not_recorded": "the records hold no outcomes of validation examples for the objective",
     "other_examples": "the trials were validated on different examples or in a different order "
-    "(give all the same ones, without a shuffle, a random split or `drop_remainder`)",
+    "(give all trials the same ones, without a shuffle, a random split or `drop_remainder`)",
     "no_validation": "no epoch was validated",
     "of_training": "the metric is one of training, not of validation",
     "several_objectives": "several objectives are no single metric",

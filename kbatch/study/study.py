@@ -129,9 +129,9 @@ class Study(Result):
     def decide(self, tolerance: float | None = None, confidence: float | None = None) -> Decision:
         """Decide which batch size to take, and which sizes are as good.
 
-        Sizes are compared at equal budgets and at the settings of the best mean, execution by
-        execution and, where the metric is a mean over examples, validation example by validation
-        example. Reports, figures and tables show this decision.
+        Sizes are compared at equal budgets and at the settings with the best mean: run by run, and
+        by blocks of validation examples if the metric adds up over examples. Reports, figures and
+        tables show this decision.
 
         Example:
 
@@ -140,11 +140,11 @@ class Study(Result):
 
         Args:
             tolerance: How much worse than the best counts as equally good, in the metric's unit.
-                None for that of the search, or 0.01 for a metric between 0 and 1 and 2 % of the
-                best for a loss, a cost or a throughput.
-            confidence: Of all searches, at most 1 - `confidence` are certain while a size that was
-                compared is better by more than the tolerance; above 0.5 and below 1. None for that
-                of the search, or 0.95.
+                Default: that of the search. If the search has none: 0.01 for a metric between 0
+                and 1, and 2 % of the best for a loss, a cost or a throughput.
+            confidence: Above 0.5 and below 1. Of all searches, at most 1 - `confidence` are certain
+                although a compared size is better by more than the tolerance. Default: that of the
+                search, or 0.95.
 
         Raises:
             ValueError: If `tolerance` or `confidence` cannot be used.

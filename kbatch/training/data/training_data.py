@@ -463,7 +463,7 @@ class FitCall:
         self.named = named  # All, with the defaults of Keras.
         self.data = TrainingData(**{name: named[name] for name in _DATA if name in named})
         self.callbacks: list[Any] = keras.tree.flatten(named.get("callbacks") or [])
-        #: Epochs of a complete training run; a `fit` of the user's own may take no such argument.
+        #: Epochs of a complete training run; a custom `fit` may take no such argument.
         self.epochs: int = named.get("epochs", 1) - named.get("initial_epoch", 0)
 
     @classmethod
