@@ -111,10 +111,8 @@ class TrialFiles:
     def short_run(self, number: int) -> ExecutionRecord | None:
         """Return the short run of this number that is continued or repeated, None without one."""
         record = self.record()
-        runs = record.executions[number:] if record else ()
-        return (
-            runs[0] if runs and (runs[0].status, runs[0].length) == ("completed", "short") else None
-        )
+        runs = record.executions[number : number + 1] if record else ()
+        return next((r for r in runs if (r.status, r.length) == ("completed", "short")), None)
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
         before = read_record(TrialRecord, self._file).executions[:index] if index else ()

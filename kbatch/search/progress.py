@@ -120,7 +120,7 @@ class SearchProgress:
         self._expect_left_s = search_left_s
         self._line: ConsoleLine | NotebookLine | None = None
         self._name = ""
-        self.trainings = 0  # That a race has made; how many it will is not known.
+        self.trials_ended = 0  # Those of earlier calls included; of a race, its training runs.
         self._failures: set[str] = set()
         self._begun_s = 0.0
         self._first: tuple[float, float] | None = None
@@ -148,17 +148,11 @@ class SearchProgress:
         self._update("plan", None, "timing the first updates")
 
     def trial_begins(
-        self,
-        values: Mapping[str, Any],
-        *,
-        ended: int | None,
-        left: int | None,
-        took_s: float | None = None,
+        self, values: Mapping[str, Any], *, total: int | None = None, took_s: float | None = None
     ) -> None:
         """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
-        place = f"training {self.trainings + 1}"
-        if ended is not None and left is not None:
-            place = f"trial {ended + 1}/{ended + left}"
+        number = self.trials_ended + 1
+        place = f"training {number}" if total is None else f"trial {number}/{total}"
         own = ("batch_size", FACTOR_NAME)  # The rate is known by the record.
         others = (f"{n} {value_text(v)}" for n, v in values.items() if n not in own)
         self._name = ", ".join([place, f"batch {values['batch_size']:>5}", *others])
@@ -197,7 +191,7 @@ class SearchProgress:
 
     def trial_ends(self, record: TrialRecord | None) -> None:
         duration_s = self._now() - self._begun_s
-        self.trainings += 1
+        self.trials_ended += 1
         if self._line is None:
             return
         name, end = self._name, ending(record)

@@ -30,7 +30,6 @@ from kbatch.study.compare import (
     runs_of,
 )
 from kbatch.study.decision import race_task
-from kbatch.study.trial import TrialRecord
 
 # Combinations of other hyperparameters that a race tries at the base size.
 _MOST_SETTINGS = 4
@@ -163,7 +162,8 @@ class RaceStrategy:
             return None
         values = self._at(chosen, run.batch_size, run.factor)
         for trial in same:
-            if trial.hyperparameters == values and _ended(trial) > run.number:
+            ended = [r for r in trial.executions if is_complete(r) or r.length == "stopped_early"]
+            if trial.hyperparameters == values and len(ended) > run.number:
                 # It completed, and the value of its objective is not known.
                 self._last = RaceStep(None, "failed")
                 return None
@@ -189,9 +189,3 @@ def _settings_of(space: Any) -> list[tuple[Values, Values]]:
             f"Received: {len(found)} combinations."
         )
     return found
-
-
-def _ended(trial: TrialRecord) -> int:
-    """Count the training runs of a trial that are not run again."""
-    runs = [run for run in trial.executions if is_complete(run) or run.length == "stopped_early"]
-    return len(runs)

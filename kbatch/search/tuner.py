@@ -405,6 +405,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _begin(self, call: FitCall) -> None:
         """Say before the first training run what the search will cost."""
         sizes, spent = self.hypermodel.batch_sizes, self.time
+        self.progress.trials_ended = len(self.oracle.ended_trials)
         if self.executor is None and (expected := self.hypermodel.expected_seconds(call)):
             steps_s, all_s = zip(*expected.values(), strict=True)
             spent.expected_s = dict(zip(expected, all_s, strict=True))
@@ -421,7 +422,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             settings = self.hypermodel.settings | self.decides_by
             self._race.begin(Path(self.project_dir), self.oracle.get_space(), settings)
             done, low, high = self._race.trainings()
-            self.progress.trainings = len(self.oracle.ended_trials)
             # About half of the runs of a race have the base size, at which it looks for the rate.
             count = max(0.0, (low + high) / 2 - done)
             left = dict.fromkeys(sizes, count / 2 / len(sizes))
@@ -486,13 +486,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return asked
 
     def show_begun(self, trial: Any, **beside: Any) -> None:
-        counts = self._race is None
-        self.progress.trial_begins(
-            trial.hyperparameters.values,
-            ended=len(self.oracle.ended_trials) if counts else None,
-            left=self.oracle.remaining_trials() if counts else None,  # With the one that runs.
-            **beside,
-        )
+        total = len(self.oracle.ended_trials) + self.oracle.remaining_trials()
+        if self._race is not None:  # It is not known how often it trains.
+            total = None
+        self.progress.trial_begins(trial.hyperparameters.values, total=total, **beside)
 
     def conclude(self, trial: Any, files: TrialFiles) -> None:
         result = trial_result(files.record())
@@ -561,7 +558,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         known = compare_search(self, self.hypermodel.settings, self.identity[0])
         # A search that has ended makes no plan, and would not know these.
         kept = ("epochs", "short_runs", "training_s")
-        there = known.settings if known and self._race else {}
+        there = known.settings if known else {}
         self.decides_by = {name: there[name] for name in kept if name in there} | self.decides_by
         if self._race is None:
             # By earlier runs of the search, each time more.

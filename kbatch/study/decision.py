@@ -323,8 +323,7 @@ def _race(
     if not task.search_rate:  # Those at other factors trained at the rates of a callback.
         raced = [trial for trial in raced if rate_factor(trial) == 1]
     runs, unpaired = runs_of(raced) if raced else ([], None)
-    judgement = judge_race(task, runs)
-    if judgement is None:
+    if (judgement := judge_race(task, runs)) is None:
         return None
     timed = {run.pair for run in runs if run.seconds and run.epochs is None}
     if not timed >= {*judgement.pairs}:

@@ -63,7 +63,7 @@ def shown(clock, line):
 
 
 def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(shown, clock, line):
-    shown.trial_begins({"batch_size": 64}, ended=0, left=3)
+    shown.trial_begins({"batch_size": 64}, total=3)
     clock.now_s = 100.0  # Building and tracing say nothing about the epochs.
     shown.show(**progress(share=0.05))
     clock.now_s = 110.0
@@ -73,7 +73,7 @@ def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(show
     # The search's own is what was expected when the trial began, less the time since then.
     clock.now_s = 160.0
     shown.trial_ends(records_factory.make_study().trials[0])
-    shown.trial_begins({"batch_size": 64}, ended=1, left=2)
+    shown.trial_begins({"batch_size": 64}, total=3)
     clock.now_s = 180.0
     shown.show(**progress(share=0.05))
     assert line.live[-1].startswith("5 %, search 3:00 left")
@@ -83,7 +83,7 @@ def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(show
 
 
 def test_a_small_loss_is_not_shown_as_none(shown, line):
-    shown.trial_begins({"batch_size": 64}, ended=0, left=3)
+    shown.trial_begins({"batch_size": 64}, total=3)
     shown.show(0.5, {"val_loss": 0.0000123, "val_mae": 0.0})
     assert line.live[-1] == "50 %, val_loss 1.23e-05, val_mae 0.0000"
 
@@ -94,7 +94,7 @@ def test_a_trial_without_a_learning_rate_shows_its_factor(clock):
     tried = {"hyperparameters": {FACTOR_NAME: 4.0}, "learning_rate": None}
     planned = records_factory.make_trial(32, **tried)
     with SearchProgress(1, open_line=lambda: line, now=clock, search_left_s=lambda: 40.0) as shown:
-        shown.trial_begins({"batch_size": 32}, ended=0, left=3)
+        shown.trial_begins({"batch_size": 32}, total=3)
         clock.now_s += 20.0
         shown.trial_ends(planned)
     assert "about 0:40 left" in line.lines[0]
