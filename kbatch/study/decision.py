@@ -316,8 +316,11 @@ def _race(
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         groups.setdefault(repr(other_hyperparameters(trial.hyperparameters)), []).append(trial)
-    raced = max(
-        groups.values(), key=lambda group: sum(len(t.executions) for t in group), default=[]
+    # The setting that is raced ran most often. At first each ran once, and the best one is raced.
+    raced = min(
+        groups.values(),
+        key=lambda group: (-sum(len(t.executions) for t in group), min(t.rank for t in group)),
+        default=[],
     )
     task = race_task(raced, search, tolerance=tolerance, confidence=confidence)
     if not task.search_rate:  # Those at other factors trained at the rates of a callback.
@@ -352,16 +355,18 @@ def race_task(
     """Return what does not change during a race, from the settings of its search."""
     sizes, searches = tuple(search["batch_sizes"]), search.get("search_learning_rate", True)
     scored = [trial for trial in trials if trial.judged_value is not None]
-    asked = [e.epochs_asked or len(e.epochs) for trial in trials for e in trial.executions]
+    runs = [run for trial in trials for run in trial.executions]
+    epochs = search.get("epochs") or max((e.epochs_asked or len(e.epochs) for e in runs), default=1)
+    most = search.get("max_trainings") or TRAININGS_PER_SIZE * len(sizes)
     tolerance = search.get("tolerance") if tolerance is None else tolerance
     return RaceTask(
         batch_sizes=sizes,
         base_batch_size=search.get("base_batch_size", sizes[0]),
-        epochs=search.get("epochs") or max(asked, default=1),
+        epochs=epochs,
         larger_is_better=bool(trials) and trials[0].objective.direction == "max",
         tolerance=tolerance_in_units(scored, tolerance) if scored else 0.0,
         confidence=confidence,
-        max_trainings=search.get("max_trainings") or TRAININGS_PER_SIZE * len(sizes),
+        max_trainings=most - sum(run.epochs_repeated for run in runs) / epochs,
         seconds=dict(zip(sizes, search.get("training_s", ()), strict=False)),
         search_rate=searches and not rate_setters(trials, sure=True),
         short_runs=search.get("short_runs", True),

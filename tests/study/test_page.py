@@ -23,6 +23,7 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, LearningRateScaling
 from kbatch.records.training_run import Outcomes
 from kbatch.study.compare import tolerance_text
+from kbatch.study.decision import race_task
 from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import named_label
 from kbatch.study.limits import notes_of
@@ -203,6 +204,18 @@ def test_a_rate_is_compared_over_the_epochs_of_a_short_run():
     short = trial_of(32, run, hyperparameters={FACTOR_NAME: 1.0}, trial_id="short")
     (note,) = (n for n in pages(whole, short).notes if n.code == "rate_off")
     assert note.values["epochs"] == "2 epochs" and "0.4998 at 0.001" in note
+
+
+def test_a_race_of_settings_names_the_best_one_and_counts_repeated_epochs():
+    short = {"length": "short", "epochs_asked": 8, "epochs_repeated": 2}
+    trials = [
+        trial_of(32, make_execution(32, accuracies=(a, a), **short), hyperparameters={"units": n})
+        for n, a in ((8, 0.7), (16, 0.8), (32, 0.75))
+    ]
+    found = pages(*trials, strategy="race", batch_sizes=[32, 64])
+    assert found.trial.hyperparameters["units"] == 16
+    task = race_task(trials, {"batch_sizes": [32, 64], "max_trainings": 5})
+    assert task.max_trainings == 5 - 3 * 2 / 8
 
 
 @pytest.mark.parametrize("sizes", [[32, 64], [32]], ids=str)
