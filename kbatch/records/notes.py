@@ -161,6 +161,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "size {size} the {words} was {values}, which is more than the noise explains.{more}"
     ),
     "grid_because": _grid_because,
+    "shown_better": (
+        "Batch size {sizes} has at least as good a value and a shorter time in the table. All runs "
+        "together make it less likely to be within the tolerance: more runs of it would show."
+    ),
     "sizes_not_compared": (
         "Batch sizes were not compared, because fewer than two were trained to the end. Run the "
         "same script again with a larger {limits} to continue.{measured}"

@@ -97,6 +97,11 @@ def _certainty(found: Decision, race: bool) -> Iterator[Note]:
         return
     if not found.certain and (how := _to_be_certain(found, judgement, race)):
         yield Note.of("to_be_certain", how=f"{how[0].upper()}{how[1:]}")
+    costs = {t.trial_id: judgement.costs.get((t.batch_size, rate_factor(t))) for t in found.trials}
+    if (named := found.trial) is not None and (cost := costs[named.trial_id]):
+        better = [t for t in found.trials if t.rank[:2] <= named.rank[:2]]
+        if sizes := [t.batch_size for t in better if AS_FAST * (costs[t.trial_id] or cost) < cost]:
+            yield Note.of("shown_better", sizes=join_words(f"{size:,}" for size in sizes))
     if not found.certain and judgement.coarse:
         yield Note.of("coarse_target")
     if judgement.pinned in _PINNED:

@@ -206,6 +206,16 @@ def test_a_rate_is_compared_over_the_epochs_of_a_short_run():
     assert note.values["epochs"] == "2 epochs" and "0.4998 at 0.001" in note
 
 
+def test_a_size_that_is_shown_to_be_better_and_faster_than_the_answer_is_noted():
+    trials = make_trial(32, 1000), make_trial(64, 800, rate=3000.0)
+    found = pages(*trials)
+    assert found.batch_size == 64 and "shown_better" not in codes(found)
+    judgement = dataclasses.replace(found.judgement, named=(32, 1.0))
+    other = dataclasses.replace(found, trial=trials[0], judgement=judgement)
+    notes = [*notes_of(other, trials, {}, missing=0, problems=())]
+    assert [n.values["sizes"] for n in notes if n.code == "shown_better"] == ["64"]
+
+
 def test_a_race_of_settings_names_the_best_one_and_counts_repeated_epochs():
     short = {"length": "short", "epochs_asked": 8, "epochs_repeated": 2}
     trials = [
