@@ -58,9 +58,8 @@ CLEAR = 1.0
 # least two complete runs must show how much that is. In replays, a tenth of the stopped runs would
 # have ended within the tolerance; without a margin, a third.
 STOPPED_MARGIN, LEAST_FINISHED = 2.0, 2
-# Complete trainings for each size that a race rarely exceeds; those that it rarely ends before, for
-# each size and in all (the 10th and 90th percentile of replays).
-MOST_NEEDED, LEAST_NEEDED, LEAST_IN_ALL = 2.5, 1.5, 5.0
+# Complete trainings for each size that a race rarely exceeds, and that it rarely ends before.
+MOST_NEEDED, LEAST_NEEDED = 2.5, 1.5
 # The power of its seconds that the worth of a run is divided by.
 PRICED = 0.5
 # Deviations of log seconds: the plan's error for a size, a change of the machine's speed that
@@ -172,7 +171,7 @@ def expected_trainings(task: RaceTask) -> tuple[float, float]:
     """Return between which numbers of complete trainings a race usually ends."""
     sizes = len(task.batch_sizes)
     most = min(task.max_trainings, MOST_NEEDED * sizes)
-    return min(most, LEAST_NEEDED * sizes, LEAST_IN_ALL), most
+    return min(most, LEAST_NEEDED * sizes), most
 
 
 def least_values(task: RaceTask, runs: Sequence[Run], seed: int) -> tuple[float, ...]:
@@ -323,13 +322,15 @@ class _Race:
         self.base = nearest[0] if nearest else task.base_batch_size
         self.error = self._standard_error()
         first_at_base = [r for r in self.runs if r.batch_size == self.base and not r.seed]
-        #: Values at the base size by the octave of the rate, after a short run and after a whole.
+        #: Values at the base size by the octave of the rate: after a short run of the first seed,
+        #: and the mean of the complete runs, so that the luck of one seed does not choose the rate.
         self.tried = {_octave(r): self._short_value(r) for r in first_at_base}
-        self.at_base = {
-            _octave(r): r.value if r.value is not None and r.epochs is None else -math.inf
-            for r in first_at_base
-            if r.epochs is None or r.ended == "stopped_early"
-        }
+        whole: dict[int, list[float]] = {}
+        for run in self.runs:
+            if run.batch_size == self.base and (run.epochs is None or run.ended == "stopped_early"):
+                complete = run.value is not None and run.epochs is None
+                whole.setdefault(_octave(run), []).extend([run.value or 0.0] if complete else [])
+        self.at_base = {k: float(np.mean(v)) if v else -math.inf for k, v in whole.items()}
         self.guess = self._vertex()
         self._rate = self.guess
         if self.at_base and self.short < task.epochs:

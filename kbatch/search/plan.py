@@ -37,10 +37,10 @@ MOMENTS_EVERY = 8
 # memory limit: a quarter, because a peak may be twice as high as expected.
 _SURE_SHARE = 0.25
 
-# Seconds beside the steps, on two cores of a server: of a training run, to build a model and write
-# its files; of an epoch, for callbacks and to start a validation; of a step, to read its batch. A
-# validation has no backward pass, which takes two thirds of a step.
-_RUN_S, _EPOCH_S, _STEP_S, _FORWARD = 0.25, 0.05, 1e-4, 1 / 3
+# Seconds beside the steps, on two idle cores of a server: of a training run, to build a model and
+# write its files; of an epoch, for callbacks and to start a validation. A validation has no
+# backward pass, which takes two thirds of a step.
+_RUN_S, _EPOCH_S, _FORWARD = 0.07, 0.015, 1 / 3
 
 Build = Callable[[str], keras.Model]  # Builds a new model under a dtype policy.
 
@@ -262,7 +262,7 @@ def expected_seconds(
         steps = steps_per_epoch or -(-examples // size)
         parts = -(-size // min(size, plan.micro_batch_size or size))
         trained = steps * size if steps_per_epoch else examples
-        steps_s = epochs * (steps * (_STEP_S + parts * fixed_s) + trained * example_s)
+        steps_s = epochs * (steps * parts * fixed_s + trained * example_s)
         others_s = _RUN_S + epochs * (_EPOCH_S + _FORWARD * validated * example_s)
         found[size] = steps_s, steps_s + others_s
     return found

@@ -10,7 +10,7 @@ from kbatch.search import BASE_BATCH_SIZE
 # A search may end this share of its budget late.
 _LATE = 0.05
 # Seconds that the first training run takes to trace its graphs, on two cores of a server.
-_FIRST_S = 1.0
+_FIRST_S = 0.6
 # This many of the last training runs say how fast the machine is now.
 _LATEST = 5
 # Between which shares of what is expected most searches end.

@@ -91,6 +91,15 @@ def test_complete_runs_find_the_rate_if_short_ones_flatter_large_rates():
     assert search.judged().named[1] == 2.0
 
 
+def test_the_rate_of_all_sizes_follows_from_every_seed_at_the_base_size():
+    search = Search()
+    lucky = {(2.0, 0): 0.97, (1.0, 0): 0.95, (2.0, 1): 0.91, (2.0, 2): 0.91}
+    for (factor, number), value in lucky.items():
+        run = search.trained(NextRun(BASE, factor, number, EPOCHS))
+        search.runs.append(run._replace(value=value, curve=(value,) * EPOCHS))
+    assert search.judged().named == (BASE, 1.0)
+
+
 @pytest.mark.parametrize("off", [-3, 0, 3])
 def test_judge_race_names_the_fastest_size_within_the_tolerance(off):
     search = Search(lambda size, octave: level(size, octave - off))
