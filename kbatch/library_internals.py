@@ -6,6 +6,7 @@ a part, the test that fails says which one.
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter, methodcaller
@@ -360,6 +361,25 @@ def kept_kernels(wanted: Callable[[], bool]) -> Iterator[None]:
     seeds = (random_seed, "get_seed", watched)
     with replaced([seeds, (context.pywrap_tfe, "TFE_ContextClearCaches", clear_where_needed)]):
         yield
+
+
+@contextlib.contextmanager
+def without_retracing_advice() -> Iterator[None]:
+    """Drop TensorFlow's warning about a function that is often traced again.
+
+    A search traces the train step once for each batch size and calls it a few times only, which
+    TensorFlow takes for a mistake.
+    """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "triggered tf.function retracing" not in record.getMessage()
+
+    log = logging.getLogger("tensorflow")
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)
 
 
 def replaced_draws(around: Callable[[str, Any], Any]) -> AbstractContextManager[None]:

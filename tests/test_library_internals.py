@@ -109,6 +109,21 @@ def test_replaced_gives_back_what_an_object_had_of_its_own_and_what_its_class_ha
     assert (vars(one), one.first) == ({"second": 3}, 1)
 
 
+def test_without_retracing_advice_drops_that_warning_alone(caplog):
+    def trace_often():
+        for size in range(1, 8):
+            function(tf.zeros([size]))
+
+    function = tf.function(lambda x: x + 1)
+    with internals.without_retracing_advice():
+        trace_often()
+        tf.get_logger().warning("another one")
+    assert [record.getMessage() for record in caplog.records] == ["another one"]
+    function = tf.function(lambda x: x + 2)
+    trace_often()
+    assert "triggered tf.function retracing" in caplog.text  # It is back, and TensorFlow's text.
+
+
 def test_metrics_by_name(model):
     model.train_on_batch(X, Y)
     found = internals.metrics_by_name(model)

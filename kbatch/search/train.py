@@ -21,7 +21,12 @@ from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.machine import read_environment
 from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
-from kbatch.library_internals import cache_file, inputs_of_dataset, keep_build_config
+from kbatch.library_internals import (
+    cache_file,
+    inputs_of_dataset,
+    keep_build_config,
+    without_retracing_advice,
+)
 from kbatch.records.notes import Note
 from kbatch.records.training_run import (
     AskedRun,
@@ -528,7 +533,8 @@ class TimedFit:
         own += self._set_steps(batches, call, theirs)
         started_s = time.perf_counter()
         try:
-            with warnings.catch_warnings(), waiting_for_data(self.model, batches.dataset):
+            waits = waiting_for_data(self.model, batches.dataset)
+            with warnings.catch_warnings(), without_retracing_advice(), waits:
                 datasets = [batches.dataset, batches.validation_data]
                 datasets = [d for d in datasets if is_dataset(d)]
                 if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):
