@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_930,
+    "lines of tests": 26_943,
     "kbatch.search.tuner": 19_075,  # BatchSizeTuner
     "kbatch.search.hypermodel": 13_489,  # HyperModel
     "kbatch.memory.find": 7_558,  # find_max_batch_size

@@ -60,7 +60,7 @@ def test_of_searched_rates_the_best_of_each_size_is_joined_and_named_by_its_rate
     assert "take batch size 16, learning rate 0.004: 0.9500" in words(lower)
     # The axis ends where the sizes do.
     assert lower.get_ylim()[0] > 0.5
-    assert "Grey: 2 other trials, 1 of them outside the axis" in words(lower)
+    assert "Grey: 2 other trials, 1 outside the plot" in words(lower)
 
 
 def test_a_size_far_from_all_others_lies_outside_the_axis_and_is_named():
@@ -86,6 +86,19 @@ def test_the_trial_that_runs_is_a_hollow_mark():
     upper = draw_trials(make_study(), None, running="0032")
     hollow = [line for line in upper.lines if line.get_markerfacecolor() == PAPER]
     assert [list(line.get_xdata()) for line in hollow] == [[32]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_draw_trials_shows_short_runs_hollow_until_a_run_is_complete():
+    runs = [make_execution(32, accuracies=(v,), length="short") for v in (0.7, 0.86, 0.92)]
+    short = [make_trial(32, run, trial_id=f"{number}") for number, run in enumerate(runs)]
+    upper, lower = panels(make_study(*short))
+    hollow = [line for line in lower.lines if line.get_markerfacecolor() == PAPER]
+    assert [line.get_ydata()[0] for line in hollow] == [0.7, 0.86, 0.92]
+    assert lower.get_ylim()[0] < 0.7 < 0.92 < lower.get_ylim()[1]
+    assert "Hollow: short runs." in words(lower)
+    upper.figure.draw_without_rendering()
+    assert "3 short (hollow)" in words(panels(make_study(*short, make_trial(32)))[1])
 
 
 def test_no_line_goes_through_a_size_that_was_tried_at_a_far_rate_alone():

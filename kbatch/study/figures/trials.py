@@ -32,12 +32,11 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     """Plot samples/s and the quality of the model by batch size.
 
     The upper panel holds the throughput, the lower one the validation accuracy or whatever
-    `study.quality_metric` is. Joined is of each batch size the trial that `study.decide()`
-    compares, else the best; grey dots are the others. Trials that failed or ran out of memory are
-    marked at the bottom edge, and the trial that the decision names is labelled. Bars are intervals
-    over executions; of a single execution those over its timing windows and validation examples.
-    A hollow mark is a trial that runs, a short run, or a size that a race trained only at a rate
-    far from the best one.
+    `study.quality_metric` is. The line joins the trials that `study.decide()` compares, or the best
+    of a size. Grey dots are other trials. Failed trials are marked at the bottom edge, and the
+    trial that the decision names is labelled. Bars are intervals over training runs, or over the
+    timing windows and validation examples of a single run. A mark is hollow if the trial still
+    runs, is a short run, or trained only at a learning rate far from the best one.
 
     Example:
 
@@ -72,19 +71,19 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
     measured = {upper: lambda trial: trial.throughput, lower: quality_of}
     short = {trial.trial_id for trial in completed if not is_complete(trial.last)}
     whole = [trial for trial in completed if trial.trial_id not in short]
-    shown = [*common.one_of_each_size(study, whole).values()]
+    # Until a run is complete, the short runs are all that there is to show.
+    shown = [*common.one_of_each_size(study, whole).values()] or completed
     chosen = {trial.trial_id for trial in shown}
+    hollow_ids = {running, *far, *chosen & short}
     others = [trial for trial in completed if trial.trial_id not in chosen]
     for panel, measure in measured.items():
         known = [(trial, found) for trial in completed if (found := measure(trial))]
-        hollow = [(t, found) for t, found in known if t.trial_id in (running, *far)]
-        joined = [(t, found) for t, found in known if t.trial_id in chosen.difference(far)]
-        if joined:
-            draw.series(panel, 0, [(t.batch_size, found) for t, found in joined], label="")
-        for trial, found in hollow:
-            place = [trial.batch_size], [found.value]
-            draw.points(panel, *place, *series_style(0), hollow=True, zorder=3)
-        if not panel.lines:
+        drawn = chosen.difference(far, short)
+        if joined := [(t.batch_size, found) for t, found in known if t.trial_id in drawn]:
+            draw.series(panel, 0, joined, label="")
+        for size, found in [(t.batch_size, e) for t, e in known if t.trial_id in hollow_ids]:
+            draw.points(panel, [size], [found.value], *series_style(0), hollow=True, zorder=3)
+        if not known:
             nothing = "n/a (not measured in any trial)"
             canvas.write_message(panel, nothing if completed else common.none_completed(study))
     failed = [(t.batch_size, t.outcome) for t in trials if t.status != "completed"]
@@ -128,8 +127,10 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
         certified = decided.judgement.certified if decided.certified and decided.judgement else ()
         alike = {*decided.tied} <= {size for size, _ in certified}
         tied = f"{'As good' if alike else 'Perhaps as good'}: {sizes}."
-    marks = f"Hollow: {LEFT_OUT['far_rate']}." if far and running is None else ""
-    notes = (tied, marks, grey, outside, common.bars_text(shown))
+    why_hollow = "short runs" if chosen & short else LEFT_OUT["far_rate"]
+    marks = f"Hollow: {why_hollow}." if hollow_ids - {running} and running is None else ""
+    bars = common.bars_text(t for t in shown if t.trial_id not in short)
+    notes = (tied, marks, grey, outside, bars)
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
     return upper
 
@@ -167,12 +168,10 @@ def _draw_others(panel: Axes, points: Sequence[tuple[int, float, bool]]) -> str:
     panel.set_ylim(low, high)
     hidden = sum(not low <= value <= high for _, value, _ in points)
     short = sum(is_short for *_, is_short in points)
-    where = f", {short:,} of them short (hollow)" if short else ""
-    where += f", {hidden:,} of them outside the axis" if hidden else ""
-    return (
-        "Joined: of each batch size the trial that is compared, else the best. Grey: "
-        f"{pluralize(len(points), 'other trial')}{where}."
-    )
+    counts = (short, "short (hollow)"), (hidden, "outside the plot")
+    kinds = "".join(f", {count:,} {kind}" for count, kind in counts if count)
+    others = pluralize(len(points), "other trial")
+    return f"Line: the compared trial of each batch size, or its best one. Grey: {others}{kinds}."
 
 
 def named_label(study: Study) -> str:
