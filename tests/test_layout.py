@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 20_093,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 20_125,  # Without docstrings, comments and blank lines.
     "files in kbatch": 126,
     "record types": 80,
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_943,
-    "kbatch.search.tuner": 19_075,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 13_489,  # HyperModel
+    "lines of tests": 26_968,
+    "kbatch.search.tuner": 19_136,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 13_499,  # HyperModel
     "kbatch.memory.find": 7_558,  # find_max_batch_size
-    "kbatch.study.study": 5_618,  # load_study
+    "kbatch.study.study": 5_679,  # load_study
     "kbatch.training.accumulation.accumulate": 3_670,  # accumulate_gradients
 }
 TO_DO = {

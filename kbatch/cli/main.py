@@ -326,11 +326,12 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def _add_export(commands: Any) -> None:
-    text = "write the trials as a table, or to an experiment tracker"
+    text = "write the trials or the training runs as a table, or to an experiment tracker"
     add = _parser(commands, "export", _export, text)
     study = "project directory of a search, or a file that `Study.save` wrote"
     add("study", type=Path, metavar="DIR", help=study)
-    table = ".csv or .json to write (kbatch-trials.csv)"
+    add("--runs", action="store_true", help="write one row for each training run, not each trial")
+    table = ".csv or .json to write (kbatch-trials.csv, or kbatch-runs.csv with --runs)"
     add("-o", "--output", type=Path, help=table)
     tracker = (
         "write to a tracker what is not there yet, the table only with -o; the "
@@ -343,7 +344,7 @@ def _export(options: argparse.Namespace) -> None:
     from kbatch.records.json_codec import write_whole_file
     from kbatch.study.study import load_study, refuse_empty
 
-    output = options.output or Path("kbatch-trials.csv")
+    output = options.output or Path(f"kbatch-{'runs' if options.runs else 'trials'}.csv")
     suffix = output.suffix.lower()
     if suffix not in (".csv", ".json"):
         raise ValueError(f"`--output` must end in .csv or .json. Received: --output {output}.")
@@ -362,7 +363,7 @@ def _export(options: argparse.Namespace) -> None:
             ) from error
         if options.output is None:
             return
-    table = study.to_dataframe()
+    table = study.runs_to_dataframe() if options.runs else study.to_dataframe()
     csv = suffix == ".csv"
     text = table.to_csv(index=False) if csv else table.to_json(orient="records", indent=1)
     write_whole_file(output, str(text).encode())

@@ -21,7 +21,7 @@ from kbatch.page.numbers import (
     setting,
 )
 from kbatch.records.notes import Note
-from kbatch.records.training_run import TIMES
+from kbatch.records.training_run import TIMES, ExecutionRecord
 from kbatch.study.compare import (
     LeftOutReason,
     Unpaired,
@@ -193,14 +193,17 @@ def _cost(trials: Sequence[TrialRecord], notes: int) -> str:
 def searched_text(trials: Sequence[TrialRecord]) -> str:
     """Say how many training runs there were, and how those ended that did not complete."""
     runs = [run for trial in trials for run in trial.executions]
-    ends = Counter(
-        "diverged" if run.diverged else run.length if run.status == "completed" else run.status
-        for run in runs
-    )
-    failed = [f"{n:,} {end.replace('_', ' ')}" for end, n in ends.items() if end != "complete"]
+    ends = Counter(map(run_end, runs))
+    failed = [f"{n:,} {end}" for end, n in ends.items() if end != "complete"]
     sizes = pluralize(len({trial.batch_size for trial in trials}), "batch size")
     but = f" ({join_words(failed)})" if failed else ""
     return f"{pluralize(len(runs), 'training run')} of {sizes}{but}."
+
+
+def run_end(run: ExecutionRecord) -> str:
+    """Say how a training run ended, such as "complete", "stopped early" or "diverged"."""
+    end = "diverged" if run.diverged else run.length if run.status == "completed" else run.status
+    return end.replace("_", " ")
 
 
 def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:

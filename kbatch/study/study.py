@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
+from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.errors import RecordError
 from kbatch.page.numbers import count_range, pluralize
 from kbatch.page.result import Result
@@ -18,11 +19,26 @@ from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, by_importance, printable
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, SETTINGS_REMEDY, Plan, SearchRecord
-from kbatch.study.compare import as_compared, caption, check_tolerance, trained_runs
+from kbatch.study.compare import (
+    as_compared,
+    caption,
+    check_tolerance,
+    differing,
+    trained_runs,
+    training_seconds,
+)
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.limits import notes_of
-from kbatch.study.page import rows_of, searched_text, with_page
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, quality_columns, trial_row
+from kbatch.study.page import rows_of, run_end, searched_text, with_page
+from kbatch.study.trial import (
+    OWN_COLUMNS,
+    Objective,
+    TrialRecord,
+    judged_column,
+    quality_columns,
+    single_runs,
+    trial_row,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,44 +186,62 @@ class Study(Result):
     def _decisions(self) -> dict[tuple[float | None, float], Decision]:
         return {}
 
-    def to_dataframe(self, *, executions: bool = False) -> "pd.DataFrame":
-        """Make a table of the trials.
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Make a table with one row for each trial.
 
         The columns are `trial_id`, `status`, `batch_size`, `micro_batch_size`,
         `accumulation_steps`, `steps_per_execution`, `batch_size_seen`, `dtype_policy`,
         `optimizer`, `learning_rate` (before callbacks, the highest of a schedule),
         `samples_per_second` with `samples_per_second_low` and `_high` (a 95 % interval over three
-        executions or more, quartiles over the windows of a single one), `first_step_s`,
+        runs or more, quartiles over the windows of a single one), `first_step_s`,
         `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
         `overflowed_updates` (skipped by the loss scale), `seconds_to_target`, `noise_scale` of the
         late half of training in examples, with `noise_scale_low` and `_high` (a 95 % interval; an
         unresolved one may have the lower bound alone), `joules_to_target`, `joules_per_sample`,
         `gpu_energy_j`, `gpu_power_w` and `gpu_utilization` (0 to 1) of all GPUs in use,
-        `epochs`, `executions` (or `execution` and `seed`), `failure`, then the metrics of the best
+        `epochs`, `executions` (training runs), `failure`, then the metrics of the best
         epoch as Keras logged them, under Keras's names, then the value of a validation metric that
-        decides (such as "val_accuracy_judged"), then the other hyperparameters (as `hp/name` where
-        a name is taken). Missing is NaN or None.
+        decides (such as "val_accuracy_judged"), then the other hyperparameters (as `hp/name` if
+        a name is taken). Numbers are means over the runs of a trial. A missing value is NaN or
+        None.
 
-        Args:
-            executions: One row an execution instead of one a trial.
+        Returns:
+            The trials by batch size, then trial id.
         """
-        import pandas as pd
+        return _frame_of((trial, trial_row(trial)) for trial in self.trials)
 
-        taken, rows = {name for trial in self.trials for name in quality_columns(trial)}, []
-        for trial in self.trials:
-            runs: list[tuple[TrialRecord, int | None]] = [(trial, None)]
-            if executions:
-                alone = (dataclasses.replace(trial, executions=(e,)) for e in trial.executions)
-                runs = [(run, number) for number, run in enumerate(alone)]
-            for run, number in runs:
-                row = trial_row(run, number)
-                row |= {n: value for n, value in quality_columns(run).items() if n not in row}
-                for name, value in trial.hyperparameters.items():
-                    if name not in OWN_COLUMNS:
-                        # Metrics and hyperparameters cover no column of any trial.
-                        row[f"hp/{name}" if name in row or name in taken else name] = value
-                rows.append(row)
-        return pd.DataFrame(rows)
+    def runs_to_dataframe(self) -> "pd.DataFrame":
+        """Make a table with one row for each training run, short and failed runs included.
+
+        Instead of `executions` it has the columns `run` (number within the trial, from 0), `seed`
+        and `length` ("complete", "short" if the run looked for a learning rate, or
+        "stopped_early"). All other columns are those of `to_dataframe`, with the values of the
+        run.
+
+        Example:
+
+        >>> runs = kbatch.load_study("results/digits").runs_to_dataframe()
+        >>> runs[runs["length"] == "complete"].groupby("batch_size")["val_accuracy"].mean()
+
+        Returns:
+            The training runs by batch size, then trial id, then number.
+        """
+        return _frame_of((run, trial_row(run, number)) for run, number in single_runs(self.trials))
+
+    def runs_table(self) -> "pd.DataFrame":
+        """Return what a report shows of each training run."""
+        objective, runs = self.trials[0].objective, single_runs(self.trials)
+        given = [name for name in differing(self.trials) if name != FACTOR_NAME]
+        given += [] if self.decide().rate_setters else ["learning_rate"]
+        judged = judged_column(objective) or ""
+        names = ("trial_id", "run", "batch_size", *given, "seed", "epochs", objective.name, judged)
+        titles = {name: name.replace("_", " ") for name in ("batch_size", "dtype_policy")}
+        titles |= {"trial_id": "trial", "learning_rate": "learning rate", judged: "judged"}
+        table = self.runs_to_dataframe().filter([*dict.fromkeys(names)]).rename(columns=titles)
+        table["training time (s)"] = [training_seconds(run.last) for run, _ in runs]
+        table["ended"] = [run_end(run.last) for run, _ in runs]
+        table.attrs["digits"] = {objective.name: 4, "judged": 4}
+        return table
 
     def log_to(self, tracker: Literal["mlflow", "wandb"]) -> str:
         """Write the study and its executions to an experiment tracker, as runs.
@@ -236,6 +270,20 @@ class Study(Result):
         refuse_empty(self)
         runs = tracked_runs(self.name, self.trials, self.search, self.decide())
         return log_runs(tracker, runs, self.environment)
+
+
+def _frame_of(rows: Iterable[tuple[TrialRecord, dict[str, object]]]) -> "pd.DataFrame":
+    """Make a table of rows; metrics and hyperparameters cover no column of any of them."""
+    import pandas as pd
+
+    rows = list(rows)
+    taken = {name for trial, _ in rows for name in quality_columns(trial)}
+    for trial, row in rows:
+        row |= {name: value for name, value in quality_columns(trial).items() if name not in row}
+        for name, value in trial.hyperparameters.items():
+            if name not in OWN_COLUMNS:
+                row[f"hp/{name}" if name in row or name in taken else name] = value
+    return pd.DataFrame([row for _, row in rows])
 
 
 def refuse_empty(study: Study) -> None:

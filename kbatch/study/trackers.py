@@ -4,7 +4,6 @@ The study is a run, and so is each execution that has ended. A run is found agai
 trial and the number of its execution: an execution that is there is not written again.
 """
 
-import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -19,10 +18,10 @@ from typing import Any, NamedTuple
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.training_run import SearchRecord
 from kbatch.study.decision import Decision
-from kbatch.study.trial import OWN_COLUMNS, TrialRecord, judged_column, trial_row
+from kbatch.study.trial import OWN_COLUMNS, TrialRecord, judged_column, single_runs, trial_row
 
 # Columns of an execution that were given or found before training; the other numbers were measured.
-_SETTINGS = ("trial_id", "execution", "seed", "batch_size", "micro_batch_size")
+_SETTINGS = ("trial_id", "run", "seed", "batch_size", "micro_batch_size")
 _SETTINGS += ("accumulation_steps", "steps_per_execution", "dtype_policy", "optimizer")
 _SETTINGS += ("learning_rate",)
 
@@ -45,10 +44,9 @@ def tracked_runs(
 ) -> list[TrackedRun]:
     """List the study and its executions; one that trains, or will again, is left out."""
     executions = [
-        _execution_run(dataclasses.replace(trial, executions=(execution,)), number)
-        for trial in trials
-        for number, execution in enumerate(trial.executions)
-        if execution.status not in ("running", "interrupted")
+        _execution_run(trial, number)
+        for trial, number in single_runs(trials)
+        if trial.status not in ("running", "interrupted")
     ]
     settings: dict[str, object] = {}
     if search is not None:
@@ -82,7 +80,7 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
         epochs.append((spent_s, known))
     return TrackedRun(
         key=f"{trial.trial_id}-{number}",
-        name=f"batch {trial.batch_size}, trial {trial.trial_id}, execution {number}",
+        name=f"batch {trial.batch_size}, trial {trial.trial_id}, run {number}",
         settings=settings,
         metrics=metrics,
         status=trial.status,

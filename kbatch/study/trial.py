@@ -251,8 +251,17 @@ def quality_columns(trial: TrialRecord) -> dict[str, float]:
     return trial.metrics | ({column: value} if column and value is not None else {})
 
 
+def single_runs(trials: Iterable[TrialRecord]) -> list[tuple[TrialRecord, int]]:
+    """Return each training run as a trial of its own, with its number within the trial."""
+    return [
+        (dataclasses.replace(trial, executions=(run,)), number)
+        for trial in trials
+        for number, run in enumerate(trial.executions)
+    ]
+
+
 def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
-    """Make the row of a trial, or of its only execution, which has this number."""
+    """Make the row of a trial, or of its only training run, which has this number."""
     first = trial.executions[0]
     rates, scale = trial.throughput, trial.noise_scale
     # The counts of one execution are whole numbers.
@@ -262,8 +271,9 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
     usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization")
     return {
         "trial_id": trial.trial_id,
-        **({} if number is None else {"execution": number, "seed": first.seed}),
+        **({} if number is None else {"run": number, "seed": first.seed}),
         "status": trial.status,
+        **({} if number is None else {"length": first.length}),
         "batch_size": trial.batch_size,
         "micro_batch_size": trial.last.micro_batch_size,
         "accumulation_steps": trial.last.accumulation_steps,

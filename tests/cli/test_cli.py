@@ -98,6 +98,11 @@ def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
         assert all(file.stat().st_size > 100 for file in printed)
         assert len(printed) == 1 or name == "report.md"
     assert list(pd.read_csv(tmp_path / "trials.csv").batch_size) == [32, 128, 512]
+    path = tmp_path / "runs.csv"
+    assert cli.main(["export", project, "--runs", "-o", str(path)]) == 0
+    runs = pd.read_csv(path)
+    assert sorted(set(runs.batch_size)) == [32, 128, 512]
+    assert len(runs) == sum(len(trial.executions) for trial in kbatch.load_study(project).trials)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file names are UTF-8")

@@ -81,8 +81,7 @@ def read_all(study):
     """All that is computed of a study before it is drawn."""
     assert repr(study)
     assert repr(study.decide())
-    for executions in (False, True):
-        table = study.to_dataframe(executions=executions)
+    for table in (study.to_dataframe(), study.runs_to_dataframe(), study.runs_table()):
         assert table.to_csv().encode()
         assert table.to_json(orient="records")
     assert str(study.decide())

@@ -54,7 +54,7 @@ def test_it_finds_what_keras_tuners_grid_search_finds(found, tmp_path):
     stock = searches.search(tmp_path, two_sizes(), **TWICE)
     tuner, study = found
     of_stock = kbatch.load_study(stock)
-    assert len(of_stock.to_dataframe(executions=True)) == 4
+    assert len(of_stock.runs_to_dataframe()) == 4
     for mine, theirs in zip(study.trials, of_stock.trials, strict=True):
         # keras-tuner's own tuners do not say which execution of a trial comes.
         assert [run.seed for run in theirs.executions] == [0, 1]

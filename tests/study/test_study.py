@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from records_factory import (
+    make_diverged,
     make_epochs,
     make_execution,
     make_gpu,
@@ -26,14 +27,34 @@ USAGE = [
 def test_the_columns_are_the_documented_ones():
     columns = list(make_study().to_dataframe().columns)
     assert columns[32:] == ["loss", "val_accuracy", "val_loss", "val_accuracy_judged"]
-    words = re.findall(r"`(\w+)`", Study.to_dataframe.__doc__.split("Args:")[0])
+    words = re.findall(r"`(\w+)`", Study.to_dataframe.__doc__.split("Returns:")[0])
     # `_high` stands for the name before it.
     documented = [
         words[i - 1].replace("_low", "_high") if word == "_high" else word
         for i, word in enumerate(words)
     ]
-    of_executions = ("execution", "seed")
-    assert columns[:32] == [name for name in documented if name not in of_executions]
+    assert columns[:32] == documented
+    runs = list(make_study().runs_to_dataframe().columns)
+    assert [name for name in runs if name not in columns] == ["run", "seed", "length"]
+    assert [name for name in columns if name not in runs] == ["executions"]
+
+
+def test_runs_to_dataframe_has_a_row_for_every_run_of_any_length_and_end():
+    short = make_execution(32, seed=1, length="short", accuracies=(0.6, 0.8))
+    stopped = make_execution(32, seed=2, length="stopped_early", accuracies=(0.1,))
+    study = make_study(make_trial(32, short, make_execution(32), stopped), make_diverged(64))
+    rows = study.runs_to_dataframe()
+    assert rows["trial_id"].tolist() == ["0032"] * 3 + ["0064"]
+    assert rows["run"].tolist() == [0, 1, 2, 0]
+    assert rows["seed"].tolist() == [1, 0, 2, 0]
+    assert rows["length"].tolist() == ["short", "complete", "stopped_early", "complete"]
+    assert rows["status"].tolist() == ["completed"] * 3 + ["failed"]
+    assert rows["epochs"].tolist() == [2, 2, 1, 1]
+    np.testing.assert_allclose(rows["val_accuracy"], [0.8, 0.97, 0.1, math.nan])
+    np.testing.assert_allclose(rows["val_accuracy_judged"], [0.7, 0.935, 0.1, math.nan])
+    shown = study.runs_table()
+    assert shown["ended"].tolist() == ["short", "complete", "stopped early", "diverged"]
+    np.testing.assert_allclose(shown["judged"], rows["val_accuracy_judged"])
 
 
 def test_what_was_measured_of_the_devices_stands_in_the_table():
@@ -54,7 +75,7 @@ def test_what_was_measured_of_the_devices_stands_in_the_table():
         "gpu_utilization": 0.8,
     }
     assert all(math.isnan(value) for value in unknown.values())
-    assert study.to_dataframe(executions=True)["joules_per_sample"].tolist()[:2] == [1.0, 2.0]
+    assert study.runs_to_dataframe()["joules_per_sample"].tolist()[:2] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("accuracies", [(0.8,), (0.95, 0.96), (0.95, 0.8)])
@@ -75,7 +96,7 @@ def test_a_trial_is_the_mean_of_its_executions():
         )
     )
     row = study.to_dataframe().iloc[0]
-    rows = study.to_dataframe(executions=True)
+    rows = study.runs_to_dataframe()
     for column in ("samples_per_second", "val_accuracy", "updates", "epochs", "data_wait_share"):
         np.testing.assert_allclose(row[column], rows[column].mean())
     interval = mean_interval([1000, 1200, 1300])
@@ -98,9 +119,9 @@ def test_samples_per_second_are_those_really_got_and_its_bar_reaches_them():
     got = 900 / 4.5
     assert trial.samples_per_second == trial.executions[0].samples_per_second == pytest.approx(got)
     np.testing.assert_allclose(trial.throughput.ends, [got, 1000])
-    for executions in (True, False):
-        row = make_study(trial).to_dataframe(executions=executions).iloc[0]
-        assert row["samples_per_second"] == pytest.approx(got)
+    study = make_study(trial)
+    for table in (study.to_dataframe(), study.runs_to_dataframe()):
+        assert table["samples_per_second"].tolist() == [pytest.approx(got)]
 
 
 @pytest.mark.parametrize(

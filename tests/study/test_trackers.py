@@ -50,7 +50,7 @@ def test_a_run_has_the_numbers_of_the_table_and_of_each_epoch():
     trial = two_executions()
     first = by_key(trial)["0064-0"]
     (before_s, before), (after_s, _) = first.epochs
-    assert (first.settings["trial_id"], first.settings["execution"]) == ("0064", 0)
+    assert (first.settings["trial_id"], first.settings["run"]) == ("0064", 0)
     assert first.settings["batch_size"] == first.settings["micro_batch_size"] == 64
     assert first.settings["learning_rate_scaling"] == "sqrt"
     assert first.settings["seed"] == 0
