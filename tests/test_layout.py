@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_968,
+    "lines of tests": 26_969,
     "kbatch.search.tuner": 19_136,  # BatchSizeTuner
     "kbatch.search.hypermodel": 13_499,  # HyperModel
     "kbatch.memory.find": 7_558,  # find_max_batch_size

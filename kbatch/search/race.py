@@ -35,7 +35,7 @@ from kbatch.study.decision import race_task
 _MOST_SETTINGS = 4
 _ENDS = {
     "settled": "more training runs would hardly change the answer",
-    "trainings": "no further training run fits in `max_trainings`",
+    "trainings": "no further training run fits in {most} complete trainings (`max_trainings`)",
     "time": "no further training run fits in `time_budget_s`",
     "alone": "only one batch size can be trained",
     "diverged": (
@@ -101,10 +101,10 @@ class RaceStrategy:
 
     def ending(self) -> str | None:
         """Describe why nothing more was proposed."""
-        step = self._last
-        if step is None or step.ended is None:
+        if self._last is None or (ended := self._last.ended) is None:
             return None
-        end = _ENDS[step.ended].format(smallest=setting(self._smallest))
+        most = setting(race_task([], self._settings).max_trainings)
+        end = _ENDS[ended].format(smallest=setting(self._smallest), most=most)
         return f"The race has ended: {end}."
 
     def _next(

@@ -68,7 +68,7 @@ def test_it_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
     assert complete_trainings(runs) <= 6
     assert len({e.place for e in runs}) == len(runs)
     assert said.startswith("2 sizes, about 4 complete trainings. ")
-    assert "short: 2 of 4 epochs" in said and "The race has ended" in said
+    assert "short: 2 of 4 epochs" in said and "fits in 6 complete trainings" in said
 
 
 def test_its_answer_is_a_complete_pair_that_the_tuner_names_too(with_rates):

@@ -98,7 +98,8 @@ def test_draw_trials_shows_short_runs_hollow_until_a_run_is_complete():
     assert lower.get_ylim()[0] < 0.7 < 0.92 < lower.get_ylim()[1]
     assert "Hollow: short runs." in words(lower)
     upper.figure.draw_without_rendering()
-    assert "3 short (hollow)" in words(panels(make_study(*short, make_trial(32)))[1])
+    text = words(panels(make_study(*short, make_trial(64)))[1])
+    assert "3 short (hollow)" in text and "No complete run: batch size 32." in text
 
 
 def test_no_line_goes_through_a_size_that_was_tried_at_a_far_rate_alone():

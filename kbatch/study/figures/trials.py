@@ -105,11 +105,8 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
             bottom, top = lower.get_ylim()
             lower.set_ylim(bottom - 0.25 * (top - bottom), top)
         for panel, measure in measured.items():
-            points = [
-                (t.batch_size, found.value, t.trial_id in short)
-                for t in others
-                if (found := measure(t))
-            ]
+            found = [(t, estimate.value) for t in others if (estimate := measure(t))]
+            points = [(t.batch_size, value, t.trial_id in short) for t, value in found]
             grey = _draw_others(panel, points) or grey
     if named is not None:
         characters = round(canvas.width_share(lower) * 60)
@@ -129,6 +126,8 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
         tied = f"{'As good' if alike else 'Perhaps as good'}: {sizes}."
     why_hollow = "short runs" if chosen & short else LEFT_OUT["far_rate"]
     marks = f"Hollow: {why_hollow}." if hollow_ids - {running} and running is None else ""
+    if missing := {t.batch_size for t in completed} - {t.batch_size for t in shown}:
+        marks += f" No complete run: batch size {sizes_text(sorted(missing), trials)}."
     bars = common.bars_text(t for t in shown if t.trial_id not in short)
     notes = (tied, marks, grey, outside, bars)
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
