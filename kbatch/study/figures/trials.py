@@ -129,7 +129,7 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
     if missing := {t.batch_size for t in completed} - {t.batch_size for t in shown}:
         marks += f" No complete run: batch size {sizes_text(sorted(missing), trials)}."
     bars = common.bars_text(t for t in shown if t.trial_id not in short)
-    notes = (tied, marks, grey, outside, bars)
+    notes = (tied, marks.strip(), grey, outside, bars)
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
     return upper
 
