@@ -4,9 +4,10 @@ A race looks for the size that trains fastest among those within the tolerance o
 
 1. Short runs at the base size, a fifth of the epochs each, find the learning rate (`_short_run`).
 2. Complete runs at the base size check it against its neighbours (`_check`).
-3. Complete runs of other sizes follow, at the rate that the rule makes of it: the largest size, one
-   in the middle, then whatever tells most about which sizes are within the tolerance for its
-   seconds (`_comparison`). A size that ran before runs with its next seed.
+3. Complete runs of other sizes follow, each at the rate that the rule makes of the base size's
+   rate: the largest size, then one in the middle. After these, the next run is the one that tells
+   most for its seconds about which sizes are within the tolerance (`_comparison`). A size that ran
+   before runs with its next seed.
 4. After any run, the fastest size that is probably within the tolerance is named (`_named`).
 
 All sizes share one `Belief`: the quality is a smooth curve over the logarithm of the size, seen
@@ -31,24 +32,28 @@ from kbatch.analysis.run_table import Pinned, Run, first_seed, pinned_parts, tra
 # A short run trains this share of the epochs, at least two: after one epoch the best rate seems to
 # be an octave higher than it is.
 SHORT_SHARE, LEAST_SHORT = 0.2, 2
-# Rates are tried in octaves of the rule's: one that is 8 times wrong leaves two on either side.
+# Rates are tried within so many octaves of the rule's rate. If that rate is wrong by a factor of 8,
+# two octaves are left beyond the right one.
 MOST_OCTAVES = 5
-# The first ones tried. Steps of four are cheap; neighbours at a factor of two follow.
+# The first octaves tried. Steps by a factor of four need few runs; a factor of two follows.
 FIRST_OCTAVES = (0, -2, 2)
-# A size is named if it is within the tolerance with this probability. More names slow, safe sizes.
+# A size is named if it is within the tolerance with this probability. A larger value names slower
+# and safer sizes.
 ENOUGH = 0.8
-# Epochs of a network that is behind tell nothing beyond this distance, in tolerances and in
-# standard errors: a collapse must not bend the curve of the sizes that matter.
+# A run that is further behind the best than this sum, in tolerances and in standard errors, counts
+# as this far behind: a run that collapsed must not bend the curve of the sizes that matter.
 CLIPPED_TOLERANCES, CLIPPED_ERRORS = 3.0, 3.0
-# Runs share their validation examples, so seeds scatter less than a sample of examples would.
+# The deviation that is expected between seeds, over the standard error by validation examples. It
+# is below 1 because all runs are validated on the same examples.
 SEEDS_PER_SAMPLE = 0.6
-# The curve in units of the noise that is expected: amplitudes, its length in octaves, and the slope
-# of its line over the amplitude. Its level is free.
+# The curve over sizes, in units of the noise that is expected: its possible amplitudes, its length
+# in octaves, the deviation of its slope over the amplitude, and that of its level, so large that
+# the level is free.
 AMPLITUDES, LENGTH, SLOPE, LEVEL = (1.0, 2.0, 4.0, 8.0), 3.0, 0.5, 100.0
-# The noise of one run in the same unit, log-normal around 1, and the share of its variance that
-# runs with the same seed number have in common.
+# The possible noise of one run in the same unit, the deviation of its logarithm around 0, and the
+# share of its variance that runs with the same seed number have in common.
 NOISES, NOISE_SPREAD, SHARED = (0.5, 0.71, 1.0, 1.41, 2.0), 0.4, 0.25
-DRAWS = 2000  # Probabilities to one percent.
+DRAWS = 2000  # Of the curve. They give probabilities to about one percent.
 # The noise of a run is at least this part of the tolerance, because smaller differences do not
 # matter, and half of the tolerance if nothing is known of single validation examples.
 LEAST_ERROR, UNKNOWN_ERROR = 1 / 8, 1 / 2
@@ -58,12 +63,13 @@ CLEAR = 1.0
 # least two complete runs must show how much that is. In replays, a tenth of the stopped runs would
 # have ended within the tolerance; without a margin, a third.
 STOPPED_MARGIN, LEAST_FINISHED = 2.0, 2
-# Complete trainings for each size that a race rarely exceeds, and that it rarely ends before.
+# Complete trainings for each size. In replays a race rarely took more, and rarely fewer.
 MOST_NEEDED, LEAST_NEEDED = 2.5, 1.5
-# The power of its seconds that the worth of a run is divided by.
+# What a run tells is divided by its seconds to this power. With 0, seconds would not count. With 1,
+# a race would take fewer seconds and name slower sizes.
 PRICED = 0.5
-# Deviations of log seconds: the plan's error for a size, a change of the machine's speed that
-# neighbouring runs share over a few runs, and single runs.
+# Deviations of the logarithm of seconds: the plan's error for a size, a change of the machine's
+# speed that lasts for about `DRIFT_RUNS` runs, and the noise of a single run.
 PLAN_ERROR, DRIFT, DRIFT_RUNS, TIME_NOISE = 0.1, 1.0, 5.0, 0.05
 
 
@@ -80,7 +86,7 @@ class RaceTask:
     max_trainings: float  # Complete trainings; a run of e of E epochs counts e / E.
     seconds: Mapping[int, float]  # That a complete training of each size is expected to take.
     search_rate: bool = True  # Whether to try other rates than the rule's.
-    short_runs: bool = True  # Whether these may be looked for by incomplete runs.
+    short_runs: bool = True  # Whether short runs may look for the rate; else complete ones do.
 
 
 class NextRun(NamedTuple):
@@ -115,7 +121,7 @@ def next_run(
         task: What does not change during the race.
         runs: All that ended, in the order in which they began.
         pending: Those that run now.
-        seconds_left: Of the time budget; None for no limit.
+        seconds_left: Seconds that are left of the time budget. Default: no limit.
     """
     race = _Race(task, runs, pending, seconds_left)
     if not race.sizes:
@@ -217,14 +223,15 @@ def _short_run(race: "_Race") -> RaceStep | None:
         if race.tried[best] == -math.inf:  # All diverged.
             wanted = [min(race.tried) - 2, -MOST_OCTAVES]
     wanted = [k for k in wanted if race.may(race.base, k) and k not in race.tried]
-    known = [race.run(race.base, octave, 0, race.short) for octave in race.tried]
-    waits = set(race.pending) - set(known)
-    waits = [run for run in waits if run[::2] == (race.base, 0) and run.epochs == race.short]
     for octave in wanted:
         run = race.run(race.base, octave, 0, race.short)
         if run not in race.pending:
             return None if race.lacks(run, race.essential()) else RaceStep(run)
-    if waits:
+    if any(
+        (run.batch_size, run.number, run.epochs) == (race.base, 0, race.short)
+        and _octave(run) not in race.tried
+        for run in race.pending
+    ):
         return RaceStep()
     all_diverged = race.tried and race.tried[best] == -math.inf
     return RaceStep(None, "diverged") if all_diverged else None
@@ -233,9 +240,9 @@ def _short_run(race: "_Race") -> RaceStep | None:
 def _check(race: "_Race") -> RaceStep | None:
     """Return the next complete run that checks the rate at the base size, None if it is checked.
 
-    Short runs flatter large rates, most of all on noisy data. So the smaller neighbour is trained
-    too, and the next ones while that gains; if it does not, the larger neighbour, unless it is
-    clearly worse after a short run.
+    Large rates look better after short runs than after complete ones, most of all on noisy data.
+    So the next smaller rate is trained too, then smaller ones as long as they are better. If none
+    is better, the next larger rate is trained, unless it was clearly worse after a short run.
     """
     guess, known = race.guess, race.at_base
     wanted = [guess]
@@ -259,7 +266,7 @@ def _comparison(race: "_Race") -> RaceStep:
     belief = _believe(race)
     every = [race.next_of(size) for size in race.sizes if size not in race.stopped]
     options = [run for run in every if not race.lacks(run)]
-    ended = None if options else race.lacks(every[0]) if every else "settled"
+    ended = "settled" if not every else None if options else race.lacks(every[0])
     if belief is not None and options:
         within = belief.within()
         named = _named(race, within)
@@ -344,7 +351,7 @@ class _Race:
         return max(self.at_base, key=lambda octave: self.at_base[octave])
 
     def _trains(self, size: int) -> bool:
-        """Return whether a size may be trained, as far as the runs show it."""
+        """Return whether a size may be trained, as far as its runs and smaller sizes show."""
         trained = {run.batch_size for run in self.runs if run.value is not None}
         return not any(
             (run.ended in ("out_of_memory", "failed") and size == run.batch_size)
@@ -444,7 +451,7 @@ class _Race:
         return [run for run in wanted if run.number == 0]
 
     def share(self, run: NextRun) -> float:
-        """Return the cost of a run in complete trainings, less what a short one has trained."""
+        """Return the cost of a run in complete trainings, without what a short run has trained."""
         had = [
             one.epochs or 0
             for one in self.runs
@@ -455,7 +462,7 @@ class _Race:
     def lacks(
         self, run: NextRun, keep: Sequence[NextRun] = ()
     ) -> Literal["trainings", "time"] | None:
-        """Return which budget a run does not fit into, with room for others to come."""
+        """Return which budget a run does not fit into, with room for the runs to `keep`."""
         shares = [self.share(one) for one in (run, *keep)]
         spent = sum((one.epochs or self.task.epochs) / self.task.epochs for one in self.runs)
         spent += sum(self.share(one) for one in self.pending)
@@ -463,14 +470,13 @@ class _Race:
             return "trainings"
         if self.seconds_left is None or not self.runs:
             return None
-        costs = [
-            share * self.seconds[one[0]] for share, one in zip(shares, (run, *keep), strict=True)
-        ]
+        seconds = [self.seconds[one.batch_size] for one in (run, *keep)]
+        costs = [share * one for share, one in zip(shares, seconds, strict=True)]
         spent = sum(one.seconds or 0.0 for one in self.runs)
         return None if _fits(costs, self.seconds_left, spent) else "time"
 
     def price(self, run: NextRun) -> float:
-        """Return what a run costs beside others."""
+        """Return what the information of a run is divided by."""
         return (self.seconds[run.batch_size] * self.share(run)) ** PRICED
 
     def obstacle(
@@ -511,9 +517,10 @@ class _Belief(NamedTuple):
         return dict(zip(self.sizes, self.near.mean(0).tolist(), strict=True))
 
     def information(self) -> dict[int, float]:
-        """Return how much a run of each size tells of which sizes are within the tolerance.
+        """Return how much a run of each size tells about which sizes are within the tolerance.
 
-        It is by how much it is expected to lower the variances of the indicators, to first order.
+        For each size, `near` is 0 or 1. The result is, to first order, how much the run is expected
+        to lower the sum of the variances of `near`.
         """
         moved = (self.draws - self.draws.mean(0)).T @ (self.near - self.near.mean(0))
         worth = ((moved / len(self.draws)) ** 2).sum(1) / (np.diag(self.covariance) + self.noise)
@@ -523,7 +530,7 @@ class _Belief(NamedTuple):
         return sorted(sizes, key=lambda size: -self.mean[self.sizes.index(size)])
 
     def gaps(self, sizes: Sequence[int], confidence: float) -> dict[int, Estimate[float]]:
-        """Return how much worse each size is than the best of them, of this against the second."""
+        """Return how much worse each size is than the best one, and the best than the second."""
         if len(sizes) < 2:
             return {}
         at = {size: self.sizes.index(size) for size in sizes}
@@ -539,7 +546,7 @@ class _Belief(NamedTuple):
 
 
 def _believe(race: _Race) -> _Belief | None:
-    """Condition the curve over sizes on the complete runs, None before there is one."""
+    """Condition the curve over sizes on the complete runs. None if there is no complete run yet."""
     runs = race.observed()
     values = [run.value for run in runs if run.epochs is None and run.value is not None]
     if not values:
@@ -554,31 +561,30 @@ def _believe(race: _Race) -> _Belief | None:
     at = [sizes.index(run.batch_size) for run in runs]
     numbers = np.array([run.seed for run in runs])
     x = np.log2(sizes) - np.mean(np.log2(sizes))
-    apart = np.subtract.outer(x, x)
-    shape = SLOPE**2 * np.outer(x, x) + np.exp(-0.5 * (apart / LENGTH) ** 2)
+    octaves = np.subtract.outer(x, x)
+    shape = SLOPE**2 * np.outer(x, x) + np.exp(-0.5 * (octaves / LENGTH) ** 2)
     alike = (1 - SHARED) * np.eye(len(y)) + SHARED * np.equal.outer(numbers, numbers)
     parts = []
     for amplitude, noise in itertools.product(AMPLITUDES, NOISES):
         prior = amplitude**2 * shape + LEVEL**2
         lower = np.linalg.cholesky(prior[np.ix_(at, at)] + noise**2 * alike)
-        off, across = np.linalg.solve(lower, y), np.linalg.solve(lower, prior[at])
-        log = -0.5 * off @ off - np.log(np.diag(lower)).sum()
+        white, cross = np.linalg.solve(lower, y), np.linalg.solve(lower, prior[at])
+        log = -0.5 * white @ white - np.log(np.diag(lower)).sum()
         log -= 0.5 * (math.log(noise) / NOISE_SPREAD) ** 2
-        parts.append((log, across.T @ off, prior - across.T @ across, noise**2))
+        parts.append((log, cross.T @ white, prior - cross.T @ cross, noise**2))
     logs, means, covariances, noises = map(np.array, zip(*parts, strict=True))
     shares = np.exp(logs - logs.max())
     shares /= shares.sum()
     mean, noise = shares @ means, float(shares @ noises)
-    off = means - mean
-    covariance = np.tensordot(shares, covariances, 1) + (shares[:, None] * off).T @ off
-    for one in race.pending:  # At its expected value: the mean stays.
-        if one.batch_size in sizes and one.epochs == race.task.epochs:
-            own = covariance[:, sizes.index(one.batch_size)]
-            covariance = covariance - np.outer(own, own) / (
-                own[sizes.index(one.batch_size)] + noise
-            )
-    lengths, axes = np.linalg.eigh(covariance)
-    draws = mean + (_normals(len(sizes)) * np.sqrt(np.maximum(lengths, 0.0))) @ axes.T
+    apart = means - mean
+    covariance = np.tensordot(shares, covariances, 1) + (shares[:, None] * apart).T @ apart
+    for run in race.pending:  # Its value is taken to be the expected one, so the mean stays.
+        if run.batch_size in sizes and run.epochs == race.task.epochs:
+            place = sizes.index(run.batch_size)
+            column = covariance[:, place]
+            covariance = covariance - np.outer(column, column) / (column[place] + noise)
+    variances, axes = np.linalg.eigh(covariance)
+    draws = mean + (_normals(len(sizes)) * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
     draws, mean, covariance = draws * error, mean * error, covariance * error**2
     near = draws >= draws.max(1, keepdims=True) - race.task.tolerance
     return _Belief(sizes, mean, covariance, noise * error**2, draws, near)
@@ -590,10 +596,10 @@ def _normals(count: int) -> np.ndarray:
 
 
 def _seconds(task: RaceTask, runs: Sequence[Run]) -> dict[int, float]:
-    """Return what a complete training of each size takes: as planned, corrected by the runs.
+    """Return the seconds of a complete training of each size: as planned, corrected by the runs.
 
-    The log of measured over planned is a plan's error for the size, plus the speed of the machine,
-    which runs that follow each other share, plus noise.
+    The logarithm of measured over planned seconds is the sum of the plan's error for the size, the
+    change of the machine's speed, which is similar for runs that follow each other, and noise.
     """
     if not all(task.seconds.get(size) for size in task.batch_sizes):
         measured = training_seconds_of([r for r in runs if r.epochs is None], task.batch_sizes)
@@ -616,5 +622,5 @@ def _seconds(task: RaceTask, runs: Sequence[Run]) -> dict[int, float]:
     }
 
 
-def _octave(run: Run) -> int:
+def _octave(run: Run | NextRun) -> int:
     return round(math.log2(run.factor))
