@@ -92,7 +92,9 @@ MUTATIONS = [
     Mutation("(fast, key=lambda k: (pairs", "(fast, key=lambda k: (-pairs", "judge"),
     Mutation("0.9 if self._looks == 1 else 0.3 / self._looks**1.5", "0.9", "judge"),
     Mutation("np.maximum(self._seeds, single)", "self._seeds * 1.0", "judge"),
-    Mutation("special.ndtri(level)) ** 2 * share", "special.ndtri(level)) ** 2 * 0.0", "judge"),
+    Mutation(
+        "special.ndtri(level) * table.step) ** 2", "special.ndtri(level) * 0.0) ** 2", "judge"
+    ),
     Mutation("-MOST_OCTAVES <= octave < self._ceiling(size)", "-MOST_OCTAVES <= octave", "race"),
     Mutation("if within[size] >= ENOUGH]", "if within[size] >= 0.0]", "race"),
     Mutation("np.linalg.solve(drift + same", "np.linalg.solve(same", "race"),
@@ -108,7 +110,7 @@ MUTATIONS = [
     Mutation("beta_1**2 + (1 - beta_1**2) / 100", "0.0", "learning_rates"),
     Mutation("most) / learning_rate_ratio", "most)", "learning_rates"),
     Mutation("momentum ** batch_size_ratio(", "momentum * batch_size_ratio(", "learning_rates"),
-    Mutation("max(1, round(steps / kappa))", "max(1, round(steps * kappa))", "scaled_model"),
+    Mutation("float(steps) / kappa, rounds_up", "float(steps) * kappa, rounds_up", "scaled_model"),
     Mutation("cast(whole * self.kappa,", "cast(whole / self.kappa,", "scaled_model"),
 ]
 

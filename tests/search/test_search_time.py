@@ -22,11 +22,12 @@ def test_a_run_begins_if_it_can_end_in_time_and_the_first_one_always(clock):
     clock.now_s += 15
     spent.ended(32, 0.5, seconds=10.0)  # Twice as slow as the plan says.
     assert (spent.training_s(32), spent.training_s(16)) == (20, 40)
-    assert spent.fits(16)  # 45 s are left.
-    clock.now_s += 9
+    clock.now_s += 7
+    assert spent.fits(16)  # 38 s are left, and a search may end 3 s late.
+    clock.now_s += 2
     assert not spent.fits(16) and spent.fits(32)
-    clock.now_s += 36.5
-    assert not spent.fits(32)
+    clock.now_s += 36.5  # A run of 1 s would still end within these 3 s.
+    assert not spent.fits(32) and not spent.fits(32, 0.05)
 
 
 def test_without_a_plan_the_runs_so_far_say_what_others_take(clock):

@@ -380,7 +380,8 @@ def test_a_run_whose_units_are_dead_is_of_no_use_whatever_its_metric(name, bias)
     assert timed.best_epoch.is_dead() == (bias < 0)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-3])
+# At 0.0077 about a quarter of the positives are below the first threshold.
+@pytest.mark.parametrize("scale", [1.0, 0.0077, 1e-3])
 def test_an_auc_of_predictions_below_its_thresholds_gets_a_note(scale):
     """All are ordered rightly, and of two sizes."""
     inputs = keras.Input((8,))
@@ -390,8 +391,8 @@ def test_an_auc_of_predictions_below_its_thresholds_gets_a_note(scale):
     data = X, (X[:, :1] > 0.5).astype("float32")
     found = trained(model, Objective("val_auc", "max"), data=data, validation_data=data, epochs=1)
     values, notes = found.best_epoch.outcomes({}).values, found.best_epoch.notes()
-    if scale == 1.0:
-        assert (np.mean(values) > 0.99, notes) == (True, ())
+    if scale > 1e-3:
+        assert (np.mean(values) > (0.99 if scale == 1.0 else 0.8), notes) == (True, ())
     else:
         assert np.mean(values) == pytest.approx(0.5)
         assert [(one.code, one.values["share"]) for one in notes] == [("auc_thresholds", "100 %")]

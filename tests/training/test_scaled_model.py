@@ -336,7 +336,7 @@ def test_an_optimizer_with_a_scaled_schedule_is_loaded_as_it_was_saved(name):
 
 
 def test_a_schedule_of_keras_with_an_integer_rate_computes_with_floats_at_every_size():
-    for ratio in (1.0, 2.0):
+    for ratio in (1, 2):
         optimizer = optimizers.SGD(schedules.ExponentialDecay(1, 1000, 0.9))
         scale_optimizer(optimizer, ratio=ratio, kappa=ratio)
         assert float(rate_of(optimizer)(500 / ratio)) == pytest.approx(ratio * 0.9**0.5)
