@@ -1,4 +1,4 @@
-"""Which pairs of batch size and learning rate are as good as the best, by one table of runs.
+"""Which pairs of batch size and learning rate are as good as the best, by the runs of a grid.
 
 All runs of a seed are a round: two pairs are compared by D, the mean over the R rounds that both
 have of the difference of their values. All are validated on the same examples. Wanted is the
@@ -6,9 +6,9 @@ difference over all seeds and all examples of this kind, of which the validation
 
     var D = seeds / R + examples
 
-`seeds` is the variance of the difference of two single executions: pooled over pairs, twice the
+`seeds` is the variance of the difference of two single runs: pooled over pairs, twice the
 residual mean square of the two-way table (Montgomery 2017, Design and Analysis of Experiments,
-section 4.1). It is no less than the paired discordance of single executions over the validation
+section 4.1). It is no less than the paired discordance of single runs over the validation
 examples: trainings that disagree on examples differ by chance, however equal three values happen to
 be (Dietterich 1998, doi:10.1162/089976698300017197).
 
@@ -22,7 +22,7 @@ rarely certify otherwise, and a quarter of it where the gap is more than the poo
 how such a pair errs.
 
 `examples` is the variance over blocks of validation examples of the mean difference, less what is
-in `seeds` already: the part that more executions average out. It would be zero where two pairs
+in `seeds` already: the part that more runs average out. It would be zero where two pairs
 agree on all examples, though they may differ on rare ones: it is no less than what leaves a bound
 of log(1 / alpha) of n examples (the rule of three). n are the examples of the rarest class if the
 metric is no mean: with 10 positives one example changes recall by 0.1. A loss has no such step.
@@ -66,7 +66,7 @@ from kbatch.analysis.run_table import Pair, Run, RunTable
 DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
 # Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
 AS_FAST = 1.05
-# The most executions of a forecast, and those for which a tolerance is advised.
+# The most rounds of a forecast, and those for which a tolerance is advised.
 _MOST_ROUNDS = 10**6
 _MANY_ROUNDS = 40
 # A gap of more standard errors, estimated from all sizes, is more than chance explains. Found by
@@ -97,20 +97,20 @@ class Judgement:
         Literal["alone", "one_execution", "pinned", "no_outcomes", "heavy_tails", "few_examples"]
         | None
     )
-    rounds: Mapping[Pair, int]  # Executions of each that are compared.
+    rounds: Mapping[Pair, int]  # Runs of each that are compared.
     # How much worse each is than the leader (positive is worse in either direction); of the leader
     # against the best other. All bounds of one side hold at once. Without what is not known.
     gaps: Mapping[Pair, Estimate[float]]
     costs: Mapping[Pair, float]  # Training times over the least; empty where one is not known.
-    # What does not vary though the seed does: with both, all executions of a pair count as one.
+    # What does not vary though the seed does: with both, all runs of a pair count as one.
     pinned: Literal["both", "weights", "order"] | None
-    left_out: tuple[Pair, ...]  # Without a value, or one of their runs diverged.
+    left_out: tuple[Pair, ...]  # Without a value to compare, or one of their runs diverged.
     open: tuple[Pair, ...]  # Neither certified nor worse; if certified they change the answer.
     coarse: bool = False  # Whether times to a target are known to more than the tolerance only.
-    # Forecast of the rounds that settle it; None where it is settled, where nothing is known of
-    # seeds yet, or where no number would.
-    executions_needed: int | None = None
-    # Where no number would: the tolerance that could be settled, and the validation examples.
+    # Of a grid: the runs of each pair that would settle it, a forecast. None if it is settled, if
+    # nothing is known of seeds yet, or if no number would settle it.
+    runs_needed: int | None = None
+    # If no number would: the tolerance that could be settled, and the validation examples.
     smallest_tolerance: float | None = None
     examples_needed: int | None = None
 
@@ -124,10 +124,9 @@ def judge(
     looks: int = 1,
     over_examples: bool = True,
 ) -> Judgement:
-    """Judge which pairs lie within a tolerance of the best, and which one to take.
+    """Judge which pairs are within a tolerance of the best, and which one to take.
 
-    Leave out the runs by which a pair was chosen: they favour it. Raises `ValueError`
-    where no run has a value.
+    Leave out runs that were used to choose a pair. Raises `ValueError` if no run has a value.
 
     Args:
         runs: Of all pairs, in any order, not necessarily of the same rounds.
@@ -190,7 +189,7 @@ def judge(
         costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,
         left_out=table.left_out,
-        executions_needed=needed,
+        runs_needed=needed,
         smallest_tolerance=smallest,
         examples_needed=examples,
         open=tuple(pairs[k] for k in open_),
@@ -221,7 +220,7 @@ class _Bounds:
         centred = np.where(table.common, differences - self.gaps[..., None], 0.0)
         squares = (centred**2).sum(2)
         freedom = np.maximum(0, counts - 1) * ~np.eye(count, dtype=bool)
-        # What the search dropped long ago, often of another spread, is not in the pool.
+        # Pairs with fewer runs, which often have another spread, are not in the pool.
         pool = [k for k, own in enumerate(table.rounds) if own == table.most]
         pool = np.ix_(*[pool if len(pool) > 1 else range(count)] * 2)
         pooled = squares[pool].sum() / max(1, freedom[pool].sum())
@@ -320,7 +319,7 @@ class _Bounds:
         costs = self.costs
         leader = min(leaders, key=lambda k: (behind[k], costs[k], k))
         worse = tuple(k for k in indices if k != leader and far[k])
-        # One that is worse than another is not the best: nobody need be compared with it.
+        # A pair that is worse than another is not the best, so no pair is compared with it.
         rivals = [k for k in indices if k not in worse]
         near = gaps + half <= self._tolerance
         certified = tuple(k for k in rivals if all(near[i, k] for i in rivals if i != k))

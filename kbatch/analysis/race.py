@@ -233,8 +233,7 @@ def _short_run(race: "_Race") -> RaceStep | None:
         for run in race.pending
     ):
         return RaceStep()
-    all_diverged = race.tried and race.tried[best] == -math.inf
-    return RaceStep(None, "diverged") if all_diverged else None
+    return RaceStep(None, "diverged") if race.tried.get(best) == -math.inf else None
 
 
 def _check(race: "_Race") -> RaceStep | None:
@@ -301,7 +300,7 @@ def _is_settled(race: "_Race", within: Mapping[int, float], named: int) -> bool:
 
 
 class _Race:
-    """What follows at once from the runs: what may be trained, the values, and the prices."""
+    """What follows from the runs alone: the sizes and rates to train, values, and costs."""
 
     def __init__(
         self,
@@ -373,7 +372,7 @@ class _Race:
         return -MOST_OCTAVES <= octave < self._ceiling(size)
 
     def octave(self, size: int) -> int:
-        """Return the octave of a size's rate: that of the base size, or what does not diverge."""
+        """Return the octave of a size's rate: that of the base size, or below what diverged."""
         return min(self._rate, self._ceiling(size) - 1)
 
     def _standard_error(self) -> float:
@@ -402,9 +401,8 @@ class _Race:
         if len(near) < 3:
             return best
         low = self.tried[best] - CLIPPED_ERRORS * self.error
-        bend, slope, _ = np.polyfit(
-            np.array(near) - best, [max(self.tried[k], low) for k in near], 2
-        )
+        values = [max(self.tried[k], low) for k in near]
+        bend, slope, _ = np.polyfit(np.array(near) - best, values, 2)
         return best if bend >= 0 else best + int(np.clip(round(-slope / 2 / bend), -1, 1))
 
     def compared(self) -> list[int]:
@@ -503,7 +501,7 @@ def _fits(costs: Sequence[float], left: float, spent: float) -> bool:
 
 
 class _Belief(NamedTuple):
-    """What is believed of the quality of each size, from complete runs at its rate."""
+    """What complete runs of the sizes at their rates say about the quality of each size."""
 
     sizes: Sequence[int]
     mean: np.ndarray

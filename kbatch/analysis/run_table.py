@@ -1,6 +1,6 @@
-"""One table of runs, each an execution of a pair of batch size and learning rate.
+"""One table of training runs, each of a pair of batch size and learning rate.
 
-All runs of a seed are a round. Executions that begin alike under other seeds count as one.
+All runs of a seed are a round. Runs that begin alike under other seeds count as one.
 """
 
 import math
@@ -14,26 +14,25 @@ Pinned = Literal["both", "weights", "order"]  # What is the same under all seeds
 
 
 class Run(NamedTuple):
-    """One execution of a pair of batch size and learning rate."""
+    """One training run of a pair of batch size and learning rate."""
 
     batch_size: int
-    factor: float  # Of the learning rate, relative to the rule; 1 where it is not searched.
-    seed: int | None  # Executions with the same seed are a round; None is a seed of its own.
-    value: float | None  # Of the objective; None where there is none.
-    seconds: float | None = None  # Of training; None where unknown or not comparable.
-    # How it ended. "stopped_early" is a run that had fallen behind, which only says that its pair
-    # is worse.
+    factor: float  # Of the learning rate, relative to the rule; 1 if it is not searched.
+    seed: int | None  # Runs with the same seed are a round. None is a seed of its own.
+    value: float | None  # Of the objective; None if there is none.
+    seconds: float | None = None  # Of training; None if unknown or not comparable.
+    # How it ended. "stopped_early": it was too far behind, which shows only that its pair is worse.
     ended: Literal["completed", "diverged", "out_of_memory", "failed", "stopped_early"] = (
         "completed"
     )
     # Pseudo-values of blocks of validation examples, in the unit of the value, which is their mean;
-    # None where they cannot be had.
+    # None if they are not known.
     outcomes: np.ndarray | None = None
     examples: int | None = None  # Of the validation set; None for one a block.
     # The most that one example can change the value. If None, 1 / `examples`, as of an accuracy;
     # infinite for a loss.
     step: float | None = None
-    # The value is known to this only: the time to a target to the seconds of an epoch.
+    # The value is known only to within this: a time to a target to the seconds of an epoch.
     resolution: float = 0.0
     weights: str | None = None  # Hash of the initial weights.
     order: str | None = None  # Hash of the order of the first epoch.
@@ -46,7 +45,7 @@ class Run(NamedTuple):
 
 
 class RunTable:
-    """The values of pairs by rounds, NaN where a pair has no run of a seed."""
+    """The values of pairs by rounds, NaN if a pair has no run of a seed."""
 
     def __init__(self, runs: Sequence[Run], *, sign: float):
         cells: dict[Pair, dict[object, Run]] = {}
@@ -102,7 +101,7 @@ class RunTable:
         self.costs = self._costs()
 
     def _costs(self) -> np.ndarray | None:
-        """Return the times over the least, by rounds where pairs share some with the most timed."""
+        """Return the times over the least, by rounds shared with the pair that has most times."""
         timed = ~np.isnan(self.seconds)
         if not timed.any(1).all():
             return None
@@ -134,7 +133,7 @@ def pinned_parts(runs: Iterable[Run]) -> Pinned | None:
 
 
 def first_seed(runs: Sequence[Run]) -> int:
-    """Return the seed of execution number 0."""
+    """Return the seed of the first run of each trial."""
     return min((run.seed or 0 for run in runs), default=0)
 
 

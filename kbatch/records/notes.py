@@ -1,7 +1,7 @@
-"""What changes what a reader does: a code with values, worded here and nowhere else.
+"""Notes: what may change what a reader does. Each has a code and values, and its words are here.
 
-The notes of all results stand here in the order of their importance. A result shows three; those
-of a training run stand in the report of a study, which names the trials that they concern.
+The notes of all results are listed in the order of their importance. A study shows all of them,
+any other result the first three.
 """
 
 import re
@@ -142,7 +142,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "example, `longest_example=(x[0], y[0])`, or where `x` is a dict "
         "`longest_example=({{name: x[name][0] for name in x}}, y[0])`."
     ),
-    # Of a search: what its answer lacks, then what would make another one better.
+    # Of a search: what its answer lacks, then what may give a better answer.
     "trials_missing": _trials_missing,
     "left_out": "Left out: {first}",
     "to_be_certain": "{how}.",
@@ -162,8 +162,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "grid_because": _grid_because,
     "shown_better": (
-        "Batch size {sizes} has at least as good a value and a shorter time in the table. All runs "
-        "together make it less likely to be within the tolerance: more runs of it would show."
+        "In the table, batch size {sizes} has at least as good a value and a shorter time. By all "
+        "runs together it is less likely to be within the tolerance. More runs of it would show."
     ),
     "sizes_not_compared": (
         "Batch sizes were not compared, because fewer than two were trained to the end. Run the "
@@ -254,8 +254,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Too short to time: samples/s need three steps after the first one of each size."
     ),
     "metrics_of_parts": (
-        "A mean over micro-batches, not over batches: {names}, since its function returns one "
-        "value for all rows that it is given."
+        "Averaged over micro-batches: {names}, because a function returns one value per call. Use "
+        "a `keras.metrics.Metric` to get the value of the whole batch."
     ),
     "auc_thresholds": (
         "Keras's AUC does not see the order of small predictions: {share} of the positive "

@@ -70,7 +70,7 @@ from kbatch.training.state import check_seed, kept_seeds
 from kbatch.training.steps_per_execution import Steps
 
 _LARGEST_VALIDATION_BATCH = 256
-# Bytes of short runs that are kept, so that they can be continued.
+# The most bytes of short runs that are kept in memory, so that they can be continued.
 _MOST_KEPT = 2**28
 # Seeds that are drawn: few enough to be read aloud.
 _SEEDS = 10_000
@@ -190,7 +190,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.plan: Plan | None = None
         self.graph = SharedGraph()  # Of all trials whose models train alike.
         self._shared = SharedInput()
-        # Those that can be continued, by trial and number.
+        # Short runs that can be continued, by trial and number.
         self._short: dict[tuple[str, int], ShortRun] = {}
         # What was measured of models, by the name of that and their fingerprint.
         self._found: dict[tuple[str, str], Any] = {}
@@ -534,7 +534,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         raise trained.error
 
     def _keep_short(self, key: tuple[str, int], short: ShortRun) -> None:
-        """Keep a short run in memory, to continue it: all of a small model, else the best one."""
+        """Keep a short run in memory to continue it: all runs of a small model, else the best."""
         shared = self.graph.is_kept()
         if not shared and short.size_bytes > _MOST_KEPT:
             return  # The model would stay on the device beside the next one.
@@ -547,7 +547,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._short[key] = short
 
     def _release(self) -> None:
-        """Let go of all models: the next one is a fresh one."""
+        """Release the kept model and the short runs, so that the next model is a new one."""
         self.graph.release()
         self._short.clear()
 

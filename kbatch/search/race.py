@@ -31,7 +31,7 @@ from kbatch.study.compare import (
 )
 from kbatch.study.decision import race_task
 
-# Combinations of other hyperparameters that a race tries at the base size.
+# The most combinations of other hyperparameters: each costs a run at the base size.
 _MOST_SETTINGS = 4
 _ENDS = {
     "settled": "more training runs would hardly change the answer",
@@ -53,8 +53,8 @@ class RaceStrategy:
         # `begin` sets these. The settings are those that a decision is made by.
         self._project = Path()
         self._settings: Mapping[str, Any] = {}
-        self._asked: dict[Key, NextRun] = {}  # What was proposed last, by trial.
-        # What followed from the trials so far, and the smallest factor of the rate among them.
+        self._asked: dict[Key, NextRun] = {}  # The last run that was proposed, by trial.
+        # The race's last answer, and the smallest factor of the rate among the trials then.
         self._last: RaceStep | None = None
         self._smallest = 1.0
 
@@ -80,7 +80,7 @@ class RaceStrategy:
         """Return what is asked of the next training run of a trial."""
         record = trial_record(self._project / f"trial_{trial_id}")
         run = self._asked.get(key_of(values))
-        if run is None:  # Of an earlier call of `search`: the trial ends as it is.
+        if run is None:  # The trial is of an earlier call of `search`, and ends as it is.
             return AskedRun(max(1, len(record.executions) if record else 0))
         trials = [*readable_trials(self._project)]
         whole = run.epochs >= self._settings["epochs"]
@@ -124,7 +124,7 @@ class RaceStrategy:
         chosen, others = settings[0]
         task = race_task([], self._settings)
         if len(settings) > 1:
-            # The best at the base size, by one short run each, is raced.
+            # Each setting has a short run at the base size. The best setting is raced.
             base = task.base_batch_size
             first = [self._at(values, base, 1.0) for values, _ in settings]
             begun = [t.hyperparameters for t in trials] + pending
@@ -164,7 +164,7 @@ class RaceStrategy:
         for trial in same:
             ended = [r for r in trial.executions if is_complete(r) or r.length == "stopped_early"]
             if trial.hyperparameters == values and len(ended) > run.number:
-                # It completed, and the value of its objective is not known.
+                # The run completed without a value of the objective.
                 self._last = RaceStep(None, "failed")
                 return None
         return values, run

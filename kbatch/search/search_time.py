@@ -11,14 +11,14 @@ from kbatch.search import BASE_BATCH_SIZE
 _LATE = 0.05
 # Seconds that the first training run takes to trace its graphs, on two cores of a server.
 _FIRST_S = 0.6
-# This many of the last training runs say how fast the machine is now.
+# So many of the last training runs show how fast the machine is now.
 _LATEST = 5
-# Between which shares of what is expected most searches end.
+# Most searches take between these shares of the expected seconds.
 _LOW, _HIGH = 0.75, 1.25
 
 
 class SearchTime:
-    """Counts wall-clock seconds from the begin of a search by a clock that cannot be set.
+    """Counts the wall-clock seconds of a search, by a clock that cannot be set back.
 
     Args:
         budget_s: Seconds that the search may take. Default: no limit.
@@ -27,18 +27,18 @@ class SearchTime:
 
     def __init__(self, budget_s: float | None = None, *, now: Callable[[], float] = time.monotonic):
         self.budget_s = budget_s
-        #: Expected seconds of a complete training run of each batch size, as the plan says.
+        #: Seconds of a complete training run that the plan expects, by batch size.
         self.expected_s: Mapping[int, float] = {}
         self.base_batch_size = BASE_BATCH_SIZE
-        #: Seconds of the train steps alone over those seconds, of all sizes together.
+        #: The share of these seconds that train steps take, over all sizes.
         self.training_share = 1.0
         #: Complete training runs that are expected to follow, by batch size.
         self.trainings_left: Mapping[int, float] = {}
         self.at_once = 1  # Training runs that run beside each other.
         self._now = now
-        self._ratios: list[float] = []  # What runs took over what was expected.
+        self._ratios: list[float] = []  # Of measured over expected seconds, by run.
         self._measured_s: dict[int, float] = {}
-        self._start_s = 0.0  # What the last run's process took to start.
+        self._start_s = 0.0  # That the process of the last run took to start.
         self.begin()
 
     def begin(self) -> None:
@@ -49,14 +49,14 @@ class SearchTime:
         return None if self.budget_s is None else self.budget_s - (self._now() - self._began_s)
 
     def lap(self) -> float:
-        """Return the seconds since the last call, or since the begin."""
+        """Return the seconds since the last call, or since the search began."""
         before, self._lap_s = self._lap_s, self._now()
         return self._lap_s - before
 
     def ended(self, batch_size: int, share: float, seconds: float, start_s: float = 0.0) -> None:
-        """Take what a training run took, of which `share` is its part of a complete one.
+        """Note the seconds of a training run, whose epochs are a `share` of a complete run's.
 
-        Its process took `start_s` more to start, which is the same for a run of any length.
+        Its process took `start_s` more to start, whatever the length of the run.
         """
         if share > 0:
             self._measured_s[batch_size], self._start_s = seconds / share, start_s
@@ -75,7 +75,7 @@ class SearchTime:
     def fits(self, batch_size: int, share: float = 1.0) -> bool:
         """Return whether a training run, or a share of it, can end in time.
 
-        The first training run always begins.
+        The first training run may always begin.
         """
         left_s, training_s = self.left_s(), self.training_s(batch_size)
         if left_s is None or not self._measured_s:

@@ -93,7 +93,7 @@ class RunSettings(NamedTuple):
     loss_is_sum: bool = False  # Whether the loss is to be divided by the size of its batch.
     plan: Plan | None = None  # None if the model trains as it was written.
     notes: tuple[Note, ...] = ()  # On the settings, such as where callbacks write.
-    asked: AskedRun = AskedRun()  # Where it ends before its last epoch.
+    asked: AskedRun = AskedRun()  # When the run ends before its last epoch.
 
 
 class ShortRun:
@@ -469,9 +469,9 @@ class TimedFit:
     def can_continue(self, callbacks: list[Any]) -> bool:
         """Return whether a later call of `fit` can continue as if training had not ended.
 
-        Nothing else may have state: a callback that acts at the begin or at the end of training
-        may reset its own, averages of weights replace the weights at the end, and data that
-        `steps_per_epoch` cuts begin again.
+        Nothing else may have state. A callback that acts at the start or at the end of training may
+        reset its state, averages of weights replace the weights at the end, and data that
+        `steps_per_epoch` cuts start again.
         """
         optimizer: Any = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         plain = optimizer is not None and not optimizer.use_ema and not self._several
@@ -582,7 +582,7 @@ class TimedFit:
         self.model.stop_training = self.length != "complete"
 
     def _watched(self, callbacks: list[Any]) -> list[Any]:
-        """Follow each callback by one that keeps its name if it has set the learning rate."""
+        """Put behind each callback another one that notes if it has set the learning rate."""
         known: list[float | None] = [None]
 
         def watch(owner: Any) -> Any:

@@ -173,7 +173,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             "time_budget_s": time_budget_s,
             "search_learning_rate": search_learning_rate,
         }
-        #: What decisions are made by, which changes no training.
+        #: The settings that decisions are made by. They change no training.
         self.decides_by = {name: value for name, value in given.items() if value is not None}
         self.progress = SearchProgress(verbose=0)
         self.executor, self.max_parallel = executor, max_parallel
@@ -182,7 +182,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         # `identity` has those of a call of `search` too.
         self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
         self.identity = self._explored
-        # What it holds is looked at before keras-tuner deletes or reads it.
+        # The folder is checked before keras-tuner deletes or reads it.
         if overwrite and (project / LOCK_NAME).exists():
             with search_lock(project):  # No search runs in what is deleted.
                 pass
@@ -274,8 +274,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
         """Return the hyperparameters of completed trials, the ones to use first.
 
-        The first trial is the one that `Study.decide` names, even if it lacks executions. The
-        others follow by their mean objective.
+        The first trial is the one that `Study.decide` names, even if some of its runs have not
+        ended. The others follow by their mean objective.
 
         Args:
             num_trials: How many to return; fewer if fewer trials completed.
@@ -308,7 +308,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             return super().load_model(trial)
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
-        """Run the executions of a trial that have not completed; keras-tuner calls it."""
+        """Train the runs of a trial that have not completed; keras-tuner calls it."""
         asked = self.plan_executions(trial)
         self.run_executions(trial, FitCall.of_search(args, kwargs), asked)
 
@@ -325,7 +325,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             plot.show_ended(Path(self.project_dir))
 
     def on_search_end(self) -> None:
-        """Say why the search stopped, and where nothing completed; keras-tuner calls it."""
+        """Say why the search stopped, and if no trial completed; keras-tuner calls it."""
         super().on_search_end()
         if self._race is not None and (ending := self._race.ending()):
             self.progress.say(ending)
@@ -356,9 +356,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 trial.status = TrialStatus.RUNNING
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the display and the executor behind where a copy travels."""
+        """Leave the display, the executor and the budget out of a copy for another process."""
         silent = {"progress": SearchProgress(verbose=0), "executor": None, "_live": []}
-        silent["time"] = SearchTime()  # Only the search itself ends by it.
+        silent["time"] = SearchTime()
         return self.__dict__ | silent
 
     def _populate_initial_space(self) -> None:
@@ -404,14 +404,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _begin(self, call: FitCall) -> None:
         """Say before the first training run what the search will cost."""
-        sizes, spent = self.hypermodel.batch_sizes, self.time
+        sizes, search_time = self.hypermodel.batch_sizes, self.time
         self.progress.trials_ended = len(self.oracle.ended_trials)
         if self.executor is None and (expected := self.hypermodel.expected_seconds(call)):
             steps_s, all_s = zip(*expected.values(), strict=True)
-            spent.expected_s = dict(zip(expected, all_s, strict=True))
-            spent.training_share = sum(steps_s) / sum(all_s)
+            search_time.expected_s = dict(zip(expected, all_s, strict=True))
+            search_time.training_share = sum(steps_s) / sum(all_s)
             self.decides_by["training_s"] = list(steps_s)
-        spent.lap()
+        search_time.lap()
         left: dict[int, float] = dict.fromkeys(sizes, 0.0)
         if self._race is None:
             for values in self.oracle.values_left():
@@ -426,12 +426,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             count = max(0.0, (low + high) / 2 - done)
             left = dict.fromkeys(sizes, count / 2 / len(sizes))
             left[self.hypermodel.base_batch_size] += count / 2
-        spent.trainings_left = left
+        search_time.trainings_left = left
         if sum(left.values()):
-            self.progress.say(spent.price())
+            self.progress.say(search_time.price())
 
     def run_executions(self, trial: Any, call: FitCall, asked: AskedRun) -> None:
-        """Train the model of a trial in the executions that have not completed, until one fails."""
+        """Train the runs of a trial that have not completed, one by one, until one fails."""
         files, hp = TrialFiles(self, trial), trial.hyperparameters
         while (number := len(files.begin_attempt())) < files.executions:
             if number and not self.time.fits(hp.get("batch_size")):
@@ -448,7 +448,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 return
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
-        """Run a trial; what it raises is its result, unless no trial would fare better."""
+        """Run a trial and record what it raises, unless other trials would fail too."""
         files = TrialFiles(self, trial)
         try:
             self.run_trial(trial, *args, **kwargs)
@@ -502,7 +502,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _best_trials(self, number: int) -> list[Any]:
         found = self.oracle.get_best_trials(10**6)
         decided = self._decided()
-        # It may lack an execution yet, as where a race was interrupted.
+        # If a race was interrupted, some of its runs may not have ended.
         if decided is not None and decided not in found:
             found.append(decided)
         if not found:

@@ -1,6 +1,6 @@
-"""The trials of a search beside each other: which are compared, and how texts name them.
+"""Which trials of a search are compared, as which runs, and how texts name them.
 
-One a batch size is compared, and its executions go to the judge.
+One trial of each batch size is compared. Its runs are judged.
 """
 
 import dataclasses
@@ -61,13 +61,13 @@ def comparable_trials(
 ) -> tuple[tuple[TrialRecord, ...], list[LeftOut]]:
     """Find one trial a size with settings and budget of the best mean, and what is left out."""
     completed = [*filter(None, map(with_complete_runs, trials))]
-    # Where an execution has no objective, it never met the target, or its metric was not finite.
+    # A run without a value never met the target, or its metric was not finite.
     scored = [trial for trial in completed if None not in trial.judged_values]
     if not scored:
         return (), []
     best = min(scored, key=lambda trial: trial.rank)
     settings, budget, timed = compared_settings(best), _budget(best), is_time(best.objective)
-    # Of several trials of a size the one that was repeated most, whatever came out.
+    # If a size has several trials, the one with the most runs is compared, whatever its value.
     ordered = sorted(completed, key=lambda t: (t is not best, -len(t.executions), t.trial_id))
     kept: dict[int, TrialRecord] = {}
     left_out: list[LeftOut] = []
@@ -109,7 +109,7 @@ def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
 
 
 def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
-    """Make runs of trials that are compared; say why they are not paired by example."""
+    """Return the runs of trials, and why these are not compared by validation example."""
     executions = [e for trial in trials for e in trial.executions if e.status == "completed"]
     objective = trials[0].objective
     unpaired = _unpaired_reason(executions, objective)
@@ -118,7 +118,7 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
     windows = min((len(run.window_examples) for run in executions), default=0)
     found: list[Run] = []
     for trial in trials if single and windows > 1 else ():
-        (run,) = trial.executions  # What one execution shows of a rate is in its windows.
+        (run,) = trial.executions  # The windows of a single run show how its speed varies.
         rates = zip(run.window_examples, run.window_durations_s, strict=True)
         values = [examples / seconds for examples, seconds in rates][:windows]
         pair = trial.batch_size, rate_factor(trial)
@@ -178,8 +178,8 @@ def rate_setters(trials: Iterable[TrialRecord], *, sure: bool = False) -> tuple[
 
     Two runs that were given different rates, but trained at equal ones in the first update or in
     the later half of their epochs, show that rates do not follow. A factor of the given rate is
-    fine. If all runs were given one rate and none trained at it, nobody can tell whether it counts:
-    then the callbacks are named too, unless the answer must be `sure`.
+    fine. If all runs were given one rate and none trained at it, it is not known whether the given
+    rate counts. Then the callbacks are named too, unless the answer must be `sure`.
     """
     runs = [
         run
@@ -233,7 +233,7 @@ def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
 
 
 def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -> float:
-    """Return the tolerance in the metric's unit, the default where it is None."""
+    """Return the tolerance in the metric's unit. If it is None, return the default."""
     if tolerance is not None:
         return float(tolerance)
     best = min(trials, key=lambda trial: trial.rank).judged_value or 0.0
@@ -279,7 +279,7 @@ def is_time(objective: Objective) -> bool:
 
 
 def compared_settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
-    """Return the policy and the settings that trials share where they are compared."""
+    """Return the policy and the settings that trials must share to be compared."""
     # By its text True differs from 1.
     return trial.dtype_policy, {name: repr(value) for name, value in _others(trial).items()}
 

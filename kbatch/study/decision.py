@@ -1,7 +1,7 @@
 """The decision that a study supports: which batch size to take, and how to train with it.
 
-Sizes are compared at one setting of the other hyperparameters and equal budgets, execution by
-execution and validation example by validation example: see `kbatch.analysis.judge`.
+Sizes are compared at one setting of the other hyperparameters and at equal budgets:
+`kbatch.analysis.judge` compares those of a grid, `kbatch.analysis.race` those of a race.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class Page(NamedTuple):
     """A decision as people read it."""
 
     sentences: tuple[str, ...]  # What to take, how sure that is, what changes: at most three.
-    rows: tuple[Row, ...] = ()  # One a batch size.
+    rows: tuple[Row, ...] = ()  # One for each batch size.
     use: tuple[str, ...] = ()  # The lines that train with the answer.
     cost: str = ""  # What the search cost.
     notes: tuple[Note, ...] = ()  # Everything else, the most important first.
@@ -89,10 +89,9 @@ class Decision:
     batch_size: int | None
     trial: TrialRecord | None  #: Its trial, as in `trials`.
     best: TrialRecord | None  #: The trial with the best mean of those that are compared.
-    #: All that are compared, one a size, ascending, with the executions that judge them: the first
-    #: of a race chose its pairs.
+    #: The trials that are compared, one for each size, ascending, with their complete runs.
     trials: tuple[TrialRecord, ...] = ()
-    judgement: Judgement | None = None  #: What their executions show; None if none is compared.
+    judgement: Judgement | None = None  #: What their runs show; None if none is compared.
     tolerance: float | None = None  #: What counts as equally good, in the metric's unit.
     #: Of all searches, at most 1 - `confidence` are certain while a size that was compared is
     #: better than the one to take by more than the tolerance.
@@ -101,7 +100,7 @@ class Decision:
     unpaired: Unpaired | None = None
     #: The batch size to compare with; None if it has no comparable trial.
     base_batch_size: int | None = None
-    #: Training time at that size divided by the time at the one to take, over executions. None if
+    #: Training time at that size divided by the time at the one to take, over runs. None if
     #: they are the same size, or if times cannot be compared.
     speedup: Estimate[float] | None = None
     #: Completed trials that are not compared, each with the reason.
@@ -147,7 +146,7 @@ class Decision:
         return self.judgement is not None and self.judgement.certain
 
     def as_judged(self, trial: TrialRecord) -> TrialRecord:
-        """Return a trial of the study with the executions that judge it, all where none does."""
+        """Return a trial as it is compared, with its complete runs, or as it is if it is not."""
         return next((one for one in self.trials if one.trial_id == trial.trial_id), trial)
 
     @property
@@ -170,7 +169,7 @@ class Decision:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the trials trained with in place of what the build function gives, by name."""
+        """The settings of the trials that differ from those of the build function, by name."""
         if self.trial is None:
             return {}
         run, found = self.trial.last, {}
@@ -290,7 +289,7 @@ def _grid(
     objective = compared[0].objective
     tolerance = tolerance_in_units(compared, tolerance)
     runs, unpaired = runs_of(compared)
-    # A grid that was extended is judged once more; one execution of each is never certain.
+    # A grid that was extended is judged once more; one run of each size is never certain.
     looks = sum(count > 1 for count in search.get("executions_asked", ()))
     judgement = judge(
         runs,

@@ -43,11 +43,11 @@ _PINNED = {
     "weights": ("began with the same weights", "initialization"),
     "order": ("saw the examples in the same order", "order"),
 }
-# A gain in samples/s below this share is none that fewer updates cost.
+# A smaller gain in samples/s, as a share, is not worth a note.
 _SMALL_GAIN = 0.1
 # Validation so far below training is more than a model usually fits its training data too well.
 _FAR_BELOW = 0.1
-# Before so many averaging times an average still holds some of what it began with: exp(-5) = 0.7 %.
+# After so many averaging times, exp(-5) = 0.7 % of an average is still its initial value.
 _AVERAGING_TIMES = 5
 
 
@@ -132,8 +132,8 @@ def _to_be_certain(found: Decision, judgement: Judgement, race: bool) -> str:
             return ""
     if race:
         return f"{more} may make the answer certain"
-    if judgement.executions_needed is not None:
-        count = f"about {judgement.executions_needed:,} training runs of each batch size"
+    if judgement.runs_needed is not None:
+        count = f"about {judgement.runs_needed:,} training runs of each batch size"
         return f"{count} would make the answer certain (a forecast)"
     smallest = judgement.smallest_tolerance
     if smallest is None:
@@ -291,7 +291,7 @@ def _given_up_for_updates(
 ) -> float | None:
     """Return the gain in speed where every larger batch was faster and learnt less, else None."""
     made = best.mean(lambda e: e.updates)
-    # Of another size in a race the right learning rate may not have been tried.
+    # A race may not have tried the right learning rate of a size that is not compared.
     larger = [trial for trial in found.trials if trial.batch_size > best.batch_size]
     budgets = {(len(run.epochs), end_text(run)) for run in trained_runs(trials)}
     same_epochs = len(budgets) == 1 and not budgets.pop()[1]
@@ -310,7 +310,7 @@ def _given_up_for_updates(
 
 
 def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[Note]:
-    """Say where the objective still got better in the last fifth of training."""
+    """Say whether the objective still got better in the last fifth of training."""
     name, sign = trial.objective.name, trial.objective.sign
     curves = [[epoch.finite(name) for epoch in run.epochs] for run in trial.executions]
     count = min(map(len, curves))
@@ -385,7 +385,7 @@ def _rates(trials: Sequence[TrialRecord]) -> Iterator[Note]:
 
 
 def _lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:
-    """Say where validation shows averages that lag, and not what the model has learnt."""
+    """Say if averages lag, so that validation does not show what the model has learnt."""
     lags = [(lag, t) for t in trials for e in t.executions if (lag := _lag(e)) is not None]
     if lags:
         (_, values), trial = max(lags, key=lambda pair: pair[0][0])

@@ -1,7 +1,7 @@
-"""The page of a decision: three sentences, a row a batch size, and the lines that use the answer.
+"""The page of a decision: at most three sentences, a table, and the lines that use the answer.
 
-Every number in a sentence stands in the table, and every verdict agrees with its row: the
-sentences are made of the verdicts.
+Every number in a sentence is in the table, which has a row for each batch size. The sentences say
+what the verdicts of the rows say.
 """
 
 import dataclasses
@@ -144,7 +144,7 @@ def _certainty(found: Decision, words: str, within: str) -> str:
 
 
 def _change(found: Decision, words: str, within: str) -> str:
-    """Say what the named size changes against the base size, in the terms of its verdict."""
+    """Say what the named size changes against the base size, as its verdict does."""
     base = next((t for t in found.trials if t.batch_size == found.base_batch_size), None)
     if base is None or found.trial is None or base is found.trial:
         return ""
@@ -240,7 +240,7 @@ def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
 def _page_rows(
     found: Decision, trials: Sequence[TrialRecord], sizes: Iterable[int]
 ) -> tuple[Row, ...]:
-    """Return a row a batch size: of the trial that is compared, else of the last one."""
+    """Return a row for each batch size: of the trial that is compared, else of the last one."""
     # A short run looks for a learning rate: it stands for its size only if there is no other run.
     order = sorted(trials, key=lambda t: (_is_compared(found, t), t.last.length != "short"))
     last = {trial.batch_size: trial for trial in order}
@@ -253,7 +253,7 @@ def _page_rows(
 def rows_of(
     found: Decision, trials: Sequence[TrialRecord], quality: Objective | None
 ) -> tuple[Row, ...]:
-    """Write all that was measured: of several learning rates the one that is compared."""
+    """Return all measurements, a row for each setting at the learning rate that is compared."""
     rows, names = [], differing(trials)
     waited = any((trial.data_wait_share or 0.0) > MUCH_DATA_WAIT for trial in trials)
     cut = any((trial.last.accumulation_steps or 1) > 1 for trial in trials)
@@ -306,8 +306,7 @@ def _same_columns(rows: Sequence[Row]) -> tuple[Row, ...]:
 def seconds_of(found: Decision) -> dict[str, float]:
     """Return the training time of each trial that is compared; nothing if times do not compare.
 
-    The ratios are those by which the decision was made, within rounds of runs: the machine may have
-    been slower in one round than in another.
+    The ratios are those of the judgement, which allows for a machine that was slower at times.
     """
     judgement, taken = found.judgement, found.trial
     own = taken and taken.mean(training_seconds)
@@ -391,7 +390,7 @@ def _behind(found: Decision, trial: TrialRecord) -> float:
 
 
 def _is_settled(found: Decision, trial: TrialRecord) -> bool:
-    """Return whether a trial is worse, or certified as the size to take is, and its value fits."""
+    """Return whether a trial is certainly worse than another, or as good as the one to take."""
     certified = found.judgement.certified if found.judgement and found.certified else ()
     as_good = (trial.batch_size, rate_factor(trial)) in certified
     near = abs(_behind(found, trial)) <= (found.tolerance or 0.0)

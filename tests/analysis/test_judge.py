@@ -198,7 +198,7 @@ def test_one_execution_is_never_certain_and_leaves_seeds_out():
     assert once.worse == ((1, 1.0),)
     assert once.certified
     assert (once.certain, once.obstacle) == (False, "one_execution")
-    assert once.executions_needed is None
+    assert once.runs_needed is None
     assert twice.certain
     assert np.ptp(bounds(once.gaps[1, 1.0])) < np.ptp(bounds(twice.gaps[1, 1.0]))
     alone = judged([run for run in runs if run.batch_size == 2])
@@ -318,7 +318,7 @@ def test_errors_are_judged_as_accuracies_are():
 def test_the_forecast_is_about_what_settles_it():
     rng, ratios = np.random.default_rng(6), []
     for values in np.array([[0.0], [0.0], [-3.0]]) + rng.standard_normal((20, 3, 60)):
-        needed = by_seeds(values[:, :6]).executions_needed
+        needed = by_seeds(values[:, :6]).runs_needed
         if needed is not None:
             ends = (n for n in range(7, 61) if by_seeds(values[:, :n]).certain)
             ratios.append(needed / next(ends, 61))
@@ -335,7 +335,7 @@ def test_a_validation_set_too_small_says_what_it_can_settle_and_what_would_do():
         assert not found.certain
         if found.smallest_tolerance is None:
             continue
-        assert found.executions_needed is None
+        assert found.runs_needed is None
         assert 0.004 < found.smallest_tolerance < 0.1
         settled.append(judged(runs, found.smallest_tolerance * 1.2).certain)
         if found.examples_needed is not None:
