@@ -11,7 +11,7 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 20_125,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 20_121,  # Without docstrings, comments and blank lines.
     "files in kbatch": 126,
     "record types": 80,
     "properties": 142,
@@ -19,7 +19,7 @@ LIMITS = {
     "except Exception without a comment": 0,
     "lines of tests": 26_969,
     "kbatch.search.tuner": 19_136,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 13_499,  # HyperModel
+    "kbatch.search.hypermodel": 13_498,  # HyperModel
     "kbatch.memory.find": 7_558,  # find_max_batch_size
     "kbatch.study.study": 5_679,  # load_study
     "kbatch.training.accumulation.accumulate": 3_670,  # accumulate_gradients
