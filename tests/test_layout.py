@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 20_121,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 20_158,  # Without docstrings, comments and blank lines.
     "files in kbatch": 126,
     "record types": 80,
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 26_969,
-    "kbatch.search.tuner": 19_136,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 13_498,  # HyperModel
-    "kbatch.memory.find": 7_558,  # find_max_batch_size
-    "kbatch.study.study": 5_679,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_670,  # accumulate_gradients
+    "lines of tests": 27_038,
+    "kbatch.search.tuner": 19_191,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 13_552,  # HyperModel
+    "kbatch.memory.find": 7_562,  # find_max_batch_size
+    "kbatch.study.study": 5_682,  # load_study
+    "kbatch.training.accumulation.accumulate": 3_674,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",

@@ -236,6 +236,8 @@ class ExecutionRecord:
     outcomes: Outcomes | None = None
     #: Fingerprint of the weights before the first update; None if unknown.
     initial_weights: str | None = None
+    #: Fingerprint of the shapes of the weights; None if the model did not train.
+    weight_shapes: str | None = None
     #: Fingerprint of the order of the first epoch; None where it is drawn without a seed.
     first_order: str | None = None
     #: Kind of device that it ran on, the processor with its cores without a GPU; None if unknown.

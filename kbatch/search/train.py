@@ -52,7 +52,12 @@ from kbatch.training.data.batches import InputMeter, StepMeter
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
 from kbatch.training.dtype_policy import check_loss_is_scaled, dtype_policy_scope, skips_all_updates
-from kbatch.training.learning_rate import peak_learning_rate, scale_late_layers, set_learning_rate
+from kbatch.training.learning_rate import (
+    peak_learning_rate,
+    scale_late_layers,
+    set_learning_rate,
+    weight_shapes,
+)
 from kbatch.training.model import (
     ModelFacts,
     can_validate,
@@ -349,6 +354,7 @@ def _record(
         averages_validated=timed.averages_validated,
         rate_callbacks=tuple(timed.rate_callbacks),
         initial_weights=timed.best_epoch.initial_weights,
+        weight_shapes=weight_shapes(timed.model),
         first_order=timed.order or timed.meter.read().order,
     )
 

@@ -225,7 +225,8 @@ class Decision:
 
         Raises:
             ValueError: If no trial completed, if the model has other optimizers or layers than
-                those of the trials, or was built under another dtype policy.
+                those of the trial, or was built under another dtype policy. Layers that the first
+                batch builds are checked then.
             TypeError: If `build_or_model` is none of these.
         """
         from kbatch.training.build_function import model_of

@@ -1,6 +1,8 @@
 """The settings of a model: those that follow the batch size, and all as a trial had them."""
 
 import dataclasses
+import functools
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +21,7 @@ from kbatch.analysis.learning_rate import (
     scale_momentum,
     scale_weight_decay,
 )
-from kbatch.library_internals import rate_of
+from kbatch.library_internals import layers_of, rate_of
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.model import (
@@ -253,14 +255,16 @@ def _followers(optimizer: Any) -> dict[str, str]:
 
 
 def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
-    """Set in a model what `scale_model` left in that of a trial: twice is as once."""
+    """Set in a model what `scale_model` left in that of a trial; a second call changes nothing.
+
+    Of layers that the first batch builds, `set_momenta` sets the momenta once they are there.
+    """
     optimizers = inner_optimizers(model)
-    numbers = _owners_of_numbers(batch_norms(model), optimizers)
-    if len(scaling.values) != 2 * len(optimizers) + len(numbers):
+    numbers = _owners_of_numbers([], optimizers)
+    if len(scaling.values) < 2 * len(optimizers) + len(numbers):
         raise ValueError(
-            "The model must have the optimizers and layers of the trials, all built: call "
-            "`model.build(x.shape)` first where its first batch builds it. Received: "
-            f"{len(optimizers)} optimizers with {len(numbers)} settings."
+            "The model must have the optimizers of the trials. "
+            f"Received: {len(optimizers)} optimizers with {len(numbers)} settings."
         )
     values = iter(scaling.values)
     for optimizer in optimizers:
@@ -270,11 +274,46 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
             optimizer.learning_rate = own
         if given := peak_learning_rate(optimizer):
             scale_optimizer(optimizer, ratio=rate / given, kappa=stretch)
-    for (owner, name), value in zip(numbers, values, strict=True):
-        layer: Any = owner
-        if isinstance(owner, keras.layers.BatchNormalization):
-            vars(layer)[REMEMBERED] = (_own_momentum(layer), value)
+    last = scaling.values[len(scaling.values) - len(numbers) :]
+    for (owner, name), value in zip(numbers, last, strict=True):
         setattr(owner, name, int(value) if name == _EMA_EVERY else value)
+
+
+def set_momenta(
+    model: Any, scaling: LearningRateScaling | None, *, shapes: str | None = None
+) -> bool:
+    """Set the momenta of a trial's layers in those of a model; return whether all are built.
+
+    `shapes` is the fingerprint of the shapes of the trial's weights, if it is known.
+
+    Raises:
+        ValueError: If all layers are built, and they are not those of the trial.
+    """
+    built = all(layer.built for layer in layers_of(model))
+    layers, optimizers = batch_norms(model), inner_optimizers(model)
+    momenta: tuple[float, ...] = ()
+    if scaling is not None:
+        others = len(_owners_of_numbers([], optimizers))
+        momenta = scaling.values[2 * len(optimizers) : len(scaling.values) - others]
+    same = shapes in (None, weight_shapes(model))
+    if same and len(momenta) in (0, len(layers)):
+        for layer, value in zip(layers, momenta, strict=False):
+            vars(layer)[REMEMBERED] = (_own_momentum(layer), value)
+            layer.momentum = value
+    elif built:
+        raise ValueError(
+            "The model must have the layers of the trial, with weights of the same shapes: give "
+            "`decision.apply` the build function of the search, or build the model with "
+            "`decision.trial.hyperparameters`. "
+            f"Received: a model with {model.count_params():,} parameters."
+        )
+    return built
+
+
+def weight_shapes(model: Any) -> str:
+    """Return a fingerprint of the shapes of a model's weights."""
+    shapes = sorted(tuple(weight.shape) for weight in model.weights)
+    return hashlib.blake2b(repr(shapes).encode(), digest_size=8).hexdigest()
 
 
 def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: bool = True) -> Any:
@@ -287,6 +326,8 @@ def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: boo
             "build the model. "
             f"Received: a model under {model.dtype_policy.name}."
         )
+    prepare = functools.partial(set_momenta, model, run.scaling, shapes=run.weight_shapes)
+    built = prepare()  # If layers are missing, the first batch builds them.
     if run.scaling is not None:
         set_scaling(model, run.scaling)
     # What the build function cuts, and a step of the user's own, trained as it is.
@@ -300,6 +341,7 @@ def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: boo
             sum_sparse_gradients(model)
     if installed_step(model) is None:
         TrainStep(model).install()  # It makes no update at the end of data of unknown length.
+    installed_step(model).prepare = None if built else prepare
     if steps_per_execution and run.steps_per_execution is not None:
         model.steps_per_execution = run.steps_per_execution
     # What was traced before has the former values in it.

@@ -123,6 +123,8 @@ class TrainStep:
         self.bound: Any = before if step is None else step.bound
         # What `accumulate_gradients` was given holds for each step that takes its place.
         self.loss_denominator: Any = step and step.loss_denominator
+        # Is called before the step until it returns True: Keras may build layers by a batch.
+        self.prepare: Callable[[], bool] | None = step and step.prepare
 
     def install(self) -> keras.Model:
         """Let the model train by this step, and return the model."""
@@ -133,6 +135,8 @@ class TrainStep:
 
     def run(self, data: Any) -> dict[str, Any]:
         """Make one optimizer update from one batch, as the step in whose place it is does."""
+        if self.prepare is not None and self.prepare():
+            self.prepare = None
         tensors = tf.nest.flatten(data, expand_composites=True)
         with tf.control_dependencies([one for one in tensors if one is not None]):
             return self._update(data)

@@ -119,6 +119,70 @@ def test_another_policy_is_refused_with_the_line_that_sets_it(decay):
         decay[0].apply(model)
 
 
+class Block(layers.Layer):
+    """Makes its layers for its first batch."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.units = units
+
+    def build(self, shape):
+        self.inner = [layers.Dense(self.units), layers.BatchNormalization(momentum=0.8)]
+
+    def call(self, inputs, training=False):
+        return self.inner[1](self.inner[0](inputs), training=training)
+
+
+class Net(keras.Model):
+    def __init__(self, units):
+        super().__init__()
+        self.block, self.head = Block(units), layers.Dense(3, "softmax")
+
+    def call(self, inputs, training=False):
+        return self.head(self.block(inputs, training=training))
+
+
+def late(units=4):
+    model = Net(units)
+    model.compile("adam", models.own_loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture(scope="module")
+def late_decision(tmp_path_factory):
+    return decided(tmp_path_factory.mktemp("late"), late)[0]
+
+
+def as_it_is(model):
+    pass
+
+
+def built_by_shape(model):
+    model.build((None, 8))  # Keras marks it as built, without its layers.
+
+
+def called(model):
+    model(models.rows(2)[0])
+
+
+@pytest.mark.parametrize("prepare", [as_it_is, built_by_shape, called])
+def test_apply_sets_layers_that_the_first_batch_builds(late_decision, prepare):
+    model = late()
+    prepare(model)
+    late_decision.apply(late_decision.apply(model))
+    model.fit(*models.rows(32), batch_size=32, verbose=0)
+    assert late_decision.settings["batch_norm_momentum"] == pytest.approx(0.8**4)
+    assert model.block.inner[1].momentum == pytest.approx(0.8**4)
+
+
+@pytest.mark.parametrize("prepare", [as_it_is, called])
+def test_apply_refuses_a_model_with_other_weights(late_decision, prepare):
+    model = late(5)
+    prepare(model)
+    with pytest.raises(ValueError, match=r"decision\.trial\.hyperparameters"):
+        late_decision.apply(model).fit(*models.rows(32), batch_size=32, verbose=0)
+
+
 class Units(keras_tuner.HyperModel):
     def build(self, hp):
         return models.mlp(inner=(layers.Dense(hp.Int("units", 1, 64)),), optimizer="adam")

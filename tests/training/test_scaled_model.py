@@ -14,6 +14,7 @@ from kbatch.training.learning_rate import (
     scale_model,
     scale_optimizer,
     scaled_schedule,
+    set_momenta,
     set_scaling,
 )
 
@@ -245,6 +246,7 @@ def test_values_that_are_set_are_those_of_the_scaled_model_however_often_and_aft
     for scaling, as_one in ((scalings[0], large), (scalings[1], small), (scalings[0], large)):
         for _ in range(2):
             set_scaling(model, scaling)
+            set_momenta(model, scaling)
             np.testing.assert_allclose(values(model), values(as_one), rtol=1e-6)
 
 
@@ -274,12 +276,13 @@ def test_each_of_several_optimizers_is_set_by_its_own_rule():
     assert made == (0.95, pytest.approx(0.99**4))
 
 
-def test_a_model_that_is_not_built_yet_is_refused():
+def test_set_scaling_refuses_a_model_without_the_optimizers():
     scaling = scaled(normalised())
-    late = keras.Sequential([layers.Dense(4)])
-    late.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"`model\.build"):
-        set_scaling(late, scaling)
+    model = OwnStep([layers.Dense(4)])
+    model.compile(optimizers.SGD(), "mse")
+    model.others = [optimizers.Adam() for _ in range(3)]
+    with pytest.raises(ValueError, match="optimizers of the trials"):
+        set_scaling(model, scaling)
 
 
 schedules = keras.optimizers.schedules
