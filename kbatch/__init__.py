@@ -38,6 +38,7 @@ _HOME_OF = {
     "plot_gpu_timeline": "kbatch.study.figures.gpu_timeline",
     "plot_noise_scale": "kbatch.study.figures.noise_scale",
     "plot_learning_curves": "kbatch.study.figures.quality",
+    "plot_learning_rates": "kbatch.study.figures.quality",
     "plot_pareto": "kbatch.study.figures.quality",
     "plot_time_to_target": "kbatch.study.figures.time_to_target",
     "plot_trials": "kbatch.study.figures.trials",

@@ -29,6 +29,7 @@ from kbatch.search.tuner import BatchSizeTuner as BatchSizeTuner
 from kbatch.study.figures.gpu_timeline import plot_gpu_timeline as plot_gpu_timeline
 from kbatch.study.figures.noise_scale import plot_noise_scale as plot_noise_scale
 from kbatch.study.figures.quality import plot_learning_curves as plot_learning_curves
+from kbatch.study.figures.quality import plot_learning_rates as plot_learning_rates
 from kbatch.study.figures.quality import plot_pareto as plot_pareto
 from kbatch.study.figures.time_to_target import plot_time_to_target as plot_time_to_target
 from kbatch.study.figures.trials import plot_trials as plot_trials

@@ -5,7 +5,14 @@ import itertools
 
 import inference_factory
 import input_profile_factory
-from figure_studies import gpu_study, learned_study, max_batch_result, target_study, tuned_study
+from figure_studies import (
+    gpu_study,
+    learned_study,
+    max_batch_result,
+    rates_study,
+    target_study,
+    tuned_study,
+)
 from matplotlib.text import Annotation, Text
 from recommendation_factory import make_recommendation
 from training_profile_factory import training_profile
@@ -26,6 +33,7 @@ SAMPLES = {
     "inference_throughput": inference_factory.make_profile,
     "input_pipeline": input_profile,
     "learning_curves": lambda: learned_study(3),
+    "learning_rates": rates_study,
     "limits": make_recommendation,
     "memory": max_batch_result,
     "noise_scale": lambda: learned_study(3),
@@ -35,7 +43,7 @@ SAMPLES = {
     "trials": lambda: learned_study(3),
 }
 # Studies that differ in several hyperparameters have more and longer texts.
-TUNED = ("learning_curves", "noise_scale", "pareto", "trials")
+TUNED = ("learning_curves", "learning_rates", "noise_scale", "pareto", "trials")
 SAMPLES |= {f"{name} of many": lambda: tuned_study(14) for name in TUNED}
 
 

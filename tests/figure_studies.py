@@ -3,12 +3,20 @@
 import math
 import random
 
-from records_factory import make_environment, make_execution, make_gpu, make_study, make_trial
+from records_factory import (
+    VAL_ACCURACY,
+    make_environment,
+    make_execution,
+    make_gpu,
+    make_study,
+    make_trial,
+)
 from records_factory import make_usage as usage_of
 
+from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.notes import Note
-from kbatch.records.training_run import EpochRecord, Target
+from kbatch.records.training_run import EpochRecord, Outcomes, Target
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 EXAMPLES = 1437
@@ -59,6 +67,31 @@ def learned_study(executions=1, *, sizes=SIZES, name="digits", **changed):
         for size in sizes
     ]
     return make_study(*trials, make_trial(4096, status="out_of_memory"), name=name)
+
+
+def rates_study(objective=VAL_ACCURACY):
+    """Rates of two batch sizes: short runs, complete runs, and one that diverged."""
+
+    def trial(size, octaves, *accuracies, **changed):
+        rate = 2.0**octaves * 1e-3
+        scaling = LearningRateScaling("sqrt", size, 32, 2.0**octaves, rate)
+        changed |= {"learning_rate": rate, "scaling": scaling}
+        runs = [make_execution(size, accuracies=(value,), **changed) for value in accuracies]
+        found = {"learning_rate_factor": 2.0**octaves}
+        name = f"{size}-{octaves}"
+        return make_trial(size, *runs, trial_id=name, hyperparameters=found, objective=objective)
+
+    lost = EpochRecord(0, {"loss": None}, EXAMPLES, 1, 1.0, 0.0)
+    return make_study(
+        trial(32, -2, 0.5, length="short"),
+        trial(32, 0, 0.7, length="short"),
+        trial(32, 2, 0.95, 0.96, 0.97),
+        trial(32, 3, 0.9, outcomes=Outcomes("val_accuracy", values=(0.8, 0.9, 1.0), key="k")),
+        trial(128, 3, 0.94),
+        trial(128, 4, 0.6, length="stopped_early"),
+        trial(128, 6, 0.1, status="failed", epochs=(lost,)),
+        make_trial(4096, status="out_of_memory"),
+    )
 
 
 def tuned_study(count, *, name="digits"):

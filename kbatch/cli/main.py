@@ -36,8 +36,8 @@ from kbatch.search import BASE_BATCH_SIZE
 
 # The functions `kbatch.plot_...` of a study, and those of other records: the memory is that of the
 # file which `find_max_batch_size` or `kbatch max-batch --output` left.
-STUDY_FIGURES = ("trials", "pareto", "learning-curves", "time-to-target", "noise-scale")
-STUDY_FIGURES += ("gpu-timeline",)
+STUDY_FIGURES = ("trials", "learning-rates", "pareto", "learning-curves", "time-to-target")
+STUDY_FIGURES += ("noise-scale", "gpu-timeline")
 FIGURES = (*STUDY_FIGURES, "memory")
 
 

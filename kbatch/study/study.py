@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
-from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.errors import RecordError
 from kbatch.page.numbers import count_range, pluralize
 from kbatch.page.result import Result
@@ -231,8 +230,10 @@ class Study(Result):
     def runs_table(self) -> "pd.DataFrame":
         """Return what a report shows of each training run."""
         objective, runs = self.trials[0].objective, single_runs(self.trials)
-        given = [name for name in differing(self.trials) if name != FACTOR_NAME]
-        given += [] if self.decide().rate_setters else ["learning_rate"]
+        given = [
+            *differing(self.trials),
+            *([] if self.decide().rate_setters else ["learning_rate"]),
+        ]
         judged = judged_column(objective) or ""
         names = ("trial_id", "run", "batch_size", *given, "seed", "epochs", objective.name, judged)
         titles = {name: name.replace("_", " ") for name in ("batch_size", "dtype_policy")}

@@ -85,7 +85,7 @@ def test_device_units_and_what_failed_are_named(name):
     labels = {axis.get_label_text() for a in figure.axes if a.axison for axis in (a.xaxis, a.yaxis)}
     labels -= {""}
     assert len(labels) >= 2
-    units = ("samples/s", "examples", "0 to 1", "(s)", "%", "GiB", "W)", "Epoch", "Updates")
+    units = ("samples/s", "examples", "0 to 1", "(s)", "%", "GiB", "W)", "Epoch", "Updates", "rate")
     assert [label for label in labels if not any(unit in label for unit in units)] == []
 
 
@@ -99,7 +99,7 @@ def test_one_trial_is_enough_and_an_empty_study_says_what_to_run(name):
         plot(name, Study("digits", ()))
 
 
-@pytest.mark.parametrize("name", ["pareto", "learning_curves", "time_to_target"])
+@pytest.mark.parametrize("name", ["pareto", "learning_curves", "learning_rates", "time_to_target"])
 def test_a_study_in_which_all_failed_has_no_such_figure(name):
     study = make_study(make_trial(64, status="out_of_memory", target=TARGET))
     with pytest.raises(ValueError, match=r"needs .*No trial completed: 1 out of memory"):

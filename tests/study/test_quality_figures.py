@@ -1,19 +1,22 @@
-"""The figures of quality: against throughput, and over training."""
+"""The figures of quality: by learning rate, against throughput, and over training."""
 
 import dataclasses
 import math
 
 import pytest
-from figure_samples import panels
-from figure_studies import learned, learned_study
+from figure_samples import panels, words
+from figure_studies import learned, learned_study, rates_study
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.intervals import mean_interval
+from kbatch.plotting.canvas import PAPER
 from kbatch.study.figures.quality import (
     learning_curves,
     pareto_points,
     plot_learning_curves,
+    plot_learning_rates,
     plot_pareto,
+    rate_lines,
 )
 from kbatch.study.trial import Objective
 
@@ -30,6 +33,48 @@ def study(direction="max", **changed):
         ),
         make_trial(4096, status="out_of_memory"),
     )
+
+
+def test_rate_lines_keep_short_complete_and_diverged_runs_apart():
+    _, lines = rate_lines(rates_study())
+    assert {key: [(rate, length) for rate, length, _ in line] for key, line in lines.items()} == {
+        (32, ""): [(0.00025, "short"), (0.001, "short"), (0.004, "complete"), (0.008, "complete")],
+        (128, ""): [(0.008, "complete"), (0.016, "short"), (0.064, "diverged")],
+    }
+    short, _, repeated, single = (value for *_, value in lines[32, ""])
+    assert (short.value, short.ends, single.value, single.ends) == (0.5, None, 0.9, None)
+    assert repeated.ends == pytest.approx(mean_interval([0.95, 0.96, 0.97]).ends, abs=0.02)
+    # Short runs do not count where complete ones do, and each dtype policy has a line.
+    both = make_execution(32, accuracies=(0.2,), length="short"), make_execution(32)
+    mixed = make_trial(32, make_execution(32, dtype_policy="float32"), trial_id="f")
+    _, lines = rate_lines(make_study(make_trial(32, *both[::-1]), mixed))
+    assert [text for _, text in lines] == ["mixed_float16", "float32"]
+    assert [value.value for *_, value in lines[32, "mixed_float16"]] == [0.2, 0.935]
+
+
+@pytest.mark.parametrize(("name", "edge"), [("val_accuracy", 0.04), ("val_loss", 0.96)])
+def test_plot_learning_rates_marks_the_answer_the_given_rate_and_what_diverged(name, edge):
+    found = rates_study(Objective(name, "max" if name == "val_accuracy" else "min"))
+    panel, decided = plot_learning_rates(found), found.decide()
+    crosses = [line.get_xydata().tolist() for line in panel.lines if line.get_marker() == "X"]
+    assert crosses == [[], [[0.064, edge]]]
+    judged = decided.as_judged(decided.trial).judged().value
+    (ring,) = [line for line in panel.lines if line.get_markersize() == 13]
+    assert ring.get_xydata().tolist() == [[decided.learning_rate, pytest.approx(judged)]]
+    assert "your rate, 0.001" in words(panel) and "diverged" in words(panel)
+    hollow = [line for line in panel.lines if line.get_markerfacecolor() == PAPER]
+    assert [len(line.get_xdata()) for line in hollow] == [2, 1]
+
+
+def test_plot_learning_rates_has_a_logarithmic_loss_if_one_rate_is_far_too_high():
+    objective = Objective("val_loss", "min")
+    values = {1e-3: 1.0, 1e-2: 0.9, 1.0: -39.0}  # The loss is 1.1 less the accuracy.
+    trials = [
+        make_trial(32, trial_id=str(rate), learning_rate=rate, accuracies=(v,), objective=objective)
+        for rate, v in values.items()
+    ]
+    assert plot_learning_rates(make_study(*trials)).get_yscale() == "log"
+    assert plot_learning_rates(make_study(*trials[:2])).get_yscale() == "linear"
 
 
 @pytest.mark.parametrize(("direction", "edge"), [("max", 0), ("min", 1)])

@@ -25,6 +25,11 @@ def figures_of(study: Study) -> tuple[Figure, ...]:
     offer(trials.plot_trials, "Throughput and quality by batch size", trials.HEIGHT_IN)
     # A page leaves out what was not measured.
     with contextlib.suppress(ValueError):
+        _, lines = quality.rate_lines(study)
+        if any(len({rate for rate, *_ in line}) > 1 for line in lines.values()):
+            title = "Quality by learning rate"
+            offer(quality.plot_learning_rates, title, quality.RATES_IN)
+    with contextlib.suppress(ValueError):
         if len(quality.pareto_points(study)[1]) > 1:
             offer(quality.plot_pareto, "Quality against throughput", quality.PARETO_IN)
     with contextlib.suppress(ValueError):

@@ -1,25 +1,158 @@
-"""The figures of quality against what it costs: against throughput, and over training."""
+"""The figures of quality: by learning rate, against throughput, and over training."""
 
+import dataclasses
 import itertools
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import at_most, join_words
+from kbatch.page.numbers import at_most, join_words, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
-from kbatch.study.compare import differing, rates_of_settings, trial_name
+from kbatch.study.compare import (
+    differing,
+    is_complete,
+    rates_of_settings,
+    setting_texts,
+    trial_name,
+    with_complete_runs,
+)
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
+from kbatch.training.metrics import metric_words
 
-PARETO_IN, CURVES_IN = 4.0, 3.8
+RATES_IN, PARETO_IN, CURVES_IN = 4.0, 4.0, 3.8
+_STYLES = ("-", "--", "-.", ":")  # More combinations of settings have no names.
+
+# A learning rate; "complete", "short" (all runs that the search ended early) or "diverged"; and the
+# quality, None if a run diverged.
+RatePoint = tuple[float, str, Estimate[float] | None]
 # A trial, its throughput in examples per second, its quality, and whether no other beats it.
 Point = tuple[TrialRecord, Estimate[float], Estimate[float], bool]
+
+
+def rate_lines(study: Study) -> tuple[Objective, dict[tuple[int, str], list[RatePoint]]]:
+    """Return the metric, and the rates tried at each batch size and its other settings."""
+    refuse_empty(study)
+    quality, decided = study.quality_metric, study.decide()
+    names = [name for name in differing(study.trials) if name != "learning_rate"]
+    lines: dict[tuple[int, str], list[RatePoint]] = {}
+    for trial in sorted(study.trials, key=lambda t: (t.batch_size, t.learning_rate or 0.0)):
+        rate, settings = trial.learning_rate, ", ".join(setting_texts(trial, names))
+        if not rate or quality is None or decided.rate_setters:
+            continue
+        line = lines.setdefault((trial.batch_size, settings), [])
+        if any(run.diverged for run in trial.executions):
+            line.append((rate, "diverged", None))
+            continue
+        early = [e for e in trial.executions if e.status == "completed" and not is_complete(e)]
+        short = dataclasses.replace(trial, executions=tuple(early)) if early else None
+        whole = with_complete_runs(trial)
+        for length, runs in (("short", short), ("complete", whole and decided.as_judged(whole))):
+            if runs and (value := common.quality_of(runs, quality)):
+                several = len(runs.executions) > 1
+                line.append((rate, length, value if several else Estimate(value.value)))
+    if quality is None or not any(value for line in lines.values() for *_, value in line):
+        raise common.missing_data(study, "learning rates that were tried, with a metric of quality")
+    return quality, {key: line for key, line in lines.items() if line}
+
+
+def plot_learning_rates(study: Study, ax: Axes | None = None) -> Axes:
+    """Plot the quality of the model by learning rate, one line for each batch size.
+
+    If trials differ in their dtype policy or in other hyperparameters, each combination has a
+    line. Filled marks are complete runs, with a 95 % interval if there are several at a rate.
+    Hollow marks are runs that the search ended early: short runs, and runs that it stopped. A
+    cross at the edge of the plot is a rate at which training diverged. The ring is the answer of
+    `study.decide()`, and the dotted line is the learning rate that the model was built with.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/digits")
+    >>> kbatch.plot_learning_rates(study).figure.savefig("learning-rates.png")
+
+    Args:
+        study: A study, from `load_study`.
+        ax: Axes to draw on. If None, a new figure.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: If there is nothing to show, with the reason.
+    """
+    quality, lines = rate_lines(study)
+    (panel,) = canvas.panels(ax, RATES_IN)
+    canvas.vertical_grid(panel)
+    panel.set_xlabel("Learning rate", fontsize=canvas.TEXT_PT)
+    across: Any = panel.get_xaxis_transform()
+    worst = 0.04 if quality.direction == "max" else 0.96  # At the edge of the worst values.
+    sizes, texts = sorted({size for size, _ in lines}), [*dict.fromkeys(text for _, text in lines)]
+    for (size, text), line in lines.items():
+        look = size_color(size, sizes), series_style(sizes.index(size))[1]
+        style = _STYLES[texts.index(text) % len(_STYLES)]
+        for hollow, length in ((True, "short"), (False, "complete")):
+            found = [(rate, value) for rate, its, value in line if value and its == length]
+            rates, values = [rate for rate, _ in found], [value.value for _, value in found]
+            width = 0.7 if hollow else 1.4
+            panel.plot(rates, values, color=look[0], linestyle=style, linewidth=width)
+            draw.bars(panel, rates, [value.ends for _, value in found], look[0])
+            draw.points(panel, rates, values, *look, hollow=hollow, zorder=3 - hollow / 2)
+        lost = [rate for rate, length, _ in line if length == "diverged"]
+        cross: dict[str, Any] = {"color": look[0], "mec": canvas.PAPER, "ms": 8, "zorder": 4}
+        panel.plot(lost, [worst] * len(lost), "X", transform=across, **cross)
+    common.name_sizes(panel, sizes, most=14)
+    for text, style in zip(texts, _STYLES, strict=False) if 1 < len(texts) <= len(_STYLES) else ():
+        panel.plot([], [], color=MUTED, linestyle=style, label=text)
+    points = [point for line in lines.values() for point in line]
+    scalings = [s for trial in study.trials if (s := trial.last.scaling)]
+    # What models were built with, before any rule or factor.
+    given = {float(f"{s.learning_rate / s.learning_rate_ratio:.3g}") for s in scalings}
+    values = [value.value for *_, value in points if value]
+    panel.margins(y=0.1)
+    if quality.direction == "min" and 0 < 10 * min(values) < max(values):
+        panel.set_yscale("log")  # A loss is many times as large at a rate that is too high.
+        plain_log_labels(panel.yaxis)
+    common.quality_axis(panel, quality, values, judged=study.trials[0].objective)
+    every = [*given, *(rate for rate, *_ in points)]
+    low, high = min(every), max(every)
+    margin = 1.2 * (high / low) ** 0.04
+    panel.set_xscale("log")
+    panel.set_xlim(low / margin, high * margin)
+    plain_log_labels(panel.xaxis)
+    for rate in given if len(given) == 1 else ():
+        draw.guide(panel, rate)
+        side, offset_pt = ("right", -4) if rate**2 > low * high else ("left", 4)
+        words, place = f"your rate, {setting(rate)}", (rate, 0.1 + 0.8 * (worst > 0.5))
+        draw.text(panel, words, place, (offset_pt, 0), ha=side, xycoords=across)
+    answer = _ring_answer(panel, study, quality)
+    words, lengths = metric_words(quality.name), {length for _, length, _ in points}
+    title = f"{words[0].upper()}{words[1:]} by learning rate and batch size"
+    canvas.write_title(panel, title, columns=7, fewest=1)
+    hollow = "Hollow: runs that the search ended early." if "short" in lengths else ""
+    crosses = "Crosses: training diverged." if "diverged" in lengths else ""
+    notes = " ".join(filter(None, (answer, hollow, crosses)))
+    others = tuple(t for t in study.trials if not any(run.diverged for run in t.executions))
+    alarm = common.incomplete_text(dataclasses.replace(study, trials=others))
+    common.write_conditions([panel], study, notes, alarm=alarm)
+    return panel
+
+
+def _ring_answer(panel: Axes, study: Study, quality: Objective) -> str:
+    """Mark the answer, and say what it is; an empty text if there is none."""
+    decided = study.decide()
+    trial, rate = decided.trial, decided.learning_rate
+    value = trial and common.quality_of(decided.as_judged(trial), quality)
+    if not value or not rate:
+        return ""
+    draw.ring(panel, rate, value.value)
+    sure = "" if decided.certified else " (not certified)"
+    return f"Ring: the answer, batch size {decided.batch_size:,} at {setting(rate)}{sure}."
 
 
 def pareto_points(study: Study) -> tuple[Objective, list[Point]]:
