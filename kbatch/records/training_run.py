@@ -21,7 +21,7 @@ SETTINGS_REMEDY = (
     "It holds the settings of the search, and no result: delete it, and run the same script with "
     "the same arguments, which keeps the trials."
 )
-# What a decision or a search that goes on takes from a file; other settings are shown.
+# What a decision or a resumed search takes from a file; other settings are shown.
 _READ_SETTINGS: Mapping[str, Any] = {
     "batch_sizes": tuple[int, ...],
     "base_batch_size": int,

@@ -146,13 +146,13 @@ class TrialFiles:
             self._write_all(tuple(executions))
 
     def check_not_moved(self) -> None:
-        """Refuse to go on in a folder that lacks a trial that was begun."""
+        """Refuse to continue in a folder that lacks a trial that was begun."""
         begun = self.folder / STATE_NAME
         if not begun.exists():
             raise RecordError(
                 f"The project directory {self.project} was moved, renamed or deleted while its "
-                "search ran: put it back in its place and run the same script again, which goes on "
-                f"from there. Received: a folder without {begun.parent.name}/{begun.name}."
+                "search ran: put it back in its place and run the same script again, to "
+                f"continue from there. Received: no folder {begun.parent.name}/{begun.name}."
             )
 
     def _write_all(self, executions: tuple[ExecutionRecord, ...]) -> None:
@@ -184,7 +184,7 @@ def completed_trials(project: Path | None) -> Iterator[TrialRecord]:
 
 
 def write_needed(record: object, file: Path) -> None:
-    """Write a record without which the search cannot go on."""
+    """Write a record without which the search cannot continue."""
     try:
         write_record(record, file)
     except OSError as error:
@@ -194,7 +194,7 @@ def write_needed(record: object, file: Path) -> None:
 def compare_search(
     tuner: Any, settings: Mapping[str, Any], facts: Mapping[str, str] | None = None
 ) -> SearchRecord | None:
-    """Read what holds for all trials of a project; refuse to go on with another search there."""
+    """Read what holds for all trials of a project; refuse to continue another search there."""
     project, trials = Path(tuner.project_dir), getattr(tuner.oracle, "trials", {})
     ended = any(trial.status in ENDED for trial in trials.values())
     found = recorded_search(project)
@@ -240,7 +240,7 @@ def give_own_paths(callbacks: Sequence[Any], *, trial_id: str, execution: int) -
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise InputError(
-                "A search goes on by itself after an interruption, and a backup would begin a "
+                "A search continues by itself after an interruption, and a backup would begin a "
                 "trial in the state of another one: leave out `BackupAndRestore`. Received: "
                 f"a {type(callback).__name__} among `callbacks`."
             )

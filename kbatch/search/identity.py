@@ -1,6 +1,6 @@
 """What decides the results of a search, described so that another search differs from it.
 
-Equal things must have equal descriptions in any process, or a search could not go on: data are
+Equal things must have equal descriptions in any process, or no search could continue: data are
 described by their shapes, dtypes and values, of large arrays those of rows at fixed places; a
 dataset, which may shuffle, by its spec and length; an object by its class and configuration.
 """

@@ -247,7 +247,7 @@ class ParallelTrials:
         return RuntimeError(
             f"The executor {kind.__module__}.{kind.__qualname__} {what}: restart it and run the "
             f"same script again. Nothing that completed is lost: the search in {self._project} "
-            f"goes on from there. Received: {failure_text(error)}"
+            f"continues from there. Received: {failure_text(error)}"
         )
 
     def _pickle_search(self) -> Any:

@@ -224,8 +224,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
-        shown = 1 if verbose == "auto" else int(verbose)
-        self.progress = SearchProgress(verbose=shown, search_left_s=self.time.search_left_s)
         self.time.begin()
         stock_fit = has_stock_fit(self._build)
         call = FitCall.of_search(args, kwargs, stock_fit=stock_fit)
@@ -245,7 +243,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 raise
         self.time.base_batch_size = self.hypermodel.base_batch_size
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
-        project = Path(self.project_dir)
+        project, shown = Path(self.project_dir), 1 if verbose == "auto" else int(verbose)
+        self.progress = SearchProgress(verbose=shown, search_left_s=self.time.search_left_s)
         try:
             with self.progress, search_lock(project), ParallelTrials.of(self, call) as parallel:
                 self._compare_search(call)

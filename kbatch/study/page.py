@@ -99,8 +99,8 @@ def with_page(
         sentences, use = _nothing(trials), ()
     else:
         name = trial_name(trial, differing(trials))
-        words = metric_words(trial.objective.name)
         within = tolerance_text(found.best, found.tolerance)
+        words = metric_words(trial.objective.name)
         sentences = (
             _headline(found, trial, name),
             _certainty(found, words, within),

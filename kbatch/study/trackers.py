@@ -116,7 +116,7 @@ def check_tracker(tracker: str) -> None:
 
 def log_runs(tracker: str, runs: Sequence[TrackedRun], machine: EnvironmentRecord | None) -> str:
     """Write what a tracker does not have yet of a study and its runs; return where it is shown."""
-    # What no other study has, and what stays when this one goes on. Searches that begin in one
+    # What no other study has, and what stays when this one continues. Searches that begin in one
     # second on many hosts may differ in their load alone.
     begun: Any = machine
     of_begin = begun and (begun.created_at, begun.command, begun.platform, begun.load_average)
@@ -164,7 +164,7 @@ def _log_to_mlflow(runs: Sequence[TrackedRun], identity: str, begun_ms: int | No
         points += [(*one, end_ms, step) for one in run.metrics.items()]
         tags = {"mlflow.note.content": run.text[:5000]}
         settings = {n: str(value)[:5000] for n, value in run.settings.items() if value is not None}
-        if not run.key:  # A search that goes on may change them, and no parameter can change.
+        if not run.key:  # A resumed search may change them, and no parameter can change.
             tags, settings = tags | settings, {}
         kinds = (entities.Metric, points), (entities.Param, settings.items())
         metrics, params = ([kind(*one) for one in found] for kind, found in kinds)

@@ -49,7 +49,7 @@ def shared():
     return models.mlp(optimizer=keras.optimizers.SGD(0.01))
 
 
-def test_it_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
+def test_race_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
     tuner, study, said = with_rates
     base = [t for t in study.trials if t.batch_size == 8]
     assert {0.25, 1.0, 4.0} <= {t.hyperparameters[FACTOR_NAME] for t in base}
@@ -71,7 +71,7 @@ def test_it_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
     assert "short: 2 of 4 epochs" in said and "fits in 6 complete trainings" in said
 
 
-def test_its_answer_is_a_complete_pair_that_the_tuner_names_too(with_rates):
+def test_race_names_a_complete_pair_and_the_tuner_names_it_too(with_rates):
     tuner, study, _ = with_rates
     decision = study.decide()
     assert decision.trial.last.length == "complete"
@@ -109,7 +109,7 @@ def test_a_race_cut_off_by_its_budget_names_an_answer_and_continues_later(tmp_pa
 @pytest.mark.parametrize(
     "changed", [{"strategy": "grid"}, {"search_learning_rate": False}], ids=str
 )
-def test_a_search_without_rates_does_not_go_on_with_those_of_a_race(changed, with_rates):
+def test_a_search_without_rates_does_not_continue_those_of_a_race(changed, with_rates):
     """It would train them at the rule's rate, and record a factor."""
     project = Path(with_rates[0].project_dir)
     given = {"directory": project.parent, "project_name": project.name, "strategy": "race"}
@@ -136,7 +136,7 @@ def line():
     return model
 
 
-def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path, capsys):
+def test_a_race_continues_with_the_trials_of_a_grid_at_their_rate(tmp_path, capsys):
     x = np.random.default_rng(0).standard_normal((64, 1)).astype("float32")
     given = {"objective": "val_loss", "tolerance": 0.05, "data": (x, 9 * x)}
     fit = {"validation_data": (x, 9 * x)}

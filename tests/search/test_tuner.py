@@ -116,7 +116,7 @@ class Fails(keras.callbacks.Callback):
         return self.file.read_text().count("begun")
 
 
-def test_however_many_fail_in_a_row_the_search_goes_on_and_tells_the_causes(tmp_path, capsys):
+def test_however_many_fail_in_a_row_the_search_continues_and_names_the_causes(tmp_path, capsys):
     sizes = (4, 8, 16, 32)  # keras-tuner gives up after three in a row.
     fit = {"callbacks": [Fails(MemoryError("18 GiB wanted"))]}
     failed = quick(tmp_path, searches.stock(batch_sizes=sizes), fit=fit | {"verbose": 1})
@@ -178,7 +178,7 @@ def test_a_trial_that_diverges_has_failed_for_keras_tuner_too(tmp_path, large):
     assert diverged.outcome == "diverged" and not diverged.failure.startswith("diverged")
 
 
-def test_an_interrupted_search_says_how_to_go_on_and_does(found, tmp_path):
+def test_an_interrupted_search_says_how_to_continue_and_does(found, tmp_path):
     """In the second execution of the second trial: three have completed then."""
     file = tmp_path / "begun"
     interrupts = Fails(KeyboardInterrupt(), file=file, at=4)
@@ -265,18 +265,18 @@ def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path
     assert more.study.search.settings["executions_asked"] == [1, 2]
 
 
-def test_a_build_function_that_is_mended_is_searched_by_the_next_call(tmp_path):
-    mended, data = [], models.rows(400)
+def test_a_build_function_that_is_fixed_is_searched_by_the_next_call(tmp_path):
+    fixed, data = [], models.rows(400)
 
     def build(hp):
         hp.Fixed("lr_decay", 0.9)  # This is no learning rate.
-        return models.stock() if mended else None
+        return models.stock() if fixed else None
 
     given = {"strategy": "race", "max_trainings": 2, "directory": tmp_path}
     tuner = kbatch.BatchSizeTuner(build, "accuracy", **given)
     with pytest.raises(ValueError, match="return model"):
         tuner.search(*models.rows(200), verbose=0)  # For which there is one size.
-    mended.append(True)
+    fixed.append(True)
     tuner.search(*data, verbose=0)
     study = tuner.study
     assert [trial.batch_size for trial in study.trials] == [16, 32]
