@@ -59,6 +59,8 @@ class SearchTime:
         Its process took `start_s` more to start, whatever the length of the run.
         """
         if share > 0:
+            if self.expected_s and not self._measured_s:
+                seconds -= min(_FIRST_S, seconds / 2)  # No later run traces the graphs.
             self._measured_s[batch_size], self._start_s = seconds / share, start_s
             left = self.trainings_left.get(batch_size, 0.0) - share
             self.trainings_left = {**self.trainings_left, batch_size: left}

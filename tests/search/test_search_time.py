@@ -20,7 +20,7 @@ def test_a_run_begins_if_it_can_end_in_time_and_the_first_one_always(clock):
     assert spent.fits(16) and spent.left_s() == -40
     spent.begin()
     clock.now_s += 15
-    spent.ended(32, 0.5, seconds=10.0)  # Twice as slow as the plan says.
+    spent.ended(32, 0.5, seconds=10.6)  # Twice as slow as the plan says, after 0.6 s of tracing.
     assert (spent.training_s(32), spent.training_s(16)) == (20, 40)
     clock.now_s += 7
     assert spent.fits(16)  # 38 s are left, and a search may end 3 s late.
