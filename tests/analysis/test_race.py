@@ -170,6 +170,9 @@ def test_a_size_that_cannot_be_trained_drops_out(ended, dropped):
     assert search.judged().named[0] not in dropped
     search.runs = [Run(BASE, 1.0, 0, None, ended="failed")]
     assert search.step().run.batch_size in (16, 64)
+    larger = search.trained(NextRun(512, 1.0, 0, EPOCHS))  # It trains, so it stays.
+    search.runs = [larger, Run(128, 1.0, 0, None, ended=ended)]
+    assert search.judged().named == (512, 1.0)
 
 
 def test_a_dead_network_and_a_chance_failure_at_a_lower_rate_do_not_end_a_race():
@@ -221,6 +224,29 @@ def test_pending_runs_are_not_asked_for_again():
                 search.end(one)
         assert search.trainings() <= most
     assert search.judged().named == (128, 2.0)
+
+
+def test_a_short_run_that_is_continued_costs_its_missing_epochs_only():
+    search = Search(search_rate=False, max_trainings=1.0)
+    search.end(NextRun(BASE, 1.0, 0, 2))
+    assert search.step().run == NextRun(BASE, 1.0, 0, EPOCHS)
+
+
+def test_the_rate_is_the_vertex_of_a_parabola_through_short_runs():
+    search = Search(tolerance=0.1)
+    for octave, value in {-2: 0.8, -1: 0.86, 0: 0.91, 1: 0.905, 2: 0.9}.items():
+        search.runs.append(Run(BASE, 2.0**octave, 0, value, 1.0, epochs=2, curve=(value, value)))
+    assert search.step().run == NextRun(BASE, 2.0, 0, EPOCHS)
+
+
+@pytest.mark.parametrize(("slower", "named"), [(1.03, 64), (1.2, 128)])
+def test_of_sizes_that_train_about_as_fast_the_smallest_is_named(slower, named):
+    seconds = {size: 10 + 1000 / size for size in SIZES}
+    search = Search(seconds=seconds | {64: slower * seconds[128]})
+    search.seconds = search.task.seconds
+    search.to_the_end()
+    search.end(NextRun(64, 2.0, 0, EPOCHS))
+    assert search.judged().named == (named, 2.0)
 
 
 @pytest.mark.parametrize("budget", [1, 3, 3.5])
@@ -290,7 +316,7 @@ def test_equal_runs_under_different_seeds_are_never_certain():
 def test_a_run_that_was_stopped_early_is_not_asked_for_again(size):
     search, stopped = Search(), None
     while (run := search.step().run) is not None:
-        assert stopped is None or run[:3] != stopped[:3]
+        assert stopped is None or run[:2] != stopped[:2]
         search.end(run)
         if run.batch_size == size and run.epochs == EPOCHS and stopped is None:
             stopped, (*others, last) = run, search.runs
@@ -331,5 +357,7 @@ def test_examples_that_do_not_show_the_tolerance_certify_nothing():
     for runs, obstacle in ((few, "few_examples"), (heavy, "heavy_tails")):
         found = judge_race(search.task, runs)
         assert (found.obstacle, found.certain) == (obstacle, False)
+    unknown = [run._replace(outcomes=None) for run in search.runs]
+    assert judge_race(search.task, unknown).obstacle == "no_outcomes"
     enough = [run._replace(step=1 / 400) for run in search.runs]
     assert judge_race(search.task, enough).obstacle is None
