@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 20_264,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 20_265,  # Without docstrings, comments and blank lines.
     "files in kbatch": 126,
     "record types": 80,
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_152,
+    "lines of tests": 27_160,
     "kbatch.search.tuner": 19_193,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 13_552,  # HyperModel
+    "kbatch.search.hypermodel": 13_558,  # HyperModel
     "kbatch.memory.find": 7_562,  # find_max_batch_size
-    "kbatch.study.study": 5_683,  # load_study
+    "kbatch.study.study": 5_689,  # load_study
     "kbatch.training.accumulation.accumulate": 3_674,  # accumulate_gradients
 }
 TO_DO = {

@@ -24,6 +24,7 @@ update cannot take away more than the whole weight, and a larger share would tur
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -132,6 +133,11 @@ def scale_weight_decay(
 def scale_momentum(momentum: float, *, batch_size: int, base_batch_size: int) -> float:
     """Scale the momentum of a moving average so that its half-life in examples stays."""
     return momentum ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
+
+
+def names_rate(name: str) -> bool:
+    """Return whether a hyperparameter is a learning rate by its name, and not a part of one."""
+    return re.search(r"(^|[^a-z])(lr|learning.?rate)$", name.lower()) is not None
 
 
 def check_followers(names: Iterable[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
-from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
+from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, names_rate
 from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError, InputError, RecordError
 from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
@@ -467,7 +467,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self._race is None or wanted is False:
             tuner_arguments.check_without_rates(names, self.decides_by)
             return
-        if wanted is None and any(map(tuner_arguments.names_rate, names)):
+        if wanted is None and any(map(names_rate, names)):
             self.decides_by["search_learning_rate"] = False
             return
         self.hypermodel.searches_rate = True

@@ -4,7 +4,6 @@ import functools
 import math
 import numbers
 import os
-import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -145,11 +144,6 @@ def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> 
             f"`overwrite=True` to start over. Received: strategy={decides_by['strategy']!r}, "
             f"search_learning_rate={decides_by.get('search_learning_rate')!r}."
         )
-
-
-def names_rate(name: str) -> bool:
-    """Return whether a hyperparameter is a learning rate by its name, and not a part of one."""
-    return re.search(r"(^|[^a-z])(lr|learning.?rate)$", name.lower()) is not None
 
 
 def check_executor(executor: Any, max_parallel: Any) -> None:

@@ -7,7 +7,7 @@ import random
 import warnings
 
 import pytest
-from figure_studies import gpu_study, learned_study, target_study, tuned_study
+from figure_studies import gpu_study, learned_study, rates_study, target_study, tuned_study
 from record_samples import RECORDS
 from records_factory import make_search, make_study, make_trial, write_search
 
@@ -21,6 +21,7 @@ STUDIES = {
     "learned": lambda: learned_study(3, sizes=(16, 64, 256)),
     "target": lambda: target_study(2, sizes=(16, 64, 256)),
     "gpu": gpu_study,
+    "rates": rates_study,
 }
 OTHERS = (None, True, "x", {"a": 1})
 

@@ -49,7 +49,14 @@ def test_rate_lines_keep_short_complete_and_diverged_runs_apart():
     mixed = make_trial(32, make_execution(32, dtype_policy="float32"), trial_id="f")
     _, lines = rate_lines(make_study(make_trial(32, *both[::-1]), mixed))
     assert [text for _, text in lines] == ["mixed_float16", "float32"]
+    tuned = [make_trial(32, trial_id=str(v), hyperparameters={"base_lr": v}) for v in (0.1, 0.2)]
+    assert [*rate_lines(make_study(*tuned))[1]] == [(32, "")]
     assert [value.value for *_, value in lines[32, "mixed_float16"]] == [0.2, 0.935]
+
+
+def test_rate_lines_leave_out_rates_that_have_no_logarithm():
+    good, bad = make_trial(32), make_trial(64, learning_rate=-1.0)
+    assert [size for size, _ in rate_lines(make_study(good, bad))[1]] == [32]
 
 
 @pytest.mark.parametrize(("name", "edge"), [("val_accuracy", 0.04), ("val_loss", 0.96)])

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.learning_rate import names_rate
 from kbatch.page.numbers import at_most, join_words, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style, size_color
@@ -40,11 +41,11 @@ def rate_lines(study: Study) -> tuple[Objective, dict[tuple[int, str], list[Rate
     """Return the metric, and the rates tried at each batch size and its other settings."""
     refuse_empty(study)
     quality, decided = study.quality_metric, study.decide()
-    names = [name for name in differing(study.trials) if name != "learning_rate"]
+    names = [name for name in differing(study.trials) if not names_rate(name)]
     lines: dict[tuple[int, str], list[RatePoint]] = {}
     for trial in sorted(study.trials, key=lambda t: (t.batch_size, t.learning_rate or 0.0)):
         rate, settings = trial.learning_rate, ", ".join(setting_texts(trial, names))
-        if not rate or quality is None or decided.rate_setters:
+        if not rate or rate < 0 or quality is None or decided.rate_setters:
             continue
         line = lines.setdefault((trial.batch_size, settings), [])
         if any(run.diverged for run in trial.executions):
