@@ -92,8 +92,8 @@ class DeviceLostError(RuntimeError):
         super().__init__(
             "The device failed in a way that lasts as long as this process: no later step could be "
             "trusted. Start the script again, or restart the notebook's kernel; a search resumes "
-            'after its last finished trial. With `executor="local", max_parallel=1` each execution '
-            "has a process of its own."
+            'after its last finished trial. With `executor="local", max_parallel=1` each training '
+            "run has its own process."
         )
 
     def __reduce__(self):

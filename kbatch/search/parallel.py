@@ -176,7 +176,7 @@ class ParallelTrials:
             if result.status == "lost" and lost is None:
                 lost = result
                 tuner.progress.say(
-                    f"An execution of batch size {size} was lost and is submitted again: "
+                    f"A training run of batch size {size} was lost and is submitted again: "
                     f"{textwrap.shorten(result.text, 300)}"
                 )
                 continue
@@ -291,8 +291,8 @@ def _travels(value: Any) -> bool:
 def _lost_twice(*lost: TaskResult) -> Exception:
     """Make the failure of an execution that was lost twice, with both causes."""
     causes = " and by ".join(textwrap.shorten(one.text, 120) for one in lost)
-    known = any(one.out_of_memory for one in lost)
-    error = (MemoryError if known else RuntimeError)(f"The execution was lost twice, by {causes}")
+    kind = MemoryError if any(one.out_of_memory for one in lost) else RuntimeError
+    error = kind(f"The training run was lost twice, by {causes}")
     error.add_note("\n".join(one.text for one in lost))
     return error
 

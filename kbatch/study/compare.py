@@ -389,12 +389,12 @@ def caption(trials: Sequence[TrialRecord], environment: EnvironmentRecord | None
     where, kinds = where_measured(environment), device_kinds(trials)
     if len(kinds) > 1:
         where[0] = " and ".join(kinds)
-    executions = count_range((len(trial.executions) for trial in trials), "execution")
+    runs = count_range((len(trial.executions) for trial in trials), "training run")
     budget = budget_text(trials)
     parts = [
         *where,
         ", ".join(dict.fromkeys(trial.dtype_policy for trial in trials)),
-        f"{pluralize(len(trials), 'trial')}, {executions} each",
+        f"{pluralize(len(trials), 'trial')}, {runs} each",
         f"budget: {budget} each" if budget else "",
     ]
     return " · ".join(filter(None, parts))

@@ -49,7 +49,7 @@ def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_searc
     (killed, isolated), (_, trial) = (kbatch.load_study(t).trials for t in (tuner, here))
     assert killed.status == "failed"
     signal_9 = "signal 9 ended its process"
-    assert f"The execution was lost twice, by {signal_9} and by {signal_9}" in killed.failure
+    assert f"The training run was lost twice, by {signal_9} and by {signal_9}" in killed.failure
     assert killed.executions[0].optimizer == "SGD"
     assert isolated.metrics == trial.metrics
     assert isolated.notes == trial.notes

@@ -119,15 +119,15 @@ def quality_axis(
     panel.set_ylim(low, high)
 
 
-BARS = "Bars: 95 % interval over executions"
+BARS = "Bars: 95 % interval over training runs"
 
 
 def bars_text(trials: Iterable[TrialRecord]) -> str:
-    """Describe the bars of throughput and metric; two executions have none of throughput."""
+    """Describe the bars of throughput and metric; two runs have none of throughput."""
     counts = {len(trial.executions) for trial in trials if trial.status == "completed"}
     texts = [BARS] if max(counts, default=0) >= FEWEST_VALUES else []
     if few := counts & {1, 2}:
-        who = "of one or two executions, " if texts else "Bars: "
+        who = "of one or two runs, " if texts else "Bars: "
         windows = "quartiles of the timing windows and " if 1 in few else ""
         texts.append(f"{who}{windows}95 % over validation examples")
     return f"{'; '.join(texts)}." if texts else ""

@@ -326,7 +326,7 @@ def plot_learning_curves(
     canvas.write_title(panels[0], study.name, columns=_MOST_NAMES, fewest=1)
     lines = ""
     if max(len(trial.executions) for trial in study.trials) > 1:
-        lines = "Lines: mean over executions; bands: its 95 % interval, from three executions on."
+        lines = "Lines: mean over training runs; bands: its 95 % interval, from three runs on."
     tracing = ""
     if "seconds" in budgets:
         tracing = "Training time has the tracing of the first step in it, but no validation."
