@@ -52,7 +52,7 @@ def test_the_wheel_of_a_clean_clone_installs_and_runs(tmp_path):
     quickstart = READER + brief("".join(blocks(ROOT / "README.md", "python")[:2]))
     (tmp_path / "quickstart.py").write_text(quickstart)
     printed = run(python, "quickstart.py", cwd=tmp_path)
-    assert re.search(r"^Train with batch size \d+ and learning rate ", printed, re.MULTILINE)
+    assert re.search(r"^(Keep|Train with) batch size \d+ and learning rate ", printed, re.MULTILINE)
     assert "accuracy: " in printed.splitlines()[-1]  # Of the training that follows.
     command = (str(tmp_path / "environment" / "bin" / "kbatch"), "demo", "--quick")
     options = ("--batch-sizes", "64", "--policy", "float32")
