@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_160,
+    "lines of tests": 27_162,
     "kbatch.search.tuner": 19_193,  # BatchSizeTuner
     "kbatch.search.hypermodel": 13_558,  # HyperModel
     "kbatch.memory.find": 7_562,  # find_max_batch_size

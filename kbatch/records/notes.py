@@ -251,7 +251,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "one_step_an_execution": "Keras started each step by itself, which takes longer: {reason}.",
     "too_short_to_time": (
-        "Too short to time: samples/s need three steps after the first one of each size."
+        "A training run was too short to measure samples/s: they need three steps after the first."
     ),
     "metrics_of_parts": (
         "Averaged over micro-batches: {names}, because a function returns one value per call. Use "

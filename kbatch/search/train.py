@@ -326,7 +326,7 @@ def _record(
         by = f"a callback ({names})" if names else "`HyperModel.fit` or the tuner's `optimizer`"
         notes.append(Note.of("first_learning_rate", used=seen, built=ruled, by=by))
     reading, (examples, durations_s) = clock.reading, clock.windows
-    if not examples and status != "running":
+    if not examples and status != "running" and timed.length == "complete":
         notes.append(Note.of("too_short_to_time"))
     counted = updates = sum(epoch.updates for epoch in clock.epochs)
     with contextlib.suppress(Exception):  # A lost device does not say what it has counted.

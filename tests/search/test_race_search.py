@@ -96,11 +96,13 @@ def test_a_race_that_ended_trains_nothing_again(with_rates):
 
 
 def test_a_race_cut_off_by_its_budget_names_an_answer_and_continues_later(tmp_path):
-    given = {"fit": {"epochs": 4}, "max_trainings": 3}
+    hypermodel = searches.stock(batch_sizes=(32, 47), steps_per_execution=2)
+    given = {"fit": {"epochs": 4}, "max_trainings": 3, "hypermodel": hypermodel}
     study = kbatch.load_study(race(tmp_path, time_budget_s=1e-3, **given))
     (trial,) = study.trials
     assert (trial.last.length, study.decide().batch_size) == ("short", trial.batch_size)
     assert not study.decide().certain
+    assert "too_short_to_time" not in {note.code for note in trial.last.notes}
     assert "sizes_not_compared" in {note.code for note in study.decide().notes}
     later = kbatch.load_study(race(tmp_path, **given))
     assert len(later.trials) > 1
