@@ -63,7 +63,7 @@ def far_off_note(study: Study) -> str:
 
 
 def one_of_each_size(study: Study, trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
-    """Pick of each batch size the trial that the decision compares, else the best one."""
+    """Pick for each batch size the trial that the decision compares, or its best one."""
     compared = {trial.trial_id for trial in study.decide().trials}
 
     def order(trial: TrialRecord) -> tuple[Any, ...]:
@@ -75,12 +75,12 @@ def one_of_each_size(study: Study, trials: Iterable[TrialRecord]) -> dict[int, T
 
 
 def one_of_each_size_note(trials: Sequence[TrialRecord]) -> str:
-    """Describe which trials are shown, empty where each size has one."""
+    """Describe which trials are shown. The text is empty if each size has one trial."""
     sizes = {trial.batch_size for trial in trials}
     if len(sizes) == len(trials):
         return ""
     of = f"{len(sizes):,} of {pluralize(len(trials), 'trial')}"
-    return f"Shown: of each batch size the trial that is compared, else the best; {of}."
+    return f"Shown: the compared trial of each batch size, or its best one ({of})."
 
 
 def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
