@@ -323,7 +323,7 @@ def test_a_metric_of_the_whole_batch_is_warned_of_where_batches_are_cut(recwarn)
 
     def warned():
         told = [
-            str(one.message) for one in recwarn if "mean over micro-batches" in str(one.message)
+            str(one.message) for one in recwarn if "Averaged over micro-batches" in str(one.message)
         ]
         recwarn.clear()
         return told
@@ -333,7 +333,7 @@ def test_a_metric_of_the_whole_batch_is_warned_of_where_batches_are_cut(recwarn)
     assert warned() == []
     model.fit(X, Y, batch_size=32, epochs=2, verbose=0)
     (text,) = warned()
-    assert "spread, since" in text
+    assert "spread, because" in text
     model.fit(X, Y, batch_size=32, verbose=0)
     assert warned() == []
 
