@@ -29,7 +29,7 @@ MISTAKES = {
     "report good.json -o report.pdf": r"`\.html` \(one file\) or `\.md`",
     "export empty -o trials.csv": r"tuner\.search",
     "export good.json -o trials.xlsx": r"\.csv or \.json",
-    "plot good.json --figure trails": r"trials'?, '?pareto",
+    "plot good.json --figure trails": r"trials'?, '?learning-rates",
     "plot good.json --figure time-to-target": "--target 0.95",
     "plot good.json --figure gpu-timeline": "NVIDIA GPU",
     "plot good.json --figure memory": "MaxBatchSizeResult",
