@@ -151,6 +151,7 @@ def stopped_early(run: Run, task: Any, runs: Sequence[Run]) -> Run:
 
 def race_before(search: Search) -> Outcome:
     """Replay the race of a checkout from before runs could be short."""
+    # Only the other checkout has it.
     from kbatch.analysis.race import Race  # type: ignore[attr-defined]
 
     runs, given = [], {"base_batch_size": BASE_SIZE, "max_executions": 6 * len(SIZES)}

@@ -3,7 +3,7 @@
 python benchmarks/judge_errors.py [--searches 1000] [--rows looks] [--seed 0] [--beside PATH]
     about 5 minutes on one core; twice that beside another checkout of kbatch, whose columns follow
 
-Each row draws so many searches from a known truth and judges them as kbatch does. A search is wrong
+Each row draws searches from a known truth and judges them as kbatch does. A search is wrong
 where it is certain while one of its sizes is better than the named one by more than the tolerance:
 5 % may be. The truth is as hard as it can be: where nothing else is said, one size is better than
 another, faster one by just more than the tolerance.
@@ -20,7 +20,7 @@ looks      judged again after more executions until certain: a search that is ex
 epochs     values at the end of each of 20 epochs, which wander: one size's wander four times as
            much, or its predictions change four times as much from epoch to epoch
 classes    recall, and area under the curve, of a class that has 10 to 500 of 1,000 examples
-target     seconds to a target that was met after so many epochs, or one more in some of the runs
+target     seconds to a target. Some runs need one epoch more than the others to reach it
 tails      a part of the losses has a lognormal distribution, of deviation 0.5 to 4
 pinned     every execution starts from the same weights and sees the same order of the data
 auc        a metric that is no mean over examples, by pseudo-values of 50 blocks and without them
@@ -226,7 +226,7 @@ def by_class(
 
 
 def by_target(late, rounds: int, *, epochs: int):
-    """Draw negative times to a target of so many epochs, of one more in a share of the runs."""
+    """Draw negative times to a target. A share of the runs needs one epoch more."""
     late = np.array(late)[:, None]
 
     def draw(rng: np.random.Generator) -> list[Run]:

@@ -297,7 +297,7 @@ class _Bounds:
         return np.where(unknown, math.inf, half)
 
     def _unseen(self, rounds: Any) -> np.ndarray:
-        """Return what may differ though all of so many rounds needed equally many epochs."""
+        """Return the difference in time that equal numbers of epochs in all rounds can hide."""
         unseen = 2 * (1 - self._error ** (0.5 / rounds)) * self._resolution
         return unseen * ~np.eye(len(unseen), dtype=bool)
 

@@ -32,8 +32,8 @@ from kbatch.analysis.run_table import Pinned, Run, first_seed, pinned_parts, tra
 # A short run trains this share of the epochs, at least two: after one epoch the best rate seems to
 # be an octave higher than it is.
 SHORT_SHARE, LEAST_SHORT = 0.2, 2
-# Rates are tried within so many octaves of the rule's rate. If that rate is wrong by a factor of 8,
-# two octaves are left beyond the right one.
+# The largest distance in octaves between a rate that is tried and the rule's rate. If the rule's
+# rate is wrong by a factor of 8, two octaves are left beyond the right one.
 MOST_OCTAVES = 5
 # The first octaves tried. Steps by a factor of four need few runs; a factor of two follows.
 FIRST_OCTAVES = (0, -2, 2)
@@ -57,11 +57,11 @@ DRAWS = 2000  # Of the curve. They give probabilities to about one percent.
 # The noise of a run is at least this part of the tolerance, because smaller differences do not
 # matter, and half of the tolerance if nothing is known of single validation examples.
 LEAST_ERROR, UNKNOWN_ERROR = 1 / 8, 1 / 2
-# A larger rate that is worse by so many standard errors after a short run is not trained in full.
+# Number of standard errors by which a larger rate must be worse after a short run to be skipped.
 CLEAR = 1.0
-# A run is stopped early if it is behind by so many tolerances more than others made up for; at
-# least two complete runs must show how much that is. In replays, a tenth of the stopped runs would
-# have ended within the tolerance; without a margin, a third.
+# A run is stopped early if it trails by more than the other runs made up for, plus this margin in
+# tolerances. At least two complete runs must show how much others made up for. In replays, a tenth
+# of the stopped runs would have ended within the tolerance. Without a margin it is a third.
 STOPPED_MARGIN, LEAST_FINISHED = 2.0, 2
 # Complete trainings for each size. In replays a race rarely took more, and rarely fewer.
 MOST_NEEDED, LEAST_NEEDED = 2.5, 1.5

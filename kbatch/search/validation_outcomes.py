@@ -24,7 +24,7 @@ from kbatch.training.data.forms import is_composite, parts_of
 # Of unknown length a validation may have so many batches.
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 2**21  # In all rows together.
-# Of numbers that are equal but for their last bits, relative; of float32 and others 5e-7.
+# Relative difference below which two numbers count as equal. For float32 and others it is 5e-7.
 _ROUNDING = {tf.float16: 1e-3, tf.bfloat16: 8e-3}
 _FEWEST_ALIKE = 4  # Examples with one output; fewer may have it by chance.
 _CHECKED = 8  # Batches of a validation, for a metric of the user's own.
@@ -42,7 +42,7 @@ class Validated(NamedTuple):
     examples: tuple[int, ...]  # Of each block.
     key: str  # Fingerprint of the examples in their order.
     #: Examples of the rarest class, which decide how far one example moves a metric that is no mean
-    #: over examples; None for a mean, and if the labels are no classes.
+    #: over examples. If the metric is a mean or the labels are not classes, it is None.
     rarest: int | None
     lacking: int  # Blocks without any example of one of the classes.
 
