@@ -99,7 +99,8 @@ class Judgement:
     )
     rounds: Mapping[Pair, int]  # Runs of each that are compared.
     # How much worse each is than the leader (positive is worse in either direction); of the leader
-    # against the best other. All bounds of one side hold at once. Without what is not known.
+    # against the best other. All bounds of one side hold at once. Without unknown ones; empty for a
+    # race.
     gaps: Mapping[Pair, Estimate[float]]
     costs: Mapping[Pair, float]  # Training times over the least; empty where one is not known.
     # What does not vary though the seed does: with both, all runs of a pair count as one.

@@ -25,7 +25,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.judge import AS_FAST, Judgement, hidden_by_examples
 from kbatch.analysis.run_table import Pinned, Run, first_seed, pinned_parts, training_seconds_of
 
@@ -148,7 +147,6 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
     within = dict.fromkeys(sizes, 0.0) if belief is None else belief.within()
     within = {size: within[size] for size in sizes}
     named, least = _named(race, within), 1 - task.confidence
-    gaps = {} if belief is None else belief.gaps(sizes, task.confidence)
     # The curve may lie above what a size has shown: this is not certified.
     best = max(race.mean(size) for size in sizes)
     shown = [size for size in sizes if race.mean(size) >= best - task.tolerance]
@@ -165,7 +163,7 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
         certain=not obstacle and named in certified and _is_settled(race, within, named),
         obstacle=obstacle,
         rounds={pair: len(race.numbers(size)) for size, pair in pairs.items()},
-        gaps={pairs[size]: gap for size, gap in gaps.items()},
+        gaps={},  # Those of the curve differ from those of the values shown.
         costs={pair: race.seconds[size] / fastest for size, pair in pairs.items() if fastest},
         pinned=race.pinned,
         left_out=tuple((size, 1.0) for size in task.batch_sizes if size not in sizes),
@@ -526,21 +524,6 @@ class _Belief(NamedTuple):
 
     def best_first(self, sizes: Sequence[int]) -> list[int]:
         return sorted(sizes, key=lambda size: -self.mean[self.sizes.index(size)])
-
-    def gaps(self, sizes: Sequence[int], confidence: float) -> dict[int, Estimate[float]]:
-        """Return how much worse each size is than the best one, and the best than the second."""
-        if len(sizes) < 2:
-            return {}
-        at = {size: self.sizes.index(size) for size in sizes}
-        best, second, *_ = self.best_first(sizes)
-        tails = (1 - confidence) / 2, (1 + confidence) / 2
-        found = {}
-        for size in sizes:
-            than = at[second if size == best else best]
-            low, high = np.quantile(self.draws[:, than] - self.draws[:, at[size]], tails)
-            middle = self.mean[than] - self.mean[at[size]]
-            found[size] = Estimate(float(middle), float(low), float(high))
-        return found
 
 
 def _believe(race: _Race) -> _Belief | None:

@@ -320,7 +320,7 @@ def seconds_of(found: Decision) -> dict[str, float]:
 def _against_best(found: Decision, trial: TrialRecord) -> Mapping[str, object]:
     """Write how much worse a trial is than the best mean."""
     judgement, pair = found.judgement, (trial.batch_size, rate_factor(trial))
-    if judgement is None or len(found.trials) < 2 or not _is_compared(found, trial):
+    if judgement is None or not judgement.gaps or not _is_compared(found, trial):
         return {}
     unit, factor = (" (points)", 100) if is_fraction(trial.objective.name) else ("", 1)
     gap = judgement.gaps.get(pair)

@@ -109,7 +109,7 @@ def test_judge_race_names_the_fastest_size_within_the_tolerance(off):
     assert found.leader in found.certified
     assert {512} <= {size for size, _ in found.worse} <= {256, 512}
     assert search.trainings() <= 10
-    assert found.gaps[512, found.named[1]].low > 0
+    assert not found.gaps  # A curve's gaps would contradict the values in the table.
 
 
 def test_a_loss_is_raced_as_its_negative_is():
