@@ -157,12 +157,17 @@ def memory_finding(total_bytes: int, available_bytes: int) -> Finding:
 
 def policy_finding(times_as_fast: Mapping[str, float], device: str) -> Finding:
     """Say what to set, from how many times as fast as float32 each policy trains."""
+    from kbatch.page.numbers import speed_text
     from kbatch.search.first_updates import TOO_SLOW
 
-    others = [f"{n} {r:.2f} times" for n, r in times_as_fast.items() if n != "float32"]
+    others = [
+        f"{name} is {speed_text(ratio, 'float32')}"
+        for name, ratio in times_as_fast.items()
+        if name != "float32"
+    ]
     slow = device == "CPU" and TOO_SLOW * times_as_fast["mixed_float16"] < 1
     taken = "float32" if slow else "mixed_float16"
-    text = f"{' and '.join(others)} as fast as float32 on this {device}: a search takes {taken}"
+    text = f"on this {device} {' and '.join(others)}: a search takes {taken}"
     best = max(times_as_fast, key=times_as_fast.__getitem__)
     if times_as_fast[best] <= 1.1 * times_as_fast[taken]:  # Not worth a change.
         return Finding("dtype policy", "ok", text)

@@ -33,7 +33,7 @@ from kbatch.input_pipeline.blocks import (
 from kbatch.input_pipeline.result import ChangeRecord
 from kbatch.library_internals import dataset_argument, dataset_graph, inputs_of_dataset
 from kbatch.library_internals import dataset_function as function_of
-from kbatch.page.numbers import format_number, memory_text, one_line
+from kbatch.page.numbers import format_number, join_words, memory_text, one_line
 from kbatch.records.notes import Note
 from kbatch.timing import FEWEST_ROUNDS, interleaved
 from kbatch.training.data.forms import rows_of
@@ -131,6 +131,23 @@ def dataset_changes(dataset: tf.data.Dataset, *, cache_bytes: int, budget_s: flo
     ]
 
 
+# Operations that call Python: `tf.py_function` and `tf.numpy_function`.
+_PYTHON = "PyFunc"
+
+
+def python_note(dataset: tf.data.Dataset) -> Note | None:
+    """Return a note that names the maps which call Python, None without any."""
+    maps = [stage for stage in all_stages(dataset) if kind_of(stage) in ("Map", "ParallelMap")]
+    names = [name_of(one) for one in maps if has_operation(one, _PYTHON)]
+    return Note.of("map_calls_python", names=join_words(dict.fromkeys(names))) if names else None
+
+
+def name_of(stage: Any) -> str:
+    """Return the name of the function of a map."""
+    name = getattr(function_of(stage), "__name__", "function")
+    return "function" if name == "<lambda>" else name
+
+
 def _parallel_map(dataset: tf.data.Dataset) -> Change:
     record = ChangeRecord("parallel_map", ".map(function, num_parallel_calls=tf.data.AUTOTUNE)")
     try:
@@ -139,10 +156,10 @@ def _parallel_map(dataset: tf.data.Dataset) -> Change:
         return _untried(record, _failed(error))
     if not maps:
         return _untried(record, Note.of("no_serial_map"))
-    names = [getattr(function_of(one), "__name__", "function") for one in maps]
-    names = ["function" if name == "<lambda>" else name for name in names]
-    code = "; ".join(f".map({name}, num_parallel_calls=tf.data.AUTOTUNE)" for name in names)
+    code = "; ".join(f".map({name_of(one)}, num_parallel_calls=tf.data.AUTOTUNE)" for one in maps)
     condition = None if all(map(is_stateless, maps)) else Note.of("called_by_threads")
+    if any(has_operation(one, _PYTHON) for one in maps):
+        condition = Note.of("threads_share_lock")
     found = dataclasses.replace(record, code=code, condition=condition)
     return found, changed
 

@@ -4,7 +4,7 @@ import textwrap
 
 from matplotlib.axes import Axes
 
-from kbatch.input_pipeline.result import InputPipelineProfile
+from kbatch.input_pipeline.result import PIPELINE, STEP, TOGETHER, InputPipelineProfile
 from kbatch.page.document import Figure
 from kbatch.page.numbers import format_number, percent, pluralize, where_measured
 from kbatch.plotting import canvas, draw
@@ -68,16 +68,16 @@ def figures_of(profile: InputPipelineProfile) -> tuple[Figure, ...]:
 
 def _draw_bars(panel: Axes, profile: InputPipelineProfile, characters: int) -> None:
     gained = [one for one in profile.best_first if one.is_clear_gain][:_MOST_CHANGES]
-    records = [
-        ("pipeline alone", profile.pipeline, _PIPELINE),
-        ("train step alone", profile.step, _COMPUTING),
-        ("both together", profile.together, MUTED),
-        *((f"with {one.title}", one.changed, _CHANGED) for one in gained),
-    ]
+    colors = {PIPELINE: _PIPELINE, STEP: _COMPUTING, TOGETHER: MUTED}
+    colors |= dict.fromkeys((one.title for one in gained), _CHANGED)
+    speeds = profile.speeds()
+    labels = {
+        name: name if name in (PIPELINE, STEP, TOGETHER) else f"with {name}" for name in colors
+    }
     bars = [
-        (textwrap.fill(label, characters, break_long_words=False), rate, color)
-        for label, record, color in records
-        if record is not None and (rate := record.samples_per_second) is not None
+        (textwrap.fill(labels[name], characters, break_long_words=False), speeds[name], color)
+        for name, color in colors.items()
+        if name in speeds
     ]
     farthest = 0.0
     for place, (_, rate, color) in enumerate(bars):

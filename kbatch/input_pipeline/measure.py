@@ -28,7 +28,13 @@ from kbatch.input_pipeline.blocks import (
     reading_block,
     step_block,
 )
-from kbatch.input_pipeline.changes import FILL_SHARE, all_stages, fill_cache, try_changes
+from kbatch.input_pipeline.changes import (
+    FILL_SHARE,
+    all_stages,
+    fill_cache,
+    python_note,
+    try_changes,
+)
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.library_internals import ArrayDataAdapter, cache_file
 from kbatch.records.notes import Note
@@ -127,10 +133,9 @@ def profile_input_pipeline(
                     budget_s=time_budget_s - max(base_s, spent_s),
                 )
                 profile = dataclasses.replace(profile, changes=changes)
-    if unfilled is not None:
-        noted = (Note.of("input_cache_unfilled", reason=unfilled),)
-        profile = dataclasses.replace(profile, noted=noted)
-    return profile
+    cache = None if unfilled is None else Note.of("input_cache_unfilled", reason=unfilled)
+    noted = tuple(note for note in (cache, python_note(source)) if note is not None)
+    return dataclasses.replace(profile, noted=noted)
 
 
 _KERAS_BATCH_SIZE = 32

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kbatch.analysis.intervals import Estimate, over_rounds, ranged_columns, ratio_over_rounds
-from kbatch.page.numbers import format_number, in_brackets, percent, setting
+from kbatch.page.numbers import format_number, percent, setting, speed_text
 from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
@@ -42,6 +42,9 @@ _IMPOSSIBLE_RATIO = 1.1
 _MUCH_WAITING = 0.2
 
 Ends = tuple[float, float]
+
+# What takes turns, as people read it.
+PIPELINE, STEP, TOGETHER = "pipeline alone", "train step alone", "both together"
 
 
 def input_verdict(ratio: Estimate[float] | None, *, long_run: Ends | None = None) -> str:
@@ -193,7 +196,7 @@ class ChangeRecord:
         if self.reason is not None:
             return f"not tried: {self.reason}"
         if self.gain and (self.gain.high or math.inf) < 1 / CLOSEST_RATIO:
-            return "slower"
+            return speed_text(self.gain.value)
         return "clear gain" if self.is_clear_gain else "no clear gain"
 
     @property
@@ -271,6 +274,25 @@ class InputPipelineProfile(Result):
             return self.long_run.wait_share
         return self.together.wait_share
 
+    def speeds(self) -> dict[str, Estimate[float]]:
+        """Return the examples/s of the pipeline, the step, both together, and with each change.
+
+        The speed of the train step is its median over the rounds. All others follow from it by
+        ratios that are paired by round. So two speeds have the ratio that the page names.
+        """
+        step = self.step.samples_per_second
+        if step is None:
+            return {}
+        speeds = {STEP: step}
+        pairs = {PIPELINE: (self.pipeline, self.step), TOGETHER: (self.together, self.step)}
+        for name, (rate, reference) in pairs.items():
+            if (ratio := ratio_over_rounds(rate.rates, reference.rates)) is not None:
+                speeds[name] = ratio.times(step.value)
+        for change in self.changes:
+            if change.gain is not None and TOGETHER in speeds:
+                speeds[change.title] = change.gain.times(speeds[TOGETHER].value)
+        return speeds
+
     @property
     def best_first(self) -> tuple[ChangeRecord, ...]:
         """The changes that were tried, by the lower end of their gain's interval."""
@@ -297,11 +319,11 @@ class InputPipelineProfile(Result):
             )
         if ratio is None or ratio.ends is None:
             return "too few rounds for an interval; give a larger `time_budget_s`"
-        times = f"{format_number(ratio.value)} times{in_brackets(ratio)}"
-        if run is not None and not self.is_even:
-            ends = " to ".join(dict.fromkeys(map(format_number, run)))
-            times = f"{ends} times over one long reading"
-        found = f"the pipeline alone is {times} as fast as the train step"
+        if run is None or self.is_even:
+            found = f"the pipeline alone is {speed_text(ratio, 'the train step')}"
+        else:
+            ends = " to ".join(dict.fromkeys(speed_text(end, "the train step") for end in run))
+            found = f"over one long reading the pipeline alone is {ends}"
         waits = f"training waits for data {percent(waiting or 0.0)} of its time"
         apart = f", but {waits}: nothing overlaps them" * ((waiting or 0.0) > _MUCH_WAITING)
         if self.verdict == "undetermined":
@@ -315,7 +337,7 @@ class InputPipelineProfile(Result):
             return f"{found}{apart}"
         if (best := self._best_change()) is None or best.gain is None:
             return f"{found}, and {waits}"
-        return f"{found}; {best.title} trains {format_number(best.gain.value)} times as fast"
+        return f"{found}; with {best.title} training is {speed_text(best.gain)}"
 
     def _best_change(self) -> ChangeRecord | None:
         """Return the change to make, None if training does not wait or none surely helps."""
@@ -326,27 +348,25 @@ class InputPipelineProfile(Result):
         """Return what was measured, and what each change to the pipeline gained."""
         import pandas as pd
 
-        def row(rate: RateRecord | None, outcome: str, **more: object) -> dict[str, object]:
-            speed = rate and rate.samples_per_second
-            waits = rate and rate.wait_share
+        speeds = self.speeds()
+
+        def row(name: str, rate: RateRecord | None, **more: object) -> dict[str, object]:
+            speed, waits = speeds.get(name), rate and rate.wait_share
             return {
                 **ranged_columns("samples/s", speed),
                 "rounds": speed and speed.n,
                 "waiting for data (%)": None if waits is None else 100 * waits,
                 **more,
-                "outcome": outcome,
             }
 
-        rows = {
-            "pipeline alone": row(self.pipeline, "measured"),
-            "train step alone": row(self.step, "measured"),
-            "both together": row(self.together, "measured"),
-        }
+        alone = {PIPELINE: self.pipeline, STEP: self.step, TOGETHER: self.together}
+        rows = {name: row(name, rate, outcome="measured") for name, rate in alone.items()}
         for change in (*self.best_first, *(c for c in self.changes if c.changed is None)):
             gained = ranged_columns("times as fast", change.gain)
-            more = {**gained, "code": change.code, "condition": change.condition}
-            rows[change.title] = row(change.changed, change.outcome, **more)
-        columns = list(dict.fromkeys(name for one in rows.values() for name in one))
+            more = {"code": change.code, "condition": change.condition, "outcome": change.outcome}
+            rows[change.title] = row(change.title, change.changed, **gained, **more)
+        columns = [name for one in rows.values() for name in one if name != "outcome"]
+        columns = [*dict.fromkeys(columns), "outcome"]
         table = pd.DataFrame(list(rows.values()), columns=columns, index=list(rows))
         table.insert(0, "measured", table.index)
         best = self._best_change()

@@ -27,6 +27,19 @@ def in_brackets(interval: Estimate[float | None] | None, digits: int = 3) -> str
     return f" ({' to '.join(format_number(end, digits) for end in ends)})" if ends else ""
 
 
+def speed_text(speed: Estimate[float] | float, than: str = "", digits: int = 3) -> str:
+    """Write a ratio of speeds, such as "1.6 times as fast as A" or "14.5 times slower than A"."""
+    ratio = speed if isinstance(speed, Estimate) else Estimate(speed)
+    faster = ratio.value >= 1
+    if not faster:
+        low, high = (1 / end if end else None for end in (ratio.high, ratio.low))
+        ratio = Estimate(1 / ratio.value, low, high)
+    words = "as fast" if faster else "slower"
+    after = f" {'as' if faster else 'than'} {than}" if than else ""
+    number = format_number(ratio.value, digits) + in_brackets(ratio, digits)
+    return f"{number} times {words}{after}"
+
+
 def setting(value: float) -> str:
     """Write a chosen number, such as a learning rate of 0.001, without trailing zeros."""
     mantissa, mark, exponent = format_number(value).partition("e")

@@ -125,6 +125,11 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The pipeline's own cache was not filled first ({reason}): these may be the rates of "
         "the first epoch, and later ones faster."
     ),
+    "map_calls_python": (
+        "`map` calls a Python function ({names}), which holds the lock of the interpreter: threads "
+        "do not speed it up. Write it with TensorFlow operations, or do its work once before "
+        "training."
+    ),
     "rows_differ": (
         "Rows of the dataset differ in length: the longest of the first {elements} elements "
         "was used. If there are longer ones, put one first or, where there is such an argument, "
@@ -310,6 +315,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "cache_too_large": "it takes more than the {most} of `cache_bytes`",
     "cache_not_full": "it was not full after {seconds:.2g} s: give a larger `time_budget_s`",
     "worker_per_core": "there is one a core already",
+    "threads_share_lock": "it calls Python, and one thread at a time holds the interpreter's lock",
     "called_by_threads": "called from several threads; random numbers come in another order",
     "rows_by_threads": "`__getitem__` may be called from several threads at once",
     "cache_takes": "{size} of memory; the first epoch is as slow as before",

@@ -19,6 +19,7 @@ from kbatch.page.numbers import (
     one_line,
     pluralize,
     setting,
+    speed_text,
 )
 from kbatch.records.notes import Note
 from kbatch.records.training_run import TIMES, ExecutionRecord
@@ -150,9 +151,7 @@ def _change(found: Decision, words: str, within: str) -> str:
         return ""
     parts, seconds = [], seconds_of(found)
     if seconds:
-        way = _times(seconds[base.trial_id] / seconds[found.trial.trial_id])
-        # The base is slower, so the answer is faster.
-        parts.append(way.replace("slower", "as fast").replace("faster", "slower"))
+        parts.append(_speed(seconds[base.trial_id] / seconds[found.trial.trial_id]))
     behind, worse = _behind(found, base), base.batch_size in found.worse
     doubt = "" if _is_settled(found, base) else " (not certain)"
     if is_time(base.objective):
@@ -338,7 +337,7 @@ def _verdict(found: Decision, trial: TrialRecord) -> str:
     if taken is not None and trial.trial_id == taken.trial_id:
         return "take"
     if taken is not None and _is_compared(found, trial):
-        way = _times(seconds[trial.trial_id] / seconds[taken.trial_id]) if seconds else None
+        way = _speed(seconds[taken.trial_id] / seconds[trial.trial_id]) if seconds else None
         return ", ".join(filter(None, (_quality(found, trial), way)))
     if trial.last.length != "complete" and trial.status == "completed":
         return _ENDED_EARLY[trial.last.length].format(
@@ -356,13 +355,9 @@ def _verdict(found: Decision, trial: TrialRecord) -> str:
     return f"{ended}: {one_line(trial.failure)[:_LONGEST_REASON]}"
 
 
-def _times(ratio: float) -> str:
-    """Say how a training time compares with that of the size to take, by their ratio."""
-    if 1 / AS_FAST <= ratio <= AS_FAST:
-        return "as fast"
-    slower = ratio > 1
-    number = format_number(ratio if slower else 1 / ratio, 2)
-    return f"{number} times {'slower' if slower else 'faster'}"
+def _speed(ratio: float) -> str:
+    """Say how many times as fast a trial trained as another."""
+    return "as fast" if 1 / AS_FAST <= ratio <= AS_FAST else speed_text(ratio, digits=2)
 
 
 def _quality(found: Decision, trial: TrialRecord) -> str:

@@ -14,7 +14,7 @@ from kbatch.analysis.scaling_curve import (
     timed_columns,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
-from kbatch.page.numbers import format_number, in_brackets, memory_text, percent
+from kbatch.page.numbers import format_number, in_brackets, memory_text, percent, speed_text
 from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
@@ -71,10 +71,7 @@ class TrainingProfile(Result):
         assert rate is not None
         together = "" if steps == 1 else f" and {steps:,} steps an execution"
         speed = f"{format_number(rate.value)}{in_brackets(rate)} samples/s"
-        than = ""
-        if gain is not None:
-            times, largest = format_number(gain.value), ways[-1].batch_size
-            than = f", {times}{in_brackets(gain)} times as fast as with {largest:,}"
+        than = "" if gain is None else f", {speed_text(gain, f'with {ways[-1].batch_size:,}')}"
         return f"Train with micro-batches of {chosen.batch_size:,}{together}: {speed}{than}."
 
     def table(self) -> "pd.DataFrame":

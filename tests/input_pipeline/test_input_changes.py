@@ -13,6 +13,7 @@ from kbatch.input_pipeline.changes import (
     fill_cache,
     is_stateless,
     kind_of,
+    python_note,
     try_changes,
     with_parallel_maps,
 )
@@ -111,11 +112,18 @@ def test_maps_above_a_cache_are_made_parallel_and_those_below_it_stay():
     assert kinds[2:5] == ["ParallelMap", "Cache", "Map"]
 
 
-def test_a_map_with_state_has_a_condition_and_one_without_has_none():
-    for function, stateless in ((double, True), (noisy, False), (in_python, False)):
-        dataset = numbers().map(function).batch(4)
-        assert is_stateless(chain_of(dataset)[1]) is stateless
-        assert (changes(dataset)["parallel_map"][0].condition is None) is stateless
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [(double, None), (noisy, "called_by_threads"), (in_python, "threads_share_lock")],
+)
+def test_a_map_with_state_or_python_has_a_condition_and_another_one_has_none(function, code):
+    dataset = numbers().map(function).batch(4)
+    assert is_stateless(chain_of(dataset)[1]) is (code is None)
+    condition = changes(dataset)["parallel_map"][0].condition
+    assert (condition and condition.code) == code
+    note = python_note(dataset.map(double, num_parallel_calls=2).prefetch(1))
+    assert (note is None) == (function is not in_python)
+    assert note is None or "(in_python)" in note
 
 
 def test_a_second_prefetch_is_not_tried():

@@ -1,9 +1,11 @@
 import math
+import re
 
 import numpy as np
 import pytest
 
-from kbatch.page.numbers import format_number, setting
+from kbatch.analysis.intervals import Estimate
+from kbatch.page.numbers import format_number, setting, speed_text
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 4])
@@ -30,3 +32,18 @@ def test_three_significant_digits(value, text):
 )
 def test_a_setting_has_no_trailing_zeros(value, text):
     assert setting(value) == text
+
+
+@pytest.mark.parametrize(
+    ("speed", "text"),
+    [
+        (1.61, "1.61 times as fast as A"),
+        (0.0688, "14.5 times slower than A"),
+        (Estimate(2.0, 1.6, 2.5), "2.00 (1.60 to 2.50) times as fast as A"),
+        (Estimate(0.5, 0.4, 0.625), "2.00 (1.60 to 2.50) times slower than A"),
+        (Estimate(0.5, None, None), "2.00 times slower than A"),
+    ],
+)
+def test_speed_text_turns_a_ratio_below_one_round(speed, text):
+    assert speed_text(speed, "A") == text
+    assert speed_text(speed) == re.sub(" (as|than) A$", "", text)

@@ -38,7 +38,7 @@ def test_each_size_has_a_row_and_the_one_to_take_is_marked():
     assert table.attrs["answer"] == [2]
     assert table["verdict"][2] == "take"
     assert table["verdict"][6] == "out of memory"
-    assert table["verdict"][4] == "less accurate by 0.031 (not certain), 1.9 times faster"
+    assert table["verdict"][4] == "less accurate by 0.031 (not certain), 1.9 times as fast"
 
 
 def test_numbers_have_the_interval_over_executions_or_within_one():
