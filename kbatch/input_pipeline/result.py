@@ -17,6 +17,7 @@ again. Over whole chunks, or whole epochs, there is one value.
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -155,7 +156,8 @@ class RateRecord:
     @property
     def wait_share(self) -> float | None:
         """Share of the time spent waiting for data, from 0 to 1; None if not measured."""
-        return sum(self.wait_s) / sum(self.durations_s) if self.wait_s else None
+        shares = [w / s for w, s in zip(self.wait_s, self.durations_s, strict=False)]
+        return statistics.median(shares) if shares else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.intervals import Estimate, rate_of_windows
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
 from kbatch.analysis.run_table import best_epochs
@@ -297,7 +297,7 @@ class ExecutionRecord:
 
     @functools.cached_property
     def throughput(self) -> Estimate[float] | None:
-        """Examples over training time after the first step of each new shape.
+        """Examples over training time after the first step of each new shape, without a pause.
 
         With the first and third quartile over the timing windows, from two windows on.
         """
@@ -305,7 +305,7 @@ class ExecutionRecord:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Examples over training time after the first step of each new shape."""
+        """Examples over training time after the first step of each new shape, without a pause."""
         return self.throughput and self.throughput.value
 
     @property
@@ -372,19 +372,19 @@ class ExecutionRecord:
 def throughput_of_windows(
     examples: Sequence[int], durations_s: Sequence[float]
 ) -> Estimate[float] | None:
-    """Return all examples over all seconds, and the quartiles of two windows or more.
+    """Return the examples/s of a training, and the quartiles of two windows or more.
 
-    The ends are drawn out to the mean, which few slow steps take out of the quartiles.
+    The ends are drawn out to the value.
     """
     if not len(examples):
         return None
-    mean = sum(examples) / math.fsum(durations_s)
+    value = rate_of_windows(examples, durations_s)
     if len(examples) == 1:
-        return Estimate(mean)
+        return Estimate(value)
     # For lists as short as these NumPy takes ten times as long.
     rates = [n / s for n, s in zip(examples, durations_s, strict=True)]
     low, _, high = statistics.quantiles(rates, method="inclusive")
-    return Estimate(mean, min(low, mean), max(high, mean))
+    return Estimate(value, min(low, value), max(high, value))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -151,26 +152,31 @@ class TrainingClock(keras.callbacks.Callback):
         )
 
 
-_SHORTEST_WINDOW_S = 0.05
-_MOST_WINDOWS = 200
+_SHORTEST_WINDOW_S, _FEWEST_WINDOWS, _MOST_WINDOWS = 0.05, 5, 200
 
 
 def steady_windows(steps: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Join consecutive steady steps into windows of 50 ms or more, what is left with the last.
+    """Join consecutive steady steps, each with its examples and its seconds, into windows.
 
-    Each step has its examples and its seconds.
+    A window has 50 ms or more, or less if the training has no time for five. There are at most 200.
+    What is left joins the last window.
     """
     if len(steps) < FEWEST_STEADY:
         return [], []
-    shortest_s = max(_SHORTEST_WINDOW_S, sum(s for _, s in steps) / _MOST_WINDOWS)
-    examples, durations_s = [0], [0.0]
+    # Neither is computed from the sum of the seconds, which a pause of the process may dominate.
+    fewest = -(-len(steps) // _MOST_WINDOWS)
+    usual_s = statistics.median(s for _, s in steps) * len(steps)
+    shortest_s = min(_SHORTEST_WINDOW_S, usual_s / _FEWEST_WINDOWS)
+    examples, durations_s, count = [0], [0.0], 0
     for n, s in steps:
-        if durations_s[-1] >= shortest_s:
+        if count >= fewest and durations_s[-1] >= shortest_s:
             examples.append(0)
             durations_s.append(0.0)
+            count = 0
         examples[-1] += n
         durations_s[-1] += s
-    if len(durations_s) > 1 and durations_s[-1] < shortest_s:
+        count += 1
+    if len(examples) > 1 and (count < fewest or durations_s[-1] < shortest_s):
         rest, rest_s = examples.pop(), durations_s.pop()
         examples[-1] += rest
         durations_s[-1] += rest_s
