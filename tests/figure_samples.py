@@ -54,10 +54,11 @@ def draw(name, width_in):
 
 
 def words(axes):
-    """All that is written in a figure, in one line."""
+    """All that is written in a figure and in the label of its Axes, in one line."""
     figure = axes.get_figure(root=True)
     figure.draw_without_rendering()
-    texts = (t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
+    texts = [t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text"))]
+    texts += [str(panel.get_label()) for panel in figure.axes]
     return " ".join(" ".join(texts).replace("\N{NO-BREAK SPACE}", " ").split())
 
 
@@ -75,7 +76,7 @@ def two_panels(upper):
 def shown_texts(figure):
     """Titles, legends, annotations, and the labels of axes that are drawn, with their places."""
     figure.draw_without_rendering()
-    found = []
+    found = [*figure.texts]
     for axes in figure.axes:
         # Titles are the texts among the children that no list holds.
         found += [child for child in axes.get_children() if isinstance(child, Text)]

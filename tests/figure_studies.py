@@ -21,7 +21,6 @@ from kbatch.records.training_run import EpochRecord, Outcomes, Target
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 EXAMPLES = 1437
 TARGET = Target("val_accuracy", 0.9, "max")
-LONG_NAME = "a-search-with-a-very-long-name-that-somebody-gave-it-and-that-does-not-fit-in-a-row"
 
 
 def step_time_s(batch_size):

@@ -13,7 +13,9 @@ from kbatch.throughput.figure import check_timed, draw_sweep, height_in
 _BATCH_LABEL = "Batch size (examples per call)"
 
 
-def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
+def plot_inference_throughput(
+    profile: InferenceProfile, ax: Axes | None = None, *, caption: bool = True
+) -> Axes:
     """Plot samples/s above and the time of a batch below, by batch size.
 
     Lines are the fit t(b) = (b + n_half) / r_inf where it holds; elsewhere they join the points.
@@ -24,7 +26,8 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
 
     Args:
         profile: A profile, from `profile_inference`.
-        ax: Axes to draw on, whose place two panels take; a new figure if None.
+        ax: Axes to draw on, whose place two panels take. If None, a new figure.
+        caption: Whether to write at most two lines below a new figure.
 
     Raises:
         ValueError: If nothing was timed.
@@ -36,12 +39,15 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
         label=_BATCH_LABEL,
         targets_ms=_targets(profile),
         answers=[(name, found.batch_size, not found.extrapolated) for name, found in answers],
-        title=profile.model_name,
-        facts=where_measured(profile.environment),
+        title="Throughput and time of a batch",
+        facts=_facts(profile),
+        caption=caption,
     )
 
 
-def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
+def plot_inference_operating_curve(
+    profile: InferenceProfile, ax: Axes | None = None, *, caption: bool = True
+) -> Axes:
     """Plot samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
@@ -69,13 +75,15 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
     draw.plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
-    canvas.write_title(panel, profile.model_name, columns=4)
-    facts = [*where_measured(profile.environment), f"{count_range(rounds, 'round')} a point"]
-    canvas.write_caption([panel], " · ".join(facts))
+    canvas.write_title(panel, "Throughput against the time of a batch", columns=4)
+    facts = [*_facts(profile), f"{count_range(rounds, 'round')} a point"]
+    canvas.write_caption([panel], facts=facts, caption=caption and ax is None)
     return panel
 
 
-def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
+def plot_inference_memory(
+    profile: InferenceProfile, ax: Axes | None = None, *, caption: bool = True
+) -> Axes:
     """Plot the peak memory by batch size, the fitted line and the limit.
 
     Raises:
@@ -92,8 +100,9 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
         profile.memory,
         profile.memory_limit_bytes,
         label=_BATCH_LABEL,
-        title=profile.model_name,
-        facts=where_measured(profile.environment),
+        title="Peak memory of predictions by batch size",
+        facts=_facts(profile),
+        caption=caption,
     )
 
 
@@ -119,6 +128,10 @@ def _timed(profile: InferenceProfile) -> dict[str, list[TimingRecord]]:
         name = f"{row.call_path}, {row.dtype_policy}" if several else row.call_path
         found.setdefault(name, []).append(row)
     return {name: rows for name, rows in found.items() if any(row.measured for row in rows)}
+
+
+def _facts(profile: InferenceProfile) -> list[str]:
+    return [*where_measured(profile.environment), profile.model_name]
 
 
 def _targets(profile: InferenceProfile) -> list[tuple[float, str]]:

@@ -10,14 +10,16 @@ from kbatch.page.numbers import format_number, percent, pluralize, where_measure
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, INK, MUTED, series_style
 
-_HEIGHT_IN = 4.2
+_HEIGHT_IN = 3.8
 _MOST_CHANGES = 3
 # In a narrow figure names of bars take two lines.
 _NAME_CHARACTERS, _NARROW_NAME_CHARACTERS = 80, 14
 _COMPUTING, _PIPELINE, _CHANGED = (series_style(i)[0] for i in range(3))
 
 
-def plot_input_pipeline(profile: InputPipelineProfile, ax: Axes | None = None) -> Axes:
+def plot_input_pipeline(
+    profile: InputPipelineProfile, ax: Axes | None = None, *, caption: bool = True
+) -> Axes:
     """Plot steps of training, waiting and computing, and the rates with their intervals.
 
     Of changes to the pipeline the best three clear gains are shown.
@@ -27,7 +29,8 @@ def plot_input_pipeline(profile: InputPipelineProfile, ax: Axes | None = None) -
 
     Args:
         profile: What was measured.
-        ax: Axes whose place the two panels take; a new figure if None.
+        ax: Axes whose place the two panels take. If None, a new figure.
+        caption: Whether to write at most two lines below a new figure.
     """
     upper, lower = canvas.panels(ax, _HEIGHT_IN, (1, 3), share_x=False)
     share = "" if profile.wait_share is None else percent(profile.wait_share)
@@ -53,10 +56,11 @@ def plot_input_pipeline(profile: InputPipelineProfile, ax: Axes | None = None) -
     upper.set_yticks([])
     upper.set_xlabel("Time (ms)")
     _draw_bars(lower, profile, _NARROW_NAME_CHARACTERS if narrow else _NAME_CHARACTERS)
-    rounds = f"{pluralize(len(profile.step.durations_s), 'round')}, bars: 95 % interval"
-    facts = [profile.dtype_policy, f"batch size {profile.batch_size:,}", rounds]
-    conditions = " · ".join([*where_measured(profile.environment), *facts])
-    canvas.write_caption((upper, lower), profile.answer, conditions)
+    rounds = pluralize(len(profile.step.durations_s), "round")
+    facts = [*where_measured(profile.environment), profile.dtype_policy]
+    facts += [f"batch size {profile.batch_size:,}", rounds]
+    notes, caption = ("Bars: 95 % interval.", profile.answer), caption and ax is None
+    canvas.write_caption((upper, lower), *notes, facts=facts, caption=caption)
     return upper
 
 

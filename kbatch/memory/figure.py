@@ -9,7 +9,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style
 from kbatch.plotting.draw import batch_axis
 
-_HEIGHT_IN = 4.2
+_HEIGHT_IN = 3.6
 _TOP = 1.12
 # The kinds of run in the order of the legend, with their words.
 _KINDS = {
@@ -20,7 +20,9 @@ _KINDS = {
 }
 
 
-def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
+def plot_memory(
+    result: MaxBatchSizeResult, ax: Axes | None = None, *, caption: bool = True
+) -> Axes:
     """Plot the peak memory of every batch size that was tried, with window, limit and fit.
 
     Batch sizes that ran out of memory are marked on the limit.
@@ -30,7 +32,8 @@ def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
 
     Args:
         result: What `find_max_batch_size` found.
-        ax: Axes to draw on; a new figure if None. Their label describes the figure in sentences.
+        ax: Axes to draw on. If None, a new figure. Their label describes the figure in sentences.
+        caption: Whether to write at most two lines below a new figure.
     """
     answer, limit_bytes, fit = result.max_batch_size, result.limit_bytes, result.fit
     window = " to ".join(map(percent, result.memory_window))
@@ -72,7 +75,8 @@ def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
     where = where_measured(result.environment) if result.environment else [result.device]
     facts = [*where, result.dtype_policy, pluralize(len(result.probes), "run")]
     canvas.write_title(panel, f"{result.title}: {pluralize(answer, 'example')}", columns=4)
-    canvas.write_caption([panel], f"Why this size: {result.reason}.", line, " · ".join(facts))
+    reason, caption = f"Why this size: {result.reason}.", caption and ax is None
+    canvas.write_caption([panel], reason, line, facts=facts, caption=caption)
     return panel
 
 

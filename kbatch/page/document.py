@@ -121,19 +121,26 @@ def html_text(results: Sequence[Any]) -> str:
     from kbatch.plotting.canvas import WIDTH_IN, detached_axes, svg_address
 
     drawings, offered = {}, [result.figures() for result in results]
-    # For a desk and print; and for a telephone, where texts stay as large and captions take more
-    # lines.
-    widths = {"wide": (WIDTH_IN, 1.0), "narrow": (3.6, 1.15)}
+    # For a desk and print; and for a telephone or two columns, where texts stay as large.
+    widths = {"wide": WIDTH_IN, "narrow": 3.6}
     for place, figures in enumerate(offered, start=1):
         for figure in figures:
             drawing: dict[str, str] = {}
-            for name, (width_in, taller) in widths.items():
+            for name, width_in in widths.items():
                 if name == "narrow" or figure is figures[0]:
-                    axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
-                    drawing |= {name: svg_address(axes), "alt_text": str(axes.get_label())}
+                    axes = figure.draw(detached_axes(figure.height_in, width_in=width_in))
+                    drawing |= {name: svg_address(axes), **_texts_of(axes)}
             drawings[place, figure.name] = drawing
     shown = {"results": results, "figures": offered, "drawings": drawings}
     return templates().get_template("report.html").render(shown)
+
+
+def _texts_of(axes: "Axes") -> dict[str, str]:
+    """Return what a figure shows, for those who do not see it, and its caption."""
+    from kbatch.plotting.canvas import caption_lines
+
+    caption = " ".join(caption_lines(axes)[:1])  # The page lists the facts once.
+    return {"alt_text": str(axes.get_label()).partition("\n")[0], "caption": caption}
 
 
 def notebook_html(result: Any) -> str:
@@ -152,7 +159,7 @@ def markdown_files(results: Sequence[Any], path: Path) -> dict[Path, bytes]:
             name = f"{path.stem}-{f'{place}-' if len(results) > 1 else ''}{figure.name}.png"
             axes = figure.draw(detached_axes(figure.height_in))
             files[path.with_name(name)] = figure_bytes(axes, ".png")
-            pictures[place, figure.name] = {"address": quote(name), "alt_text": axes.get_label()}
+            pictures[place, figure.name] = {"address": quote(name), **_texts_of(axes)}
     shown = {"results": results, "figures": offered, "pictures": pictures}
     text = templates().get_template("report.md").render(shown)
     return {**files, path: text.encode()}

@@ -20,7 +20,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
-from matplotlib.text import Text
 
 from kbatch.records.json_codec import write_whole_file
 
@@ -37,12 +36,14 @@ LEAST_WIDTH_IN = 3.25
 MOST_WIDTH_IN = 40.0
 SMALL_PT = 7.5
 TEXT_PT = 8
-# Mean width of a character, and of the digits that tick labels consist of, in font sizes.
-_CHARACTER_EM, _DIGIT_EM = 0.5, 0.62
-# What the labels of the y axis take of the width, without its title and with two lines of it.
-_LABELS_IN, _BESIDE_CAPTION_IN = 0.7, 1.2
+# Mean width of the digits that tick labels consist of, in font sizes.
+_DIGIT_EM = 0.62
+# What the labels of the y axis take of the width, without its title.
+_LABELS_IN = 0.7
 _LINE_SPACING = 1.35
-_CAPTION = "_caption"
+# What a line of a caption holds at the usual width, and what separates its facts.
+_CAPTION_CHARACTERS = 110
+_FACT_MARK = " · "
 # What a row of the legend holds, and what the mark before a name takes of it.
 _ROW_CHARACTERS = 78
 _HANDLE_CHARACTERS = 6
@@ -66,23 +67,17 @@ def detached_axes(height_in: float, *, width_in: float = WIDTH_IN) -> Axes:
     return figure.add_subplot()
 
 
-def draw_so_wide(draw: Callable[[Axes | None], Axes], width_in: float) -> Axes:
+def draw_so_wide(draw: Callable[..., Axes], width_in: float, *, caption: bool = True) -> Axes:
     """Draw a figure at another width than the usual one, its panels as high as there."""
     if not LEAST_WIDTH_IN <= width_in <= MOST_WIDTH_IN:
         raise ValueError(
             f"A figure's width must lie between {LEAST_WIDTH_IN:g} and {MOST_WIDTH_IN:g} inches. "
             f"Received: {width_in:g}."
         )
-    usual = figure_of(draw(None))
-    drawn = draw(detached_axes(usual.get_figheight(), width_in=width_in))
-    figure = figure_of(drawn)
-    # What is narrower has its captions in more lines.
-    few, many = (
-        sum(1 + t.get_text().count("\n") for t in one.findobj(Text) if t.get_label() == _CAPTION)
-        for one in (usual, figure)
-    )
-    more_in = max(0, many - few) * 1.2 * _LINE_SPACING * SMALL_PT / 72
-    figure.set_figheight(usual.get_figheight() + more_in)
+    height_in = figure_of(draw(None, caption=False)).get_figheight()
+    drawn = draw(detached_axes(height_in, width_in=width_in))
+    if caption:
+        _add_caption(drawn)
     return drawn
 
 
@@ -213,55 +208,55 @@ def write_title(
     )
 
 
-def write_caption(panels: Sequence[Axes], *lines: str, alarm: str = "") -> None:
-    """Write small lines below the last of panels, and describe all in the label of the first.
+def write_caption(
+    panels: Sequence[Axes], *notes: str, facts: Sequence[str] = (), caption: bool = True
+) -> None:
+    """Describe panels in the label of the first one, and write a caption below them.
 
-    The label is for those who do not see the figure: titles, axes, and whatever else is written.
+    The label is for those who do not see the figure. Its first line lists titles, axes, and
+    whatever else is written. Each note has a line of its own, and the facts have the last one.
     """
-    ax = panels[-1]
     ylabels = [panel.get_ylabel().partition("\n")[0] for panel in panels]
     axes = dict.fromkeys([*filter(None, ylabels), *filter(None, (p.get_xlabel() for p in panels))])
     charts = "Charts" if len(panels) > 1 else "A chart"
     titles = [panel.get_title(loc="left") for panel in panels]
     marked = dict.fromkeys(t.get_text() for panel in panels for t in panel.texts if t.get_text())
-    words = (f"{charts}: {', '.join(axes)}", *titles, ", ".join(marked), alarm, *lines)
+    words = (f"{charts}: {', '.join(axes)}", *titles, ", ".join(marked))
     sentences = (f"{' '.join(text.split()).removesuffix('.')}." for text in words if text)
-    panels[0].set_label(" ".join(sentences))
-    width_in = figure_of(ax).get_figwidth()
-    # Before the layout a place is about right, and too wide in a narrow figure.
-    width_pt = 72 * min(width_in * ax.get_position().width, width_in - _BESIDE_CAPTION_IN)
-    characters = max(30, int(width_pt / (SMALL_PT * _CHARACTER_EM)))
-    top_pt = 36.0
-    for color, texts in ((ALARM_TEXT, [alarm] if alarm else []), (MUTED, lines)):
-        # A study of thousands of hyperparameters lists them.
-        short = (shortened(line, 600) for line in texts if line)
-        wrapped = [part for line in short for part in _wrapped(line, characters)]
-        ax.annotate(
-            "\n".join(wrapped),
-            xy=(0, 0),
-            xycoords="axes fraction",
-            xytext=(0, -top_pt),
-            textcoords="offset points",
-            annotation_clip=False,
-            va="top",
-            fontsize=SMALL_PT,
-            color=color,
-            linespacing=_LINE_SPACING,
-            parse_math=False,
-            label=_CAPTION,
-        )
-        top_pt += len(wrapped) * 1.2 * _LINE_SPACING * SMALL_PT
+    lines = (" ".join(sentences), *filter(None, notes), _FACT_MARK.join(filter(None, facts)))
+    panels[0].set_label("\n".join(" ".join(line.split()) for line in lines))
+    if caption:
+        _add_caption(panels[0])
 
 
-def _wrapped(line: str, characters: int) -> list[str]:
-    """Break a line between its parts where it has parts, else between words."""
+def caption_lines(ax: Axes) -> list[str]:
+    """Return the notes and the facts that the label of Axes holds: those that fit, a line each."""
+    _, *notes, facts = str(ax.get_label()).split("\n")
+    return [*filter(None, (_fitting(notes, " "), _fitting(facts.split(_FACT_MARK), _FACT_MARK)))]
+
+
+def _fitting(parts: Sequence[str], between: str) -> str:
+    """Join the parts that fit in a line of a caption, the first ones first."""
+    line = ""
+    for part in filter(None, parts):
+        longer = f"{line}{between}{part}" if line else part
+        line = longer if len(longer) <= _CAPTION_CHARACTERS else line
+    return line
+
+
+def _add_caption(ax: Axes) -> None:
+    """Write a caption below everything in a figure, which grows by it."""
+    figure = figure_of(ax)
+    characters = int(17.8 * (figure.get_figwidth() - 0.1))
     space = "\N{NO-BREAK SPACE}"
-    parts = (
-        part.replace(" ", space) if len(part) < characters - 1 else part
-        for part in line.split(" · ")
+    whole = (
+        line.replace(" %", f"{space}%").replace(" ·", f"{space}·") for line in caption_lines(ax)
     )
-    wrapped = textwrap.wrap(f"{space}· ".join(parts).replace(" %", f"{space}%"), characters)
-    return [one.removesuffix(f"{space}·") for one in wrapped]
+    lines = [part for line in whole for part in textwrap.wrap(line, characters)]
+    look: dict[str, Any] = {"fontsize": SMALL_PT, "color": MUTED, "linespacing": _LINE_SPACING}
+    figure.supxlabel("\n".join(lines), x=0.012, ha="left", parse_math=False, **look)
+    grown_pt = 4 + len(lines) * 1.2 * _LINE_SPACING * SMALL_PT
+    figure.set_figheight(figure.get_figheight() + grown_pt / 72)
 
 
 _SERIES = (
@@ -305,7 +300,7 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str) -> bytes:
             f"A figure's `path` must end in `.png`, `.svg` or `.pdf`. Received: suffix={suffix!r}."
         )
     figure = figure_of(ax_or_figure)
-    labels = [str(axes.get_label()) for axes in figure.axes]
+    labels = [str(axes.get_label()).replace("\n", " ") for axes in figure.axes]
     # A label that matplotlib made, such as `<colorbar>`, describes nothing.
     description = " ".join(label for label in labels if label and not label.startswith("<"))
     content = io.BytesIO()

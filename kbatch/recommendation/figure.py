@@ -13,13 +13,15 @@ from kbatch.plotting.canvas import INK, MUTED
 from kbatch.plotting.draw import batch_axis
 from kbatch.recommendation.result import LIMIT_NAMES, Recommendation, noise_bounds, times_to_goal
 
-_HEIGHT_IN = 4.4
+_HEIGHT_IN = 3.6
 _SHORTEST_OCTAVES = 2
 # A limit further out than this many times the largest size that was timed is named at the edge.
 _WIDEST = 4
 
 
-def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
+def plot_limits(
+    recommendation: Recommendation, ax: Axes | None = None, *, caption: bool = True
+) -> Axes:
     """Plot throughput, worth of an example and progress by batch size, and where limits begin.
 
     >>> recommendation = kbatch.recommend(build, x, y)
@@ -27,8 +29,9 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
 
     Args:
         recommendation: What `kbatch.recommend` returned.
-        ax: Axes to draw on, whose label then describes the figure in sentences; a new figure if
-            None.
+        ax: Axes to draw on, whose label then describes the figure in sentences. If None, a new
+            figure.
+        caption: Whether to write at most two lines below a new figure.
     """
     found = recommendation
     (panel,) = canvas.panels(ax, _HEIGHT_IN)
@@ -64,8 +67,8 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     parts += where_measured(found.environment)
     if (pilot := found.pilot) is not None:
         parts.append(f"pilot of {sum(pilot.updates):,} updates at batch size {pilot.batch_size:,}")
-    parts.append("band: 95 % interval; grey: sizes to search")
-    canvas.write_caption([panel], " · ".join(parts))
+    notes = "Bands: 95 % interval. Grey: sizes to search."
+    canvas.write_caption([panel], notes, facts=parts, caption=caption and ax is None)
     return panel
 
 

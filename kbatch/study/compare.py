@@ -384,17 +384,15 @@ def end_text(execution: ExecutionRecord) -> str:
     return f"{until}, at most {' or '.join(limits)}" if limits else until
 
 
-def caption(trials: Sequence[TrialRecord], environment: EnvironmentRecord | None) -> str:
-    """Write where and on what trials were compared, parts separated by a middle dot."""
+def conditions(trials: Sequence[TrialRecord], environment: EnvironmentRecord | None) -> list[str]:
+    """List where and on what trials were compared."""
     where, kinds = where_measured(environment), device_kinds(trials)
     if len(kinds) > 1:
         where[0] = " and ".join(kinds)
-    runs = count_range((len(trial.executions) for trial in trials), "training run")
-    budget = budget_text(trials)
-    parts = [
+    runs = count_range((len(trial.executions) for trial in trials), "run")
+    return [
         *where,
         ", ".join(dict.fromkeys(trial.dtype_policy for trial in trials)),
-        f"{pluralize(len(trials), 'trial')}, {runs} each",
-        f"budget: {budget} each" if budget else "",
+        f"{pluralize(len(trials), 'trial')} of {runs}",
+        *filter(None, [budget_text(trials)]),
     ]
-    return " · ".join(filter(None, parts))

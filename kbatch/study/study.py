@@ -20,8 +20,8 @@ from kbatch.records.notes import Note, by_importance, printable
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, SETTINGS_REMEDY, Plan, SearchRecord
 from kbatch.study.compare import (
     as_compared,
-    caption,
     check_tolerance,
+    conditions,
     differing,
     trained_runs,
     training_seconds,
@@ -113,7 +113,7 @@ class Study(Result):
         found = {
             "searched": searched_text(self.trials),
             "cost": self.decide().page.cost,
-            "compared": caption(self.trials, self.environment),
+            "compared": " · ".join(conditions(self.trials, self.environment)),
             "plan": "" if self.plan is None else _plan_text(self.plan),
             **{name: json.dumps(value, ensure_ascii=False) for name, value in given.items()},
             "training data": f"{count_range(examples, 'example')} an epoch" if examples else "",

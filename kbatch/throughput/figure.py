@@ -19,7 +19,9 @@ from kbatch.throughput.result import TrainingProfile, fastest_ways
 _FAR = 16
 
 
-def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> Axes:
+def plot_training_profile(
+    profile: TrainingProfile, ax: Axes | None = None, *, caption: bool = True
+) -> Axes:
     """Plot samples/s, the time of a micro-batch and the peak memory of training by its size.
 
     One series for one step an execution, another for as many as a search would run. The lines are
@@ -32,7 +34,8 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
 
     Args:
         profile: A profile, from `profile_training`.
-        ax: Axes whose place the panels take; a new figure if None.
+        ax: Axes whose place the panels take. If None, a new figure.
+        caption: Whether to write at most two lines below a new figure.
 
     Raises:
         ValueError: If nothing was timed.
@@ -57,9 +60,15 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
         of="micro-batch",
         label="Micro-batch size (examples at once)",
         answers=answers,
-        title=f"{profile.model_name}, {profile.dtype_policy}",
-        facts=[*facts, "XLA" if profile.jit_compile else "without XLA"],
+        title="Training throughput by micro-batch size",
+        facts=[
+            *facts,
+            profile.model_name,
+            profile.dtype_policy,
+            "XLA" if profile.jit_compile else "without XLA",
+        ],
         fit="" if line is None else f"Fit{way}: t = {line}.",
+        caption=caption,
     )
 
 
@@ -85,6 +94,7 @@ def draw_sweep(
     targets_ms: Sequence[tuple[float, str]] = (),
     answers: Sequence[tuple[str, int, bool]] = (),
     fit: str = "",
+    caption: bool,
 ) -> Axes:
     """Draw throughput and time where something was timed, and memory where that is known.
 
@@ -96,7 +106,7 @@ def draw_sweep(
     failed = {row.batch_size for row in rows if row.outcome == "out_of_memory"}
     failed |= {one.batch_size for one in memory if one.outcome == "out_of_memory"}
     measured = {row.batch_size for row in rows if row.measured}.union(*peaks.values())
-    sizes, notes = sorted(failed | measured), [*facts]
+    sizes, notes = sorted(failed | measured), [fit]
     count = 2 * bool(timed) + bool(peaks)
     panels = canvas.panels(ax, height_in(count), (1,) * count)
     draw.batch_axis(panels[-1], sizes, label)
@@ -119,14 +129,15 @@ def draw_sweep(
         lower.set_ylabel(f"Time of a {of}\n(ms)")
         draw.answers(upper, answers, sizes[0], sizes[-1])
         rounds = count_range((len(row.times_s) for row in rows if row.measured), "round")
-        notes.append(f"{rounds} a point, bars: 95 % interval of the median")
+        facts = [*facts, f"{rounds} for each point"]
+        notes.append("Bars: 95 % interval of the median.")
     if peaks:
         notes.append(_draw_peaks(panels[-1], peaks, limit_bytes))
     words = Note.of("out_of_memory")
     if not draw.missing(panels[-1:], [(size, words) for size in sorted(failed)]):
-        notes.append(f"\N{MULTIPLICATION X}: {words}")
+        notes.insert(0, f"\N{MULTIPLICATION X}: {words}.")
     canvas.write_title(panels[0], title, columns=4)
-    canvas.write_caption(panels, " · ".join(filter(None, notes)), fit)
+    canvas.write_caption(panels, *notes, facts=facts, caption=caption and ax is None)
     return panels[0]
 
 
@@ -144,7 +155,7 @@ def _draw_peaks(panel: Axes, peaks: Mapping[str, dict[int, int]], limit_bytes: i
     for index, (policy, known) in enumerate(peaks.items()):
         rows, line = [(size, Estimate(float(peak))) for size, peak in known.items()], []
         if (fit := fit_memory(known)) is not None:
-            words = "dotted: fitted line of the memory"
+            words = "Dotted: fitted line of the memory."
             line = draw.along(fit.predict, min(known), max(known))
         draw.series(panel, index, rows, label=policy, line=line, style=":")
     panel.set_yscale("log", base=2)
@@ -158,7 +169,7 @@ def _draw_peaks(panel: Axes, peaks: Mapping[str, dict[int, int]], limit_bytes: i
 
 def height_in(panels: int) -> float:
     """Return the height of so many panels with title and caption."""
-    return 2.2 + 1.6 * panels
+    return 1.5 + 1.6 * panels
 
 
 def check_timed(rows: Sequence[Timed]) -> None:

@@ -233,14 +233,14 @@ def test_a_target_and_sizes_without_memory_are_drawn():
     # What the memory guard kept from running takes no place on the axis.
     assert kbatch.plot_inference_memory(make_profile()).get_xlim()[1] < 128
     found = make_profile(target_ms=5.0, checks=(make_check(33),))
-    for part in ("knee: 10", "fastest: 64", "p95 within 5 ms: batch size 33", "8 rounds a point"):
+    for part in ("knee: 10", "fastest: 64", "p95 within 5 ms: batch size 33", "8 rounds"):
         assert part in words(kbatch.plot_inference_throughput(found))
 
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_figure_explains_what_it_draws_and_without_data_says_what_to_measure(name):
     text = words(PLOTS[name](make_profile()))
-    assert ("bars:" in text, "dotted:" in text) == (name == "throughput", name == "memory")
+    assert ("Bars:" in text, "Dotted:" in text) == (name == "throughput", name == "memory")
     with pytest.raises(ValueError, match="Received"):
         PLOTS[name](make_profile(make_failed(1), memory=()))
     assert make_profile(make_failed(1), memory=()).figures() == ()

@@ -2,6 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from figure_samples import words
 from input_profile_factory import make_change, make_long_run, make_profile, make_rate
 from matplotlib.colors import to_hex
 
@@ -135,9 +136,8 @@ def test_the_timeline_has_no_gaps_and_says_how_long_training_waits():
     assert colors == [series_style(0)[0], ALARM]
     assert "input-bound" in upper.get_title(loc="left")
     assert (upper.get_xlabel(), lower.get_xlabel()) == ("Time (ms)", "Throughput (samples/s)")
-    words = " ".join(t.get_text() for t in (*upper.texts, *lower.texts)).replace("\xa0", " ")
     for part in ("waiting for data (66 %)", "computing", "CPU, 16 cores", "5 rounds", "float32"):
-        assert part in words
+        assert part in words(upper)
 
 
 def test_the_bars_are_the_rates_and_the_clear_gains():

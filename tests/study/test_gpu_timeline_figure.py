@@ -35,7 +35,7 @@ def test_several_gpus_have_colours_marks_and_names():
 def test_a_study_shows_its_decided_trial():
     study = gpu_study()
     named = study.decide().batch_size
-    assert watched_usage(study)[0] == f"digits: batch size {named}"
+    assert watched_usage(study)[0] == f"GPUs during the trial of batch size {named}"
     silent = make_trial(128, accuracies=(1.0,), usage=make_usage(SILENT))
     label = plot_gpu_timeline(make_study(silent, *study.trials)).get_label()
     assert "Batch size 128 has no timeline. It gave no readings." in label

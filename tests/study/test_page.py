@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-from figure_samples import words
 from records_factory import (
     FAILURES,
     make_diverged,
@@ -465,9 +464,3 @@ def test_the_table_and_the_figures_of_a_race_show_the_value_that_was_judged():
     curves = {trial.batch_size: curve for trial, curve in learning_curves(study)[1]}
     ends = {size: curve[-1][1].value for size, curve in curves.items()}
     assert ends == pytest.approx(judged.to_dict())
-
-
-def test_a_figure_calls_sizes_as_good_only_where_they_are_certified():
-    study = make_study(*(make_trial(size, 800, count=1) for size in (32, 64, 256)))
-    assert not study.decide().certified
-    assert "Perhaps as good: 32 to 256." in words(kbatch.plot_trials(study))

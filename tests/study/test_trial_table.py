@@ -14,7 +14,7 @@ from records_factory import (
 
 from kbatch.analysis.intervals import mean_interval
 from kbatch.records.training_run import Budget, Target
-from kbatch.study.compare import caption
+from kbatch.study.compare import conditions
 from kbatch.study.trial import Objective
 
 ENDS = ("", ", low", ", high")
@@ -117,7 +117,7 @@ def test_the_way_to_a_target_is_told_in_caption_answer_and_table():
         )
     )
     until = "until val_accuracy ≥ 0.95, at most 60 s of training"
-    assert f"budget: {until} (2 to 3 epochs) each" in caption(study.trials, study.environment)
+    assert f"{until} (2 to 3 epochs)" in conditions(study.trials, study.environment)
     assert study.answer == "Train with batch size 64 and learning rate 0.001."
     table = study.table().set_index("batch size")
     assert list(table["seconds_to_target (95 % interval)"][:2]) == [1.5, 1.0]

@@ -7,10 +7,10 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
-from kbatch.page.numbers import at_most, join_words, pluralize
+from kbatch.page.numbers import at_most, join_words
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
-from kbatch.study.compare import caption, differing, missing_text, trial_name
+from kbatch.study.compare import conditions, differing, missing_text, trial_name
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord, judged_column
@@ -20,12 +20,15 @@ BATCH_LABEL = "Batch size (examples per update)"
 
 
 def write_conditions(
-    panels: Sequence[Axes], study: Study, *notes: str, alarm: str | None = None
+    panels: Sequence[Axes], study: Study, *notes: str, alarm: str | None = None, caption: bool
 ) -> None:
     """Write below panels what is shown there, which trials have no result, and where they ran."""
-    lines = (*notes, caption(study.trials, study.environment))
     alarm = incomplete_text(study) if alarm is None else alarm
-    canvas.write_caption(panels, *lines, alarm=f"{alarm} {missing_text(study.missing)}".strip())
+    lines, facts = (
+        (alarm, missing_text(study.missing), *notes),
+        conditions(study.trials, study.environment),
+    )
+    canvas.write_caption(panels, *lines, facts=facts, caption=caption)
 
 
 def incomplete_text(study: Study) -> str:
@@ -74,15 +77,6 @@ def one_of_each_size(study: Study, trials: Iterable[TrialRecord]) -> dict[int, T
     return dict(sorted(found.items()))
 
 
-def one_of_each_size_note(trials: Sequence[TrialRecord]) -> str:
-    """Describe which trials are shown. The text is empty if each size has one trial."""
-    sizes = {trial.batch_size for trial in trials}
-    if len(sizes) == len(trials):
-        return ""
-    of = f"{len(sizes):,} of {pluralize(len(trials), 'trial')}"
-    return f"Shown: the compared trial of each batch size, or its best one ({of})."
-
-
 def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
     """Name the curves of batch sizes in the legend, at most so many of them."""
     for number in range(0, len(sizes), -(-len(sizes) // most)):
@@ -95,6 +89,11 @@ def quality_of(trial: TrialRecord, quality: Objective) -> Estimate[float] | None
     return trial.judged() if quality == trial.objective else trial.metric(quality.name)
 
 
+def metric_title(metric: Objective) -> str:
+    words = metric_words(metric.name)
+    return f"{words[0].upper()}{words[1:]}"
+
+
 def quality_axis(
     panel: Axes,
     metric: Objective,
@@ -103,11 +102,11 @@ def quality_axis(
     judged: Objective | None = None,  # The objective whose values that decide are shown.
 ) -> None:
     """Label the y axis with a metric and keep its range; that of a fraction is 0 to 1."""
-    words = metric_words(metric.name)
+    words = metric_title(metric)
     words += ", judged" if metric == judged and judged_column(metric) else ""
     better = "higher is better" if metric.direction == "max" else "lower is better"
     fraction = "0 to 1, " if is_fraction(metric.name) else ""
-    panel.set_ylabel(f"{words[0].upper()}{words[1:]}\n({fraction}{better})", parse_math=False)
+    panel.set_ylabel(f"{words}\n({fraction}{better})", parse_math=False)
     low, high = panel.get_ylim()
     if is_fraction(metric.name) and values and 0 <= min(values) <= max(values) <= 1:
         # Half a mark stays free at the ends.

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from kbatch.device.gpu_monitor import GpuMonitor
 
 _GIB = 2.0**30
-_PANEL_IN, _REST_IN = 1.35, 1.5
+_PANEL_IN, _REST_IN = 1.35, 0.9
 HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
 
 
 def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, UsageRecord, str]:
     """Return a title, readings, of a study those of its named trial, and why they are others."""
     given: Any = watched
-    title, usage, reason, why = "GPU timeline", given, "", ""
+    title, usage, reason, why = "GPUs over time", given, "", ""
     if hasattr(given, "trials"):
         refuse_empty(given)
         best = given.decide().trial
@@ -30,7 +30,7 @@ def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, Usa
         found = [(e.usage, trial) for trial in trials for e in trial.executions]
         reason = " ".join(dict.fromkeys(_why_none(one) for one, _ in found))
         usage, trial = next(((u, t) for u, t in found if u and _shown(u)), (None, None))
-        title = f"{given.name}: batch size {trial.batch_size:,}" if trial else ""
+        title = f"GPUs during the trial of batch size {trial.batch_size:,}" if trial else ""
         if best and trial and trial.trial_id != best.trial_id:
             why = f"Batch size {best.batch_size:,} has no timeline. {_why_none(found[0][0])}"
     elif not isinstance(given, UsageRecord):
@@ -89,11 +89,16 @@ def _summary(gpu: GpuUsage) -> str:
         parts.append(f"no answer after {format_number(answered_s[-1])} s")
     if gpu.memory_total_bytes:
         parts.append(f"memory {memory_text(gpu.memory_total_bytes)}")
-    return " · ".join(parts)
+    return f"{', '.join(parts)}."
 
 
-def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | None = None) -> Axes:
+def plot_gpu_timeline(
+    watched: "Study | UsageRecord | GpuMonitor", ax: Axes | None = None, *, caption: bool = True
+) -> Axes:
     """Plot utilization, memory and power of each GPU over time.
+
+    Utilization is the share of the time in which a kernel ran. The memory is what TensorFlow
+    reserved, by default most of it at its start, and not what it needs.
 
     Example:
 
@@ -104,7 +109,8 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     Args:
         watched: A `GpuMonitor` whose block has ended, its `usage`, or a study: its decided trial is
             shown, or the first one with readings.
-        ax: Axes whose place the panels take; a new figure if None.
+        ax: Axes whose place the panels take. If None, a new figure.
+        caption: Whether to write at most two lines below a new figure.
 
     Raises:
         ValueError: If no GPU was read, with the reason and what to do.
@@ -129,10 +135,7 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     canvas.write_title(panels[0], title, columns=2)
     samples = max(len(gpu.samples) for gpu in gpus)
     means = f", shown as {samples:,} means" if usage.readings > samples else ""
-    meaning = (
-        f"{pluralize(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
-        "kernel ran. Memory: reserved, by TensorFlow at its start, not what it needs."
-    )
-    alarm = f"{why} {missing_text(getattr(watched, 'missing', 0))}".strip()
-    canvas.write_caption(panels, *map(_summary, gpus), meaning, alarm=alarm)
+    notes = why, missing_text(getattr(watched, "missing", 0)), *map(_summary, gpus)
+    facts = [f"{pluralize(usage.readings, 'reading')}{means}"]
+    canvas.write_caption(panels, *notes, facts=facts, caption=caption and ax is None)
     return panels[0]

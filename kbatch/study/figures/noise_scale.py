@@ -1,5 +1,6 @@
 """The figure of the gradient noise scale over training, and of the goodput that follows from it."""
 
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,8 +16,8 @@ from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 
 # Of both panels, and of the noise scale alone.
-HEIGHT_IN, ALONE_IN = 6.0, 4.0
-# What is drawn beside the curves, as a share of their width.
+HEIGHT_IN, ALONE_IN = 5.2, 3.2
+# What is drawn beside the curves, as a share of their width in a figure of the usual width.
 _LATE = 0.2
 
 
@@ -63,36 +64,32 @@ def goodput_of(study: Study) -> Goodput | None:
     for size in rates:
         value, *bounds = (curve[size] for curve in curves)
         values[size] = Estimate(value, min(bounds, default=None), max(bounds, default=None))
-    band = ""
-    if scale.ends is not None:
-        low, high = min(bests), max(bests)
-        largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
-        band = f"; band: over its interval{in_brackets(scale)}, in which it is largest at {largest}"
     note = (
-        f"Goodput: in samples of batch size {min(rates):,}, by the noise scale "
-        f"{format_number(scale.value)} of the late half at batch size {trial.batch_size:,}{band}."
+        f"Goodput in samples of batch size {min(rates):,}, at noise scale "
+        f"{format_number(scale.value)}{in_brackets(scale)} of batch size {trial.batch_size:,}."
     )
-    decided = study.decide().batch_size
-    if decided not in (None, bests[0]):
-        note += (
-            f" The decision names {decided:,}: goodput predicts how fast training advances, not "
-            "how good the model is in the end."
-        )
     return rates, values, bests[0], note
 
 
-def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
+def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = True) -> Axes:
     """Plot the gradient noise scale by epoch and of the late half, and the goodput by batch size.
 
     Below the noise scale, twice the batch size nearly halves the updates that training needs;
     above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162). Goodput is throughput
     times statistical efficiency, (B_noise + M0) / (B_noise + B) with the smallest batch size M0
-    (Qiao et al. 2021, Pollux, OSDI): samples of that size per second. Its panel needs a noise
-    scale that is resolved and the throughput of two batch sizes.
+    (Qiao et al. 2021, Pollux, OSDI): samples of that size per second. It predicts how fast training
+    advances, not how good the model is in the end. Its panel needs a noise scale that is resolved
+    and the throughput of two batch sizes.
+
+    Each batch size is shown by its trial that `study.decide()` compares, or by its best one.
+    Lines are means over training runs, and thin lines are single runs, without epochs whose
+    gradient is lost in noise. On the right is the late half of training with its 95 % interval. An
+    arrow stands for a lower bound if nothing more is known.
 
     Args:
         study: A study, from `load_study`.
-        ax: Axes whose place the panels take; a new figure if None.
+        ax: Axes whose place the panels take. If None, a new figure.
+        caption: Whether to write at most two lines below a new figure.
 
     Raises:
         ValueError: If the study is empty or no noise scale was measured, with what to do.
@@ -102,8 +99,9 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     # Its axis is logarithmic, which has no place for 0.
     runs = {
         size: [
-            [(epoch + 1, scale) for epoch, scale in run.noise_scale_curve.items() if scale]
+            curve
             for run in trial.executions
+            if (curve := [(e + 1, scale) for e, scale in run.noise_scale_curve.items() if scale])
         ]
         for size, trial in trials.items()
     }
@@ -111,18 +109,18 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     height_in, heights = (HEIGHT_IN, (1, 1)) if progress else (ALONE_IN, (1,))
     panel, *below = canvas.panels(ax, height_in, heights, share_x=False)
     panel.set_yscale("log")
-    sizes, width = list(trials), max(1, epochs - 1)
-    # More would be a thicket: then the late half alone has marks.
-    marked = epochs <= 25 and sum(map(len, runs.values())) <= 6
-    look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
-    if marked:
-        look = {"linewidth": 1.1, "markersize": 3.5}
+    sizes, late_width = list(trials), _LATE * max(1, epochs - 1) / canvas.width_share(panel)
     for number, (size, trial) in enumerate(trials.items()):
         color, marker = size_color(size, sizes), series_style(number)[1]
-        for run in filter(None, runs[size]):
-            places, values = zip(*run, strict=True)
-            panel.plot(places, values, color=color, marker=marker if marked else None, **look)
-        place = epochs + _LATE * width * (number + 1) / len(sizes)
+        values: dict[int, list[float]] = {}
+        for run in runs[size]:
+            for epoch, scale in run:
+                values.setdefault(epoch, []).append(scale)
+            if len(runs[size]) > 1:
+                panel.plot(*zip(*run, strict=True), color=color, linewidth=0.5, alpha=0.4)
+        means = [fmean(values[epoch]) for epoch in sorted(values)]
+        panel.plot(sorted(values), means, color=color, linewidth=1.4)
+        place = epochs + late_width * (number + 1) / len(sizes)
         late: Any = trial.noise_scale
         if late.value is not None:
             bounds = late.ends and (max(late.low, late.value / 100), late.high)
@@ -132,23 +130,17 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
             draw.arrow(panel, (place, late.low), 22, color)
             panel.plot([place], [late.low], marker="_", color=color, markersize=7)
     common.name_sizes(panel, sizes, most=14)
-    panel.axvline(epochs + _LATE * width / (2 * len(sizes)), color=GRID, linewidth=1)
+    panel.axvline(epochs + late_width / (2 * len(sizes)), color=GRID, linewidth=1)
     steps = max(1, round(epochs / (8 * canvas.width_share(panel))))
     panel.set_xticks([*range(steps, epochs + 1, steps)])
     panel.set_xlabel("Epoch (right of the line: the late half)")
     panel.set_ylabel("Gradient noise scale\n(examples)")
     plain_log_labels(panel.yaxis)
-    canvas.write_title(panel, f"{study.name}: noise scale by batch size", columns=7, fewest=1)
+    canvas.write_title(panel, "Gradient noise scale by batch size", columns=7, fewest=1)
     if progress:
         _draw_goodput(below[0], progress)
-    meaning = (
-        "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half of "
-        "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
-        "more."
-    )
     notes = (progress[-1], common.bars_text(study.trials)) if progress else ()
-    notes = (meaning, *notes, common.one_of_each_size_note(measured))
-    common.write_conditions([panel, *below], study, *notes)
+    common.write_conditions([panel, *below], study, *notes, caption=caption and ax is None)
     return panel
 
 

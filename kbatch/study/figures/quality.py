@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import names_rate
-from kbatch.page.numbers import at_most, join_words, setting
+from kbatch.page.numbers import setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
@@ -19,15 +19,13 @@ from kbatch.study.compare import (
     is_complete,
     rates_of_settings,
     setting_texts,
-    trial_name,
     with_complete_runs,
 )
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
-from kbatch.training.metrics import metric_words
 
-RATES_IN, PARETO_IN, CURVES_IN = 4.0, 4.0, 3.8
+RATES_IN, PARETO_IN, CURVES_IN = 3.4, 3.4, 3.0
 _STYLES = ("-", "--", "-.", ":")  # More combinations of settings have no names.
 
 # A learning rate; "complete", "short" (all runs that the search ended early) or "diverged"; and the
@@ -63,7 +61,7 @@ def rate_lines(study: Study) -> tuple[Objective, dict[tuple[int, str], list[Rate
     return quality, {key: line for key, line in lines.items() if line}
 
 
-def plot_learning_rates(study: Study, ax: Axes | None = None) -> Axes:
+def plot_learning_rates(study: Study, ax: Axes | None = None, *, caption: bool = True) -> Axes:
     """Plot the quality of the model by learning rate, one line for each batch size.
 
     If trials differ in their dtype policy or in other hyperparameters, each combination has a
@@ -80,6 +78,7 @@ def plot_learning_rates(study: Study, ax: Axes | None = None) -> Axes:
     Args:
         study: A study, from `load_study`.
         ax: Axes to draw on. If None, a new figure.
+        caption: Whether to write at most two lines below a new figure.
 
     Returns:
         The Axes.
@@ -132,15 +131,16 @@ def plot_learning_rates(study: Study, ax: Axes | None = None) -> Axes:
         words, place = f"your rate, {setting(rate)}", (rate, 0.1 + 0.8 * (worst > 0.5))
         draw.text(panel, words, place, (offset_pt, 0), ha=side, xycoords=across)
     answer = _ring_answer(panel, study, quality)
-    words, lengths = metric_words(quality.name), {length for _, length, _ in points}
-    title = f"{words[0].upper()}{words[1:]} by learning rate and batch size"
+    lengths = {length for _, length, _ in points}
+    title = f"{common.metric_title(quality)} by learning rate and batch size"
     canvas.write_title(panel, title, columns=7, fewest=1)
     hollow = "Hollow: runs that the search ended early." if "short" in lengths else ""
     crosses = "Crosses: training diverged." if "diverged" in lengths else ""
-    notes = " ".join(filter(None, (answer, hollow, crosses)))
+    notes = answer, hollow, crosses
     others = tuple(t for t in study.trials if not any(run.diverged for run in t.executions))
     alarm = common.incomplete_text(dataclasses.replace(study, trials=others))
-    common.write_conditions([panel], study, notes, alarm=alarm)
+    caption = caption and ax is None
+    common.write_conditions([panel], study, *notes, alarm=alarm, caption=caption)
     return panel
 
 
@@ -181,7 +181,7 @@ def pareto_points(study: Study) -> tuple[Objective, list[Point]]:
     return quality, sorted(points, key=lambda p: (p[1].value, sign * -p[2].value))
 
 
-def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
+def plot_pareto(study: Study, ax: Axes | None = None, *, caption: bool = True) -> Axes:
     """Plot the quality of each trial against its throughput, with the Pareto front as steps.
 
     A filled mark stands for a trial that no other one beats in both, a hollow one for the others.
@@ -189,14 +189,15 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
 
     Args:
         study: A study, from `load_study`.
-        ax: Axes to draw on; a new figure if None.
+        ax: Axes to draw on. If None, a new figure.
+        caption: Whether to write at most two lines below a new figure.
 
     Raises:
         ValueError: If there is nothing to show, with the reason.
     """
     quality, points = pareto_points(study)
     rates, values = [rate.value for _, rate, *_ in points], [value.value for *_, value, _ in points]
-    front, names = [point for point in points if point[3]], differing(study.trials)
+    front = [point for point in points if point[3]]
     (panel,) = canvas.panels(ax, PARETO_IN)
     canvas.vertical_grid(panel)
     panel.set_xlabel("Throughput (samples/s)", fontsize=canvas.TEXT_PT)
@@ -234,11 +235,11 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     panel.plot(rates, values, drawstyle="steps-pre", color=MUTED, linewidth=1.1, zorder=1)
     panel.set_ylim(bottom, top)
     common.name_sizes(panel, sizes, most=14)
-    canvas.write_title(panel, study.name, columns=7, fewest=1)
-    best = join_words(at_most([trial_name(trial, names) for trial, *_ in front]))
-    filled = f"Filled: batch size {best}, which no other trial beats in both."
-    bars = common.bars_text(study.trials)
-    common.write_conditions([panel], study, filled, common.far_off_note(study), bars)
+    title = f"{common.metric_title(quality)} against throughput"
+    canvas.write_title(panel, title, columns=7, fewest=1)
+    filled = "Filled: no other trial is both faster and better."
+    notes = common.far_off_note(study), common.bars_text(study.trials)
+    common.write_conditions([panel], study, filled, *notes, caption=caption and ax is None)
     return panel
 
 
@@ -283,6 +284,7 @@ def plot_learning_curves(
     ax: Axes | None = None,
     *,
     against: Literal["updates", "examples", "seconds"] | None = None,
+    caption: bool = True,
 ) -> Axes:
     """Plot the quality of the model over training, one curve a batch size.
 
@@ -292,8 +294,9 @@ def plot_learning_curves(
 
     Args:
         study: A study, from `load_study`.
-        ax: Axes whose place the panels take; a new figure if None.
-        against: What to show them against, in a single panel; if None, all three.
+        ax: Axes whose place the panels take. If None, a new figure.
+        against: What to show them against, in a single panel. If None, all three.
+        caption: Whether to write at most two lines below a new figure.
 
     Raises:
         ValueError: If there is nothing to show, with the reason, or `against` is something else.
@@ -323,14 +326,11 @@ def plot_learning_curves(
         values = [value.value for _, curve in curves for _, value in curve]
         common.quality_axis(panel, quality, values)
     common.name_sizes(panels[0], sizes, most=_MOST_NAMES)
-    canvas.write_title(panels[0], study.name, columns=_MOST_NAMES, fewest=1)
-    lines = ""
-    if max(len(trial.executions) for trial in study.trials) > 1:
-        lines = "Lines: mean over training runs; bands: its 95 % interval, from three runs on."
-    tracing = ""
-    if "seconds" in budgets:
-        tracing = "Training time has the tracing of the first step in it, but no validation."
-    one_each = common.one_of_each_size_note(study.trials)
-    notes = (one_each, common.far_off_note(study), tracing, lines)
-    common.write_conditions(panels, study, *notes)
+    title = f"{common.metric_title(quality)} over training, by batch size"
+    canvas.write_title(panels[0], title, columns=_MOST_NAMES, fewest=1)
+    banded = any(value.ends for _, curve in curves for _, value in curve)
+    bands = "Bands: 95 % interval of the mean over training runs." if banded else ""
+    tracing = "Training time includes tracing, but no validation." if "seconds" in budgets else ""
+    notes = (common.far_off_note(study), bands, tracing)
+    common.write_conditions(panels, study, *notes, caption=caption and ax is None)
     return panels[0]

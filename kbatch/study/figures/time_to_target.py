@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import at_most, format_number, in_brackets, join_words, pluralize, setting
+from kbatch.page.numbers import at_most, format_number, in_brackets, join_words, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.plotting.draw import batch_axis, plain_log_labels
@@ -18,7 +18,7 @@ from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord, mean_of
 from kbatch.training.metrics import metric_words
 
-HEIGHT_IN = 5.6
+HEIGHT_IN = 4.8
 
 
 # Whether a trial met the target, and the epochs that each execution took to it; if one did not meet
@@ -96,14 +96,14 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
     if len(met) < 3:
         return None, (
             "No curve is fitted: it needs three batch sizes that met the target, and "
-            f"{pluralize(len(met), 'size')} did."
+            f"{len(met)} did."
         )
     fit = fit_steps_to_target(*zip(*runs, strict=True))
     critical, text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
     if critical.value is None:
         bound = f", above {format_number(critical.low)}" if critical.low else ""
         return fit, f"{text}; B_crit is larger than these batch sizes can show{bound}."
-    deviates = " The trials deviate from this curve by more than their noise."
+    deviates = " Trials deviate by more than noise."
     return fit, (
         f"{text}, S_min {format_number(fit.fewest_steps)}, B_crit {format_number(critical.value)}"
         f"{in_brackets(critical)}.{deviates if fit.holds is False else ''}"
@@ -111,18 +111,21 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
 
 
 def plot_time_to_target(
-    study: Study, ax: Axes | None = None, *, target: float | None = None
+    study: Study, ax: Axes | None = None, *, target: float | None = None, caption: bool = True
 ) -> Axes:
     """Plot the training time and the updates to a target by batch size, on logarithmic axes.
 
     Dashed is perfect scaling from the smallest batch size that met the target, where twice the
     batch needs half the updates (Shallue et al. 2019, arXiv:1811.03600). The curve through the
-    updates is S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162).
+    updates is S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162). Each batch size is
+    shown by its trial with the fewest updates. A target counts as met at the end of an epoch.
+    Training time includes tracing, but no validation.
 
     Args:
         study: A study, from `load_study`.
-        ax: Axes whose place the panels take; a new figure if None.
-        target: Value of `study.quality_metric` to reach; the one of `StopAtTarget` if None.
+        ax: Axes whose place the panels take. If None, a new figure.
+        target: Value of `study.quality_metric` to reach. Default: the one of `StopAtTarget`.
+        caption: Whether to write at most two lines below a new figure.
 
     Raises:
         ValueError: If there is no target or nothing to show, with what to do.
@@ -153,20 +156,17 @@ def plot_time_to_target(
     lower.set_ylabel("Updates to target")
     sign = "≥" if aim.direction == "max" else "≤"
     aim_text = f"{metric_words(aim.metric)} {sign} {setting(aim.value)}"
-    canvas.write_title(upper, f"{study.name}: to {aim_text}", columns=2, fewest=1)
+    canvas.write_title(upper, f"Training time and updates to {aim_text}", columns=2, fewest=1)
     runs = [run for trial in study.trials for run in trial.executions]
     rules = {run.scaling and run.scaling.rule for run in runs}
-    several = len(study.trials) > len(points) + len(failed)
     notes = (
-        "The target is looked at when an epoch ends: costs are those of whole epochs. Training "
-        "time has the tracing of the first step in it, but no validation.",
-        "Shown: the trial of each batch size that needed the fewest updates." if several else "",
         f"{common.BARS}." if any(one.ends for one in updates.values()) else "",
         "One learning rate for all batch sizes: large ones may need more updates for it alone."
         if rules == {None}
         else "",
     )
-    common.write_conditions((upper, lower), study, fit_text, *notes, alarm=alarm)
+    caption = caption and ax is None
+    common.write_conditions((upper, lower), study, fit_text, *notes, alarm=alarm, caption=caption)
     return upper
 
 

@@ -19,16 +19,16 @@ from kbatch.study.figures import common
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
+from kbatch.training.metrics import metric_words
 
 __all__ = ["draw_live", "draw_trials", "figure_bytes", "plot_trials"]
 
-HEIGHT_IN = 5.4
+HEIGHT_IN = 4.7
 # A size lies outside the axis that is so many times as far from the best as the median is.
 _FAR, _LEAST_SPREAD = 10, 0.05
-_LIVE_NAME = 16  # Characters that the figure of a running search shows of its name.
 
 
-def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
+def plot_trials(study: Study, ax: Axes | None = None, *, caption: bool = True) -> Axes:
     """Plot samples/s and the quality of the model by batch size.
 
     The upper panel holds the throughput, the lower one the validation accuracy or whatever
@@ -45,15 +45,23 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
 
     Args:
         study: A study, from `load_study`.
-        ax: Axes to draw on, whose place several panels take; a new figure if None.
+        ax: Axes to draw on, whose place several panels take. If None, a new figure.
+        caption: Whether to write at most two lines below a new figure.
 
     Raises:
         ValueError: If the study is empty, with what to run.
     """
-    return draw_trials(study, ax)
+    return draw_trials(study, ax, caption=caption and ax is None)
 
 
-def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) -> Axes:
+def draw_trials(
+    study: Study,
+    ax: Axes | None,
+    *,
+    running: str | None = None,
+    title: str = "",
+    caption: bool = False,
+) -> Axes:
     """Draw the figure; the trial that runs is a hollow mark."""
     refuse_empty(study)
     quality, decided, trials = study.quality_metric, study.decide(), as_compared(study.trials)
@@ -88,7 +96,8 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
             canvas.write_message(panel, nothing if completed else common.none_completed(study))
     failed = [(t.batch_size, t.outcome) for t in trials if t.status != "completed"]
     alarm = "" if draw.missing((upper, lower), failed) else None
-    canvas.write_title(upper, study.name)
+    words = f"Throughput and {metric_words(quality.name)}" if quality else "Throughput"
+    canvas.write_title(upper, title or f"{words} by batch size")
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Quality metric")
     outside = grey = ""
@@ -111,26 +120,20 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
     if named is not None:
         characters = round(canvas.width_share(lower) * 60)
         label = textwrap.fill(named_label(study), characters, max_lines=5, placeholder=" …")
-        title = {"fontsize": canvas.TEXT_PT, "color": INK, "fontweight": "bold", "pad": 4}
-        lower.set_title(label, loc="left", parse_math=False, **title)
+        look = {"fontsize": canvas.TEXT_PT, "color": INK, "fontweight": "bold", "pad": 4}
+        lower.set_title(label, loc="left", parse_math=False, **look)
         taken = next(trial for trial in trials if trial.trial_id == named.trial_id)
         for panel, measure in measured.items():
             draw.guide(panel, named.batch_size)
             if estimate := measure(taken):
                 draw.ring(panel, named.batch_size, estimate.value)
-    tied = ""
-    if decided.tied:
-        sizes = sizes_text(decided.tied, trials)
-        certified = decided.judgement.certified if decided.certified and decided.judgement else ()
-        alike = {*decided.tied} <= {size for size, _ in certified}
-        tied = f"{'As good' if alike else 'Perhaps as good'}: {sizes}."
     why_hollow = "short runs" if chosen & short else LEFT_OUT["far_rate"]
     marks = f"Hollow: {why_hollow}." if hollow_ids - {running} and running is None else ""
     if missing := {t.batch_size for t in completed} - {t.batch_size for t in shown}:
         marks += f" No complete run: batch size {sizes_text(sorted(missing), trials)}."
     bars = common.bars_text(t for t in shown if t.trial_id not in short)
-    notes = (tied, marks.strip(), grey, outside, bars)
-    common.write_conditions((upper, lower), study, *notes, alarm=alarm)
+    notes = (marks.strip(), grey, outside, bars)
+    common.write_conditions((upper, lower), study, *notes, alarm=alarm, caption=caption)
     return upper
 
 
@@ -198,13 +201,12 @@ def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
             trials.append(dataclasses.replace(trial, executions=tuple(completed)))
         elif trial.status not in ("running", "interrupted") or measured:
             trials.append(trial)
-    name = f"{canvas.shortened(study.name, _LIVE_NAME)}: {status}"
-    shown = Study(name, tuple(trials), study.search)
-    if not shown.trials:
+    if not trials:
         (panel,) = canvas.panels(canvas.detached_axes(HEIGHT_IN), HEIGHT_IN)
-        canvas.write_title(panel, shown.name)
+        canvas.write_title(panel, status)
         panel.set_xticks([])
         canvas.write_message(panel, "No epoch has ended yet.")
-        panel.set_label("An empty chart: no epoch of the search has ended yet.")
+        panel.set_label("An empty chart: no epoch of the search has ended yet.\n")
         return panel
-    return draw_trials(shown, canvas.detached_axes(HEIGHT_IN), running=running)
+    shown = Study(study.name, tuple(trials), study.search)
+    return draw_trials(shown, canvas.detached_axes(HEIGHT_IN), running=running, title=status)
