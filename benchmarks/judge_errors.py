@@ -43,7 +43,7 @@ from kbatch.analysis.judge import Judgement, judge
 from kbatch.analysis.run_table import Run
 
 try:
-    from kbatch.analysis.pseudo_values import pseudo_values
+    from kbatch.analysis.intervals import pseudo_values
     from kbatch.analysis.run_table import best_epochs
 except ImportError:  # A checkout before best epochs were averaged.
     from kbatch.analysis.cross_fit import CrossFit, pseudo_values

@@ -24,6 +24,7 @@ from kbatch.analysis.scaling_curve import is_saturated
 from kbatch.device.failures import MEMORY_ERRORS, ran_out_of_memory
 from kbatch.errors import DataEnded, InputError
 from kbatch.page.numbers import format_number, pluralize
+from kbatch.progress import SILENT, MeasuringProgress
 from kbatch.records.notes import Note
 
 # Two calls in a row that differ by less than this share agree.
@@ -171,14 +172,14 @@ class Sweep(abc.ABC):
         *,
         chosen: bool,  # By a person: else sizes too slow for the time are left out.
         seed: int = 0,
-        say: Callable[[str], None] = lambda line: None,
+        progress: MeasuringProgress = SILENT,
         clock: Clock = time.perf_counter,
     ):
         self.warm_ups: dict[Setting, WarmUp] = {}  # Of those that were called.
         # The seconds of each call of a turn; each setting has one a round, until it is done.
         self.blocks: dict[Setting, list[tuple[float, ...]]] = {}
         self.not_run: dict[Setting, Note] = {}  # Why; those that ran out of memory among them.
-        self.timing, self._chosen, self._say, self.clock = timing, chosen, say, clock
+        self.timing, self._chosen, self.progress, self.clock = timing, chosen, progress, clock
         self._order, self._began_s, self._first_calls_s = random.Random(seed), clock(), 0.0
         self._calls: dict[Setting, Call] = {}
         self._ended: dict[Any, tuple[int, Note]] = {}  # The last size of a series, and why.
@@ -213,12 +214,12 @@ class Sweep(abc.ABC):
                 self.not_run[setting] = reason
             elif (warm_up := self.admit(setting)) is not None:
                 time_ms = format_number(1e3 * self.time_s(setting))
-                self._say(f"{setting}: {time_ms} ms when warm")
+                self.progress.say(f"{setting}: {time_ms} ms when warm")
                 yield setting, warm_up
                 self._look_at(setting)
             else:
                 reason = self.not_run[setting]
-                self._say(f"{setting}: {reason}")
+                self.progress.say(f"{setting}: {reason}")
                 if reason.code == "out_of_memory":
                     reason = Note.of("memory_ran_out_at", size=setting.size)
                 self._ended[setting.series] = setting.size, reason
@@ -271,10 +272,8 @@ class Sweep(abc.ABC):
             ]
             if not live:
                 return
-            self._say(
-                f"round {number + 1}: {pluralize(len(live), 'setting')} to go on, "
-                f"{self.spent_s:.0f} of at most {ends_s:.0f} s"
-            )
+            still = pluralize(len(live), "setting")
+            self.progress.tick(f"round {number + 1}, {still} not known well enough")
 
     def fresh_calls(
         self, setting: Setting, calls: int, *, least_s: float = 0.0

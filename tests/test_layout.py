@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 20_304,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 20_391,  # Without docstrings, comments and blank lines.
     "files in kbatch": 126,
     "record types": 80,
     "properties": 142,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_181,
-    "kbatch.search.tuner": 19_217,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 13_603,  # HyperModel
-    "kbatch.memory.find": 7_601,  # find_max_batch_size
-    "kbatch.study.study": 5_707,  # load_study
+    "lines of tests": 27_252,
+    "kbatch.search.tuner": 19_296,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 13_602,  # HyperModel
+    "kbatch.memory.find": 7_804,  # find_max_batch_size
+    "kbatch.study.study": 5_728,  # load_study
     "kbatch.training.accumulation.accumulate": 3_680,  # accumulate_gradients
 }
 TO_DO = {
@@ -50,6 +50,7 @@ ORDER = (
     "records",
     "plotting",
     "page",
+    "progress",
     "device",
     "training",
     "timing",
@@ -67,7 +68,7 @@ ORDER = (
 ONLY_IN = {
     "jinja2": {"page"},
     "markupsafe": {"page"},
-    "rich": {"search", "cli"},
+    "rich": {"progress", "search"},
     "mlxtend": {"cli"},
 }
 # Packages and files that may start TensorFlow when they are imported; all others are read, drawn

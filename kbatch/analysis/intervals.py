@@ -24,7 +24,7 @@ import dataclasses
 import itertools
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any, Generic, TypeVar
 
@@ -217,3 +217,24 @@ def ratio_of_means(
     deviations = shares[:, None] * (pairs - means)
     covariance = count / (count - 1) * deviations.T @ deviations
     return ratio_of_estimates(*means, covariance=covariance, degrees_of_freedom=count - 1)
+
+
+def pseudo_values(sums: np.ndarray, metric: Callable[[np.ndarray], float]) -> np.ndarray:
+    """Return the jackknife's pseudo-values of blocks (Tukey 1958), for metrics that are no means.
+
+    With v the metric of all B blocks and v_(-b) that without block b,
+
+        p_b = B v - (B - 1) v_(-b)
+
+    Their mean is the metric of all blocks. For a mean over equal blocks p_b is the mean of block b.
+    The variance of the metric is the variance of the p_b over the number of blocks.
+
+    Args:
+        sums: A row for each block: the sums over its examples that `metric` is made from.
+        metric: Returns the metric of examples with these sums.
+    """
+    whole, count = sums.sum(0), len(sums)
+    without = np.array([metric(whole - one) for one in sums])
+    found = count * metric(whole) - (count - 1) * without
+    # Blocks of unequal sizes, and a metric that is no mean, leave a bias of order 1/n.
+    return found - found.mean() + metric(whole)

@@ -97,6 +97,11 @@ def _parser(
     return parser.add_argument
 
 
+def _add_verbose(add: Callable[..., Any]) -> None:
+    text = "0: no progress, 1: a bar in a terminal, lines in a log, 2: lines (1)"
+    add("--verbose", type=int, choices=(0, 1, 2), help=text)
+
+
 def _given(options: argparse.Namespace, *others: str) -> dict[str, Any]:
     """Return the arguments of the function that were given; two values of an option are a pair."""
     left_out = ("run", "build", "data", "output", *others)
@@ -139,12 +144,10 @@ def _add_inference(commands: Any) -> None:
     add("--no-memory", **memory, help="leave the memory out")
     output = {"type": Path, "default": Path("kbatch-inference"), "metavar": "DIR"}
     add("-o", "--output", **output, help="where profile, table and figures go (%(default)s)")
+    _add_verbose(add)
 
 
 def _inference(options: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
     given = _given(options, "model")
     if not options.model.exists():
         raise ValueError(
@@ -157,9 +160,7 @@ def _inference(options: argparse.Namespace) -> None:
         from kbatch.inference.measure import profile_inference
 
     model = load_saved_model(options.model)
-    with Console(emoji=False).status("measuring") as status:
-        given["on_progress"] = lambda line: status.update(escape(line))
-        profile = profile_inference(model, **given)
+    profile = profile_inference(model, **given)
     profile.table().to_csv(options.output / "profile.csv", index=False)
     figures = ((options.output / f"{figure.name}.png", figure.draw) for figure in profile.figures())
     _write(profile, options.output / "profile.json", *figures)
@@ -177,6 +178,7 @@ def _add_input(commands: Any) -> None:
     add("--cache-bytes", type=int, metavar="BYTES", help=cache)
     output = {"type": Path, "default": Path("kbatch-input"), "metavar": "DIR"}
     add("-o", "--output", **output, help="where record and figure go (%(default)s)")
+    _add_verbose(add)
 
 
 def _input(options: argparse.Namespace) -> None:
@@ -200,6 +202,7 @@ def _add_max_batch(commands: Any) -> None:
     policy = "Keras dtype policy to build under, such as mixed_float16"
     add("--policy", metavar="NAME", help=policy)
     add("-o", "--output", type=Path, metavar="FILE", help="write the record")
+    _add_verbose(add)
 
 
 def _max_batch(options: argparse.Namespace) -> None:
@@ -226,6 +229,7 @@ def _add_recommend(commands: Any) -> None:
     add("-o", "--output", type=Path, metavar="FILE", help="write the record")
     figure = "write the figure of the limits"
     add("--figure", type=Path, metavar="FILE", help=figure)
+    _add_verbose(add)
 
 
 def _recommend(options: argparse.Namespace) -> None:
@@ -238,9 +242,7 @@ def _recommend(options: argparse.Namespace) -> None:
         from kbatch.recommendation.measure import recommend
 
     (x, y), build = named_x_y(options.data), named_build(options.build)
-    given["on_progress"] = lambda line: print(f"measuring {line} ...", flush=True)
     found = recommend(build, x, y, **given)
-    print()
     _write(found, options.output, *([(options.figure, found.plot)] if options.figure else []))
 
 

@@ -37,6 +37,7 @@ from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.workload import Workload
+from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.timing import (
     DEFAULT_SIZES,
@@ -73,7 +74,7 @@ def profile_inference(
     memory_limit_bytes: int | None = None,
     bulk_examples: int = BULK_EXAMPLES,
     seed: int = 0,
-    on_progress: Callable[[str], None] | None = None,
+    verbose: int | str = "auto",
 ) -> InferenceProfile:
     """Measure latency, throughput and memory of predictions by batch size.
 
@@ -113,7 +114,7 @@ def profile_inference(
         memory_limit_bytes: As in `find_max_batch_size`.
         bulk_examples: Examples of a bulk call of "predict", which runs no larger batches.
         seed: Seed of the order within rounds.
-        on_progress: Receives progress messages.
+        verbose: As in `find_max_batch_size`; the bar shows how much of the time is spent.
 
     Raises:
         InputError: If the model takes batches of one size only, `x` does not suit its inputs or
@@ -153,11 +154,11 @@ def profile_inference(
         sizes, larger = check_batch_sizes(batch_sizes), ()
     bulk_examples = check_size(bulk_examples, "bulk_examples")
     limit_bytes = check_memory_limit(memory_limit_bytes)
-    say = on_progress or (lambda line: None)
+    progress = MeasuringProgress("inference", verbose, time_budget_s=time_budget_s)
     with kept_variables(model):
         inputs = inference_inputs(model, x)
     # Those that a first call made are kept too.
-    with kept_variables(model), contextlib.ExitStack() as stack:
+    with progress, kept_variables(model), contextlib.ExitStack() as stack:
         models, changes, notes = variants_of(model, inputs, dtype_policies)
         memory = MemoryPass()
         if measure_memory:
@@ -167,7 +168,7 @@ def profile_inference(
                 sizes,
                 memory_limit_bytes=limit_bytes,
                 time_budget_s=time_budget_s,
-                say=say,
+                say=progress.say,
             )
         dependence = BatchDependence(models, inputs.rows)
         sweep = InferenceSweep(
@@ -183,7 +184,7 @@ def profile_inference(
             bulk_examples=bulk_examples,
             target_ms=latency_slo_ms,
             seed=seed,
-            say=say,
+            progress=progress,
         )
         first = next(iter(sweep.runs))  # It answers questions.
         for setting, warm_up in sweep.warm_up_all(sizes, larger):
@@ -205,7 +206,7 @@ def profile_inference(
         )
         if latency_slo_ms is None:
             return profile
-        return verify_target(profile, sweep, first, time_budget_s=time_budget_s, say=say)
+        return verify_target(profile, sweep, first, time_budget_s=time_budget_s)
 
 
 def measure_predict_memory(

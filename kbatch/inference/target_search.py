@@ -200,7 +200,6 @@ def verify_target(
     series: Any,  # That answers the target.
     *,
     time_budget_s: float,
-    say: Callable[[str], None],
 ) -> InferenceProfile:
     """Look for the largest batch within the target, and add the checks to a profile."""
     target_ms = profile.target_ms or math.inf
@@ -223,7 +222,7 @@ def verify_target(
             found = "memory ran out"
             if latencies_s is not None:
                 found = f"{1000 * max(latencies_s):.3g} ms at most"
-            say(f"checked batch {size}: {found}")
+            sweep.progress.say(f"checked batch {size}: {found}")
             search.tell(latencies_s or [math.inf] * calls)  # No target is kept to.
         profile = dataclasses.replace(profile, checks=search.checks)
     if profile.verified is not None:

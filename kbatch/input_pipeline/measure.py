@@ -37,6 +37,7 @@ from kbatch.input_pipeline.changes import (
 )
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.library_internals import ArrayDataAdapter, cache_file
+from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.timing import check_seconds, interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
@@ -70,6 +71,7 @@ def profile_input_pipeline(
     time_budget_s: float = 20.0,
     remedies: bool = True,
     cache_bytes: int = 2**30,
+    verbose: int | str = "auto",
 ) -> InputPipelineProfile:
     """Measure whether the input pipeline or the train step limits training.
 
@@ -96,6 +98,7 @@ def profile_input_pipeline(
             are made, which need about ten starts of the pipeline, so a slow start takes longer.
         remedies: Whether to try changes to the pipeline.
         cache_bytes: Bytes of memory that a cache may take when it is tried.
+        verbose: As in `find_max_batch_size`; the bar shows how much of the time is spent.
 
     Raises:
         TypeError: If there is no model.
@@ -106,24 +109,29 @@ def profile_input_pipeline(
     check_seconds(time_budget_s=time_budget_s)
     if not cache_bytes >= 0:
         raise ValueError(f"`cache_bytes` must be at least 0. Received: cache_bytes={cache_bytes}.")
-    with kept_seeds():
+    progress = MeasuringProgress("input pipeline", verbose, time_budget_s=time_budget_s)
+    with progress, kept_seeds():
         trained = model_builder(model)()
         check_compiled(trained)
         source = pipeline_of(dataset, trained, batch_size=batch_size)
         remedies = remedies and gives_batches(dataset)
         base_s = time_budget_s * (1 - _CHANGES_SHARE if remedies else 1)
         began_s = time.perf_counter()
+        progress.say("reading the pipeline alone")
         unfilled = fill_cache(source, base_s * FILL_SHARE)
         reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
         reading = reading._replace(batches=tuple(map(held_on_device, reading.batches)))
         spent_s = time.perf_counter() - began_s
         with borrowed_step(trained, reading.batches[0]) as step:
+            progress.say("training on some of its batches")
             reading = _warmed_up(reading, step)
             began_s = time.perf_counter()
+            progress.say("measuring pipeline, train step and both together")
             rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
             profile = _measured(reading, step, trained, rounds_s=rounds_s, budget_s=time_budget_s)
             spent_s += time.perf_counter() - began_s
             if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
+                progress.say("trying changes to the pipeline")
                 changes = try_changes(
                     dataset,
                     reading,

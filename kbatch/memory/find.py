@@ -15,6 +15,7 @@ from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord, 
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, expected_bytes, fit_memory
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import memory_text
+from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.training_data import TrainingData
@@ -30,6 +31,7 @@ def find_max_batch_size(
     max_batch_size: int | None = None,
     training: bool = True,
     longest_example: Any = None,
+    verbose: int | str = "auto",
 ) -> MaxBatchSizeResult:
     """Find the largest batch whose memory lies in a window below the limit.
 
@@ -55,6 +57,8 @@ def find_max_batch_size(
         training: Whether to run train steps, or predictions.
         longest_example: One example, (x, y) or x alone, without a batch axis, to use instead of
             rows of the data, where examples differ in length.
+        verbose: 0 for no output, 1 for a line that changes in a terminal or a notebook, or lines in
+            a log, 2 for lines everywhere. Default: `"auto"`, which is 1.
 
     Raises:
         InputError: If the data cannot be batched or have fewer than two examples.
@@ -74,14 +78,20 @@ def find_max_batch_size(
         ) from None
     cap = None if max_batch_size is None else check_size(max_batch_size, "max_batch_size")
     limit_bytes = check_memory_limit(memory_limit_bytes)
+    progress = MeasuringProgress("memory", verbose)
     whole = longest_example is None
     data = TrainingData(x, y) if whole else TrainingData.of_example(longest_example)
     data.check()
     workload = Workload(
         model_builder(build), data, keras.config.dtype_policy().name, training=training
     )
-    with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:
-        return probe_max_batch(probes, memory_window=(low, high), max_batch_size=cap)
+    with progress:
+        progress.say("starting a worker process")
+        with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:
+            window = low, high
+            return probe_max_batch(
+                probes, memory_window=window, max_batch_size=cap, say=progress.say
+            )
 
 
 # How often an answer that its confirmation refuted is looked for again.
@@ -89,10 +99,14 @@ _MOST_CONFIRMATIONS = 4
 
 
 def probe_max_batch(
-    probes: Probes, *, memory_window: tuple[float, float], max_batch_size: int | None
+    probes: Probes,
+    *,
+    memory_window: tuple[float, float],
+    max_batch_size: int | None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> MaxBatchSizeResult:
     """Search with real probes, and run the answer again."""
-    experiment = MaxBatchExperiment(probes, memory_window, max_batch_size)
+    experiment = MaxBatchExperiment(probes, memory_window, max_batch_size, say)
     (found, reason), refuted, noted = experiment.search(), 0, ()
     while found and not experiment.confirmed(found):
         (found, reason), refuted = experiment.search(), refuted + 1

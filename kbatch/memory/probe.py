@@ -216,7 +216,11 @@ class MaxBatchExperiment:
     """The experiment: a workload, all probes of it so far, and what follows from them."""
 
     def __init__(
-        self, probes: Probes, memory_window: tuple[float, float], max_batch_size: int | None
+        self,
+        probes: Probes,
+        memory_window: tuple[float, float],
+        max_batch_size: int | None,
+        say: Callable[[str], None] = lambda line: None,
     ):
         self.facts = facts = probes.facts()
         if facts.examples == 1:
@@ -224,7 +228,7 @@ class MaxBatchExperiment:
                 "The data have one example, and a second size must be tried: give more rows, or "
                 "`longest_example=(x, y)`. Received: 1 example."
             )
-        self._probes = probes
+        self._probes, self._say = probes, say
         self._window = memory_window
         self._most = memory_window[1] * facts.limit_bytes
         self._search = MaxBatchSearch(
@@ -293,6 +297,7 @@ class MaxBatchExperiment:
         self.free = reading.free or self.free
         self._died = reading.died or self._died
         self.runs.append((rows, peak, self._outcome(peak), reading.duration_s, purpose))
+        self._say(f"batch {rows:,}: {'out of memory' if peak is None else memory_text(peak)}")
         return reading
 
     def _outcome(self, peak: float | None) -> Outcome:

@@ -26,6 +26,7 @@ from kbatch.memory.probe import no_example_fits, open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number, pluralize
+from kbatch.progress import MeasuringProgress
 from kbatch.recommendation import BUDGET_S
 from kbatch.recommendation.result import (
     LIMIT_NAMES,
@@ -65,7 +66,7 @@ def recommend(
     memory_limit_bytes: int | None = None,
     time_budget_s: float = BUDGET_S,
     seed: int | None = None,
-    on_progress: Callable[[str], None] | None = None,
+    verbose: int | str = "auto",
 ) -> Recommendation:
     """Measure what limits the batch size, and name one to start with and those to search.
 
@@ -95,7 +96,7 @@ def recommend(
         time_budget_s: Seconds for the whole call, starting a process and building graphs included;
             each measurement receives a part of what is left.
         seed: Seed of weights and order in the pilot, None for one that is drawn and recorded.
-        on_progress: Receives the name of each limit before it is measured.
+        verbose: As in `find_max_batch_size`; the bar shows how much of the time is spent.
 
     Raises:
         InputError: If the data cannot be batched, do not fit the model, or have fewer than two
@@ -115,21 +116,23 @@ def recommend(
     data.check()
     if not gives_batches(x):  # Rows that do not fit each other are refused at once.
         _sizes(asked, arrays_of(x, y)[1])
+    progress = MeasuringProgress("limits", verbose, time_budget_s=time_budget_s)
     ends_s = time.perf_counter() + time_budget_s
     unknown: dict[Limit, Note] = {}
 
     def begin(limit: Limit) -> float:
         """Announce a measurement, and return its share of the seconds that are left."""
-        if on_progress is not None:
-            on_progress(LIMIT_NAMES[limit])
+        progress.say(f"measuring {LIMIT_NAMES[limit]}")
         later = list(_SHARES.values())[list(_SHARES).index(limit) :]
         left_s = ends_s - time.perf_counter()
         return max(left_s * later[0] / sum(later), _LEAST_SHARE * time_budget_s)
 
     load = Workload(builder, data, keras.config.dtype_policy().name)
-    with _refusals_explained():
+    with progress, _refusals_explained():
         # First, since a worker process measures it, and a GPU has to be free for that.
-        memory = _memory(load, asked, limit_bytes=limit_bytes, budget_s=begin("memory"))
+        memory = _memory(
+            load, asked, limit_bytes=limit_bytes, budget_s=begin("memory"), say=progress.say
+        )
         assert memory.limit_bytes is not None  # It was probed.
         fits = most_at_once(memory.records, memory.limit_bytes)
         with seeded(seed):
@@ -165,6 +168,7 @@ def recommend(
                 examples=examples,
                 execution_s=timing.block_s,  # Which hides most of what starting it takes.
                 chosen=False,
+                progress=progress,
             )
             timings = {one.batch_size: one.median_s for one in fastest_ways(updates)}
             # Larger ones go through in parts, unless the model has a step of its own.
@@ -249,7 +253,12 @@ def reason_kept(limit: Limit, unknown: dict[Limit, Note]) -> Iterator[None]:
 
 
 def _memory(
-    load: Workload, asked: tuple[int, ...] | None, *, limit_bytes: int | None, budget_s: float
+    load: Workload,
+    asked: tuple[int, ...] | None,
+    *,
+    limit_bytes: int | None,
+    budget_s: float,
+    say: Callable[[str], None],
 ) -> MemoryPass:
     """Measure the memory of some sizes, as far as limit and time allow."""
     with open_probes(load, memory_limit_bytes=limit_bytes) as probes:
@@ -258,11 +267,11 @@ def _memory(
             raise InputError("The data have one example: give more rows. Received: 1 example.")
         last = _sizes(asked, facts.examples)[-1]
         sizes = {1, *(min(_SMALLEST * _GROWTH**k, last) for k in range(last.bit_length()))}
-        given = {"dtype_policy": facts.dtype_policy, "time_budget_s": budget_s}
-        found = memory_pass(probes, sorted(sizes), **given, say=lambda line: None)
+        given = {"dtype_policy": facts.dtype_policy, "time_budget_s": budget_s, "say": say}
+        found = memory_pass(probes, sorted(sizes), **given)
         ran = sum(one.peak_bytes is not None for one in found.records)
         if ran == 1 < len(found.records):  # The step to the second was too large for a line.
-            found = memory_pass(probes, sorted({2, *sizes}), **given, say=lambda line: None)
+            found = memory_pass(probes, sorted({2, *sizes}), **given)
         one_bytes = found.records[0].peak_bytes
         if one_bytes is None or one_bytes > MEMORY_WINDOW[1] * facts.limit_bytes:
             raise no_example_fits(facts, MEMORY_WINDOW, one_bytes, None)
@@ -389,4 +398,6 @@ def _input(
         )
     dataset = data.batches(size, model, seed=seed).dataset
     # In epochs without end: else the starts of short ones count as waits for data.
-    return profile_input_pipeline(model, dataset.repeat(), time_budget_s=budget_s, remedies=False)
+    return profile_input_pipeline(
+        model, dataset.repeat(), time_budget_s=budget_s, remedies=False, verbose=0
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kbatch.analysis.pseudo_values import pseudo_values
+from kbatch.analysis.intervals import pseudo_values
 from kbatch.analysis.run_table import best_epochs, fifth_of
 from kbatch.library_internals import metrics_by_name
 from kbatch.records.notes import Note

@@ -12,10 +12,10 @@ import keras
 from rich.console import Console
 
 from kbatch.page.numbers import pluralize
+from kbatch.progress import NotebookLine, errors_as_warnings
 from kbatch.records.json_codec import check_local, write_whole_file
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.files import TrialFiles
-from kbatch.search.progress import NotebookLine, errors_as_warnings
 from kbatch.study.study import Study, load_study
 
 # Drawing takes at most about this share of the time.

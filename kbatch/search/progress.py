@@ -1,19 +1,15 @@
 """What a search shows while it runs: a line a trial, and a live line with the time left."""
 
-import contextlib
-import importlib
 import time
 import types
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import percent, setting
+from kbatch.progress import ConsoleLine, NotebookLine, errors_as_warnings, live_line
 from kbatch.study.compare import rate_factor, value_text
 from kbatch.study.trial import TrialRecord
 from kbatch.training.callbacks import numbers_of
@@ -21,85 +17,6 @@ from kbatch.training.callbacks import numbers_of
 _SHORTEST_PAUSE_S = 0.2
 # Metrics of an epoch that say nothing of what was learned.
 _NO_QUALITY = ("samples_per_second", "gradient_variance", "gradient_squared_norm", "learning_rate")
-
-
-class ConsoleLine:
-    """Lines that stay, and below them a bar where the console is a terminal and no log file."""
-
-    def __init__(self, console: Console):
-        self._console = console
-        self.changes = console.is_terminal  # Whether there is a place whose text is replaced.
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[figures]}", markup=False),
-            console=console,
-            transient=True,
-            auto_refresh=False,
-            disable=not self.changes,
-        )
-        self._task = self._bar.add_task("", total=1.0, figures="")
-        self._bar.start()
-
-    def update(self, name: str, share: float | None, figures: str) -> None:
-        """Show a name, a share from 0 to 1 and figures in place of those before."""
-        self._bar.update(
-            self._task, description=name, completed=share or 0.0, figures=figures, refresh=True
-        )
-
-    def print(self, text: str) -> None:
-        """Print a line that stays and is there at once."""
-        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-    def close(self) -> None:
-        self._bar.stop()
-
-
-class NotebookLine:
-    """An output of its own in a notebook's cell, which alone it replaces by IPython's `display`."""
-
-    changes = True
-
-    def __init__(self, display: Any):
-        self._display = display
-        self._handle: Any = None
-
-    def update(self, name: str, share: float | None, figures: str) -> None:
-        self.show({"text/plain": f"{name}: {figures}"})
-
-    def print(self, text: str) -> None:
-        """Print a line, below which the changing one begins again."""
-        self.close()
-        print(text)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self.show({"text/plain": ""})
-            self._handle = None
-
-    def show(self, bundle: Mapping[str, str], **given: Any) -> None:
-        """Show contents by their types in place of those before."""
-        if self._handle is None:
-            self._handle = self._display(bundle, raw=True, display_id=True, **given)
-        else:
-            self._handle.update(bundle, raw=True, **given)
-
-
-def live_line() -> ConsoleLine | NotebookLine:
-    console = Console()
-    if console.is_jupyter:
-        return NotebookLine(importlib.import_module("IPython.display").display)
-    return ConsoleLine(console)
-
-
-@contextlib.contextmanager
-def errors_as_warnings(what: str) -> Iterator[None]:
-    """Warn where something cannot be shown: a console, a notebook, a disk or a figure fails."""
-    try:
-        yield
-    except Exception as error:  # Whatever these raise.
-        cause = f"{type(error).__name__}: {str(error)[:300]}"
-        warnings.warn(f"{what} could not be shown, and the search continues: {cause}", stacklevel=2)
 
 
 class SearchProgress:

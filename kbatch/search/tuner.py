@@ -21,6 +21,7 @@ from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError, InputError, RecordError
 from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
 from kbatch.page.numbers import at_most, pluralize
+from kbatch.progress import check_verbose
 from kbatch.records.notes import Note
 from kbatch.records.training_run import RECORD_NAME, AskedRun
 from kbatch.search import identity, tuner_arguments
@@ -222,8 +223,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             KeyboardInterrupt: If the search is interrupted. It says how to continue.
             ValueError: If an argument cannot be used, so that no trial could train.
         """
-        if verbose not in ("auto", 0, 1, 2):
-            raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
+        shown = check_verbose(verbose)
         self.time.begin()
         stock_fit = has_stock_fit(self._build)
         call = FitCall.of_search(args, kwargs, stock_fit=stock_fit)
@@ -243,7 +243,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 raise
         self.time.base_batch_size = self.hypermodel.base_batch_size
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
-        project, shown = Path(self.project_dir), 1 if verbose == "auto" else int(verbose)
+        project = Path(self.project_dir)
         self.progress = SearchProgress(verbose=shown, search_left_s=self.time.search_left_s)
         try:
             with self.progress, search_lock(project), ParallelTrials.of(self, call) as parallel:

@@ -15,6 +15,7 @@ from kbatch.device.memory import check_memory_limit
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.workload import Workload
+from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.throughput.result import TimedUpdate, TrainingProfile
 from kbatch.timing import DEFAULT_SIZES, LARGER_SIZES, Setting, Sweep, TimingPlan, check_seconds
@@ -39,7 +40,7 @@ def profile_training(
     measure_memory: bool = True,
     memory_limit_bytes: int | None = None,
     seed: int = 0,
-    on_progress: Callable[[str], None] | None = None,
+    verbose: int | str = "auto",
 ) -> TrainingProfile:
     """Measure step time, throughput and memory of training by micro-batch size, in seconds.
 
@@ -67,7 +68,7 @@ def profile_training(
             needs too much.
         memory_limit_bytes: As in `find_max_batch_size`.
         seed: Seed of the order within rounds.
-        on_progress: Receives progress messages.
+        verbose: As in `find_max_batch_size`; the bar shows how much of the time is spent.
 
     Raises:
         InputError: If the data cannot be batched, the time is not positive, or the model is spread
@@ -80,7 +81,7 @@ def profile_training(
     chosen = batch_sizes is not None
     sizes = DEFAULT_SIZES if batch_sizes is None else check_batch_sizes(batch_sizes)
     limit_bytes = check_memory_limit(memory_limit_bytes)
-    say = on_progress or (lambda line: None)
+    progress = MeasuringProgress("training", verbose, time_budget_s=time_budget_s)
     data = TrainingData(x, y)
     data.check()
     policy = keras.config.dtype_policy().name
@@ -94,53 +95,54 @@ def profile_training(
             return sizes
         return tuple(size for size in sizes if size <= examples)
 
-    memory = MemoryPass()
-    if measure_memory:
-        say("measuring memory")
-        with open_probes(
-            workload, memory_limit_bytes=limit_bytes, model=lambda: start().model
-        ) as probes:
-            facts = probes.facts()
-            memory = memory_pass(
-                probes,
-                filled(sizes, facts.examples),
-                dtype_policy=facts.dtype_policy,
-                time_budget_s=time_budget_s,
-                say=say,
-            )
-    run = start()
-    policy, measured, larger = run.model.dtype_policy.name, filled(sizes, run.examples), ()
-    if not chosen and run.examples is not None:
-        most = memory.largest_sure(policy)
-        larger = (size for size in filled(LARGER_SIZES, run.examples) if size <= most)
-    updates = timed_updates(
-        run.model,
-        run.batch,
-        measured,
-        TimingPlan(
-            time_budget_s,
-            needed_calls=_ROUNDS,
-            rounds_beyond=_MOST_ROUNDS - _ROUNDS,
-            precision=0.03,
-            first_calls_count=False,
-        ),
-        larger=larger,
-        examples=run.examples,
-        refused=lambda size: memory.refusal(policy, size),
-        chosen=chosen,
-        seed=seed,
-        say=say,
-    )
-    return TrainingProfile(
-        model_name=run.model.name,
-        dtype_policy=policy,
-        jit_compile=bool(run.model.jit_compile),
-        updates=updates,
-        memory=memory.records,
-        memory_limit_bytes=memory.limit_bytes,
-        noted=tuple(dict.fromkeys(note for note in (*memory.notes, run.note) if note)),
-        environment=read_environment(),
-    )
+    with progress:
+        memory = MemoryPass()
+        if measure_memory:
+            progress.say("starting a worker process for the memory")
+            with open_probes(
+                workload, memory_limit_bytes=limit_bytes, model=lambda: start().model
+            ) as probes:
+                facts = probes.facts()
+                memory = memory_pass(
+                    probes,
+                    filled(sizes, facts.examples),
+                    dtype_policy=facts.dtype_policy,
+                    time_budget_s=time_budget_s,
+                    say=progress.say,
+                )
+        run = start()
+        policy, measured, larger = run.model.dtype_policy.name, filled(sizes, run.examples), ()
+        if not chosen and run.examples is not None:
+            most = memory.largest_sure(policy)
+            larger = (size for size in filled(LARGER_SIZES, run.examples) if size <= most)
+        updates = timed_updates(
+            run.model,
+            run.batch,
+            measured,
+            TimingPlan(
+                time_budget_s,
+                needed_calls=_ROUNDS,
+                rounds_beyond=_MOST_ROUNDS - _ROUNDS,
+                precision=0.03,
+                first_calls_count=False,
+            ),
+            larger=larger,
+            examples=run.examples,
+            refused=lambda size: memory.refusal(policy, size),
+            chosen=chosen,
+            seed=seed,
+            progress=progress,
+        )
+        return TrainingProfile(
+            model_name=run.model.name,
+            dtype_policy=policy,
+            jit_compile=bool(run.model.jit_compile),
+            updates=updates,
+            memory=memory.records,
+            memory_limit_bytes=memory.limit_bytes,
+            noted=tuple(dict.fromkeys(note for note in (*memory.notes, run.note) if note)),
+            environment=read_environment(),
+        )
 
 
 # The series of a sweep; its sizes are micro-batches.

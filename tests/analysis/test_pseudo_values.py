@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.pseudo_values import pseudo_values
+from kbatch.analysis.intervals import pseudo_values
 from kbatch.analysis.run_table import best_epochs
 
 RNG = np.random.default_rng(0)

@@ -46,7 +46,7 @@ class Machine(InferenceSweep):
 def verified(profile, machine):
     asked = dataclasses.replace(profile, target_ms=machine.target)
     budget_s = machine.time_budget_s
-    return verify_target(asked, machine, FIRST, time_budget_s=budget_s, say=lambda line: None)
+    return verify_target(asked, machine, FIRST, time_budget_s=budget_s)
 
 
 @pytest.mark.parametrize("room", [3, 50])

@@ -1,3 +1,5 @@
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -20,20 +22,11 @@ def recommend(build=models.mlp, data=None, **arguments):
     return kbatch.recommend(build, x, y, **({"time_budget_s": 3.0, "seed": 0} | arguments))
 
 
-@pytest.fixture(scope="module")
-def told():
-    return []
-
-
-@pytest.fixture(scope="module")
-def found(told):
+def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(capsys):
     # In this process: a worker takes seconds to start.
-    return recommend(models.Locked(models.mlp), on_progress=told.append, memory_limit_bytes=2**30)
-
-
-def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(found, told):
+    found = recommend(models.Locked(models.mlp), memory_limit_bytes=2**30)
     assert set(found.unknown) <= {"input"}
-    assert told == STEPS
+    assert re.findall("measuring (.*)", capsys.readouterr().out) == STEPS
     sizes = [one.batch_size for one in found.memory if one.peak_bytes]
     assert sizes[:2] == [1, 8]
     assert found.memory_limit_bytes == 2**30
@@ -85,11 +78,10 @@ def test_where_few_examples_fit_the_rest_goes_through_in_parts(batch_sizes):
         ({"data": (lambda size: None, np.zeros(3))}, InputError, "brings its own targets"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_measured(arguments, error, words):
-    told = []
+def test_mistakes_are_told_before_anything_is_measured(arguments, error, words, capsys):
     with pytest.raises(error, match=words):
-        recommend(**arguments, on_progress=told.append)
-    assert told == []
+        recommend(**arguments)
+    assert not capsys.readouterr().out
 
 
 X, Y = models.rows(64)

@@ -13,7 +13,8 @@ from rich.console import Console
 
 import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME
-from kbatch.search.progress import ConsoleLine, FitReporter, NotebookLine, SearchProgress
+from kbatch.progress import ConsoleLine, NotebookLine
+from kbatch.search.progress import FitReporter, SearchProgress
 
 
 def progress(**changes):
@@ -162,7 +163,7 @@ def test_a_notebook_changes_outputs_of_its_own_only(capsys):
     line = NotebookLine(display)
     line.update("trial 1", 0.2, "20 %")
     line.update("trial 1", 0.5, "50 %")
-    assert display.texts == ["the user's table", "trial 1: 50 %"]
+    assert display.texts == ["the user's table", f"trial 1 {10 * '━'}{10 * '·'}: 50 %"]
     line.print("trial 1 ended")
     line.update("trial 2", 0.5, "50 %")
     line.close()

@@ -1,0 +1,163 @@
+"""The progress of work that takes long: a bar in a terminal or a notebook, lines in a log."""
+
+import contextlib
+import importlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from kbatch.errors import InputError
+
+_BAR_WIDTH = 20
+# In a log, of what changes often one line in so many seconds.
+_LOG_PAUSE_S = 10.0
+
+
+def check_verbose(verbose: Any) -> int:
+    """Return the number of a `verbose` as in Keras, where "auto" is 1."""
+    if verbose not in ("auto", 0, 1, 2):
+        raise InputError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
+    return 1 if verbose == "auto" else int(verbose)
+
+
+class ConsoleLine:
+    """Lines that stay, and below them a bar where the console is a terminal and no log file."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self.changes = console.is_terminal  # Whether there is a place whose text is replaced.
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=_BAR_WIDTH),
+            TextColumn("{task.fields[figures]}", markup=False),
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            disable=not self.changes,
+        )
+        self._task = self._bar.add_task("", total=1.0, figures="")
+        self._bar.start()
+
+    def update(self, name: str, share: float | None, figures: str) -> None:
+        """Show a name, a share from 0 to 1 and figures in place of those before."""
+        self._bar.update(
+            self._task, description=name, completed=share or 0.0, figures=figures, refresh=True
+        )
+
+    def print(self, text: str) -> None:
+        """Print a line that stays and is there at once."""
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class NotebookLine:
+    """An output of its own in a notebook's cell, which alone it replaces by IPython's `display`."""
+
+    changes = True
+
+    def __init__(self, display: Any):
+        self._display = display
+        self._handle: Any = None
+
+    def update(self, name: str, share: float | None, figures: str) -> None:
+        bar = "" if share is None else f" {round(_BAR_WIDTH * share) * '━':·<{_BAR_WIDTH}}"
+        self.show({"text/plain": f"{name}{bar}: {figures}"})
+
+    def print(self, text: str) -> None:
+        """Print a line, below which the changing one begins again."""
+        self.close()
+        print(text)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self.show({"text/plain": ""})
+            self._handle = None
+
+    def show(self, bundle: Mapping[str, str], **given: Any) -> None:
+        """Show contents by their types in place of those before."""
+        if self._handle is None:
+            self._handle = self._display(bundle, raw=True, display_id=True, **given)
+        else:
+            self._handle.update(bundle, raw=True, **given)
+
+
+def live_line() -> ConsoleLine | NotebookLine:
+    console = Console()
+    if console.is_jupyter:
+        return NotebookLine(importlib.import_module("IPython.display").display)
+    return ConsoleLine(console)
+
+
+@contextlib.contextmanager
+def errors_as_warnings(what: str) -> Iterator[None]:
+    """Warn where something cannot be shown: a console, a notebook, a disk or a figure fails."""
+    try:
+        yield
+    except Exception as error:  # Whatever these raise.
+        cause = f"{type(error).__name__}: {str(error)[:300]}"
+        warnings.warn(f"{what} could not be shown, and the work continues: {cause}", stacklevel=2)
+
+
+class MeasuringProgress:
+    """What a measurement shows: a bar of its time, or in a log a line for each step.
+
+    Args:
+        name: What is measured.
+        verbose: As `check_verbose` takes it; 2 for lines in a terminal too.
+        time_budget_s: Seconds that it may take. If None, there is no bar.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        verbose: Any,
+        *,
+        time_budget_s: float | None = None,
+        open_line: Callable[[], ConsoleLine | NotebookLine] = live_line,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        self._name, self._verbose = name, check_verbose(verbose)
+        self._budget_s, self._open_line, self._now = time_budget_s, open_line, now
+        self._line: ConsoleLine | NotebookLine | None = None
+        self._began_s, self._logged_s = now(), -math.inf
+
+    def __enter__(self) -> "MeasuringProgress":
+        with errors_as_warnings("The progress"):
+            self._line = self._open_line() if self._verbose else None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with errors_as_warnings("The progress"):
+            if self._line is not None:
+                self._line.close()
+        self._line = None
+
+    def say(self, text: str) -> None:
+        """Show what a step found."""
+        with errors_as_warnings("The progress"):
+            spent_s, budget_s = self._now() - self._began_s, self._budget_s
+            if self._line is None:
+                return
+            if self._line.changes and self._verbose < 2:
+                share = None if budget_s is None else min(1.0, spent_s / budget_s)
+                self._line.update(self._name, share, f"{spent_s:.0f} s, {text}")
+            else:
+                self._line.print(f"{self._name}, {spent_s:.0f} s: {text}")
+                self._logged_s = self._now()
+
+    def tick(self, text: str) -> None:
+        """Show what changes often, of which a log gets a line now and then."""
+        changes = self._line is not None and self._line.changes and self._verbose < 2
+        if changes or self._now() - self._logged_s >= _LOG_PAUSE_S:
+            self.say(text)
+
+
+# Shows nothing.
+SILENT = MeasuringProgress("", 0)
