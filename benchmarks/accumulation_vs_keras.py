@@ -18,6 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import tensorflow as tf
 from nets import Net, nets
+from quick import parse_arguments
 from side_by_side import interleaved, ratio
 
 import kbatch
@@ -82,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--block", type=float, default=0.3, metavar="SECONDS")
-    options = parser.parse_args()
+    options = parse_arguments(parser, rounds=1, block=0.05)
     print(f"{'net':<15}{'policy':<15}{'/ keras':>9}{'/ whole':>9}{'/ eager':>9}{'ms/update':>11}")
     rows = []
     for (name, net), policy in itertools.product(nets().items(), ("float32", "mixed_float16")):

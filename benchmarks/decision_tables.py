@@ -31,6 +31,7 @@ import itertools
 import os
 import re
 import sysconfig
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from quick import parse_arguments
 from tables import BASE_SIZE, BLOCKS, FACTORS, SIZES, TABLES, TRAINING, VALIDATION, judged_epochs
 
 TASKS = ("mlp", "cnn", "text", "noisy_table", "noisy_digits", "attention", "resnet", "rare_digit")
@@ -509,7 +511,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--tasks", nargs="+", default=TASKS)
     parser.add_argument("--tables", type=Path, default=TABLES)
-    options = parser.parse_args()
+    options = parse_arguments(parser, seeds=1, tasks=["mlp"], tables=Path(tempfile.mkdtemp()))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import keras
     import tensorflow as tf

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from quick import parse_arguments
 from tables import BASE_SIZE, FACTORS, SIZES, Table, read_table, read_tables
 
 from kbatch.analysis.judge import AS_FAST, judge
@@ -319,7 +320,7 @@ def main() -> None:
     parser.add_argument("--frontier", action="store_true", help="races at several budgets")
     parser.add_argument("--beside", help="a checkout whose race is replayed too")
     parser.add_argument("--rows", nargs=2, help=argparse.SUPPRESS)  # For `by_checkout`.
-    options = parser.parse_args()
+    options = parse_arguments(parser, tables=["mlp"])
     tables = read_tables(held_back=None if options.tables or options.rows else options.held_back)
     if options.rows:
         import kbatch.analysis.race

@@ -22,16 +22,22 @@ os.environ["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = "8000"
 import keras
 import numpy as np
 import tensorflow as tf
-from accumulation_scaling import MICRO_BATCHES, enlarged
 from accumulation_vs_keras import updates_of
 from keras import ops
 from nets import Net, nets
+from quick import parse_arguments
 from side_by_side import interleaved, ratio, ratio_interval
 
 import kbatch
 
 ROUNDING = 1.2e-7
 STEPS = (2, 8, 32)
+MICRO_BATCHES = 320
+
+
+def enlarged(net: Net, steps: int) -> Net:
+    rows = np.arange(net.micro_batch_size * steps) % len(net.x)
+    return net._replace(x=net.x[rows], y=net.y[rows])
 
 
 def supervised_contrastive(labels, vectors):
@@ -106,7 +112,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--block", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--memory", action="store_true")
-    options = parser.parse_args()
+    options = parse_arguments(parser, rounds=6, block=0.02)
     print(f"{'net':<15}{'/ plain':>9}{'95 % of it':>16}{'/ whole':>9}{'error':>8}  peak (MB)")
     times = []
     for name in options.net or nets():

@@ -20,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import keras_tuner
+from quick import parse_arguments
 from search_overhead import NETS, SIZES, builder, data
 from side_by_side import interleaved, ratio, ratio_interval
 
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", default=list(NETS))
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=4)
-    options = parser.parse_args()
+    options = parse_arguments(parser, nets=["mlp"])
     print(f"{'':6}{'base':>5}{'named':>6}{'printed':>9}{'people (95 %)':>24}{'off':>7}")
     for net in options.nets:
         study = search(net, options.epochs)

@@ -30,8 +30,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 from inference_nets import inference_nets
-from other_processes import CALM_CORES, OtherProcesses, wait_for_calm
+from quick import parse_arguments
 
 import kbatch
 from kbatch.inference.call_paths import inference_inputs, open_path, repeated
@@ -43,8 +44,38 @@ SHORTEST_PROBE_S = 0.3
 CHECK_ROUNDS = 10
 ROUNDS_NEAR = 2
 MOST = 4096
+# Cores in use by others at which a machine counts as calm.
+CALM_CORES = 0.15
 
 Prepare = Callable[[int], Callable[[], object]]
+
+
+class OtherProcesses:
+    """Counts the processor time of all but this process since it was made."""
+
+    def __init__(self):
+        self._began = self._seconds()
+
+    def cores(self) -> float:
+        """Returns how many cores others have used since then, on average."""
+        (now_s, others_now_s), (then_s, others_then_s) = self._seconds(), self._began
+        return max(0.0, (others_now_s - others_then_s) / (now_s - then_s))
+
+    @staticmethod
+    def _seconds() -> tuple[float, float]:
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
+        return time.perf_counter(), sum(times) - idle - time.process_time()
+
+
+def wait_for_calm(most_s: float) -> None:
+    """Waits until others leave the processors alone for a second, at most so long."""
+    end_s = time.perf_counter() + most_s
+    while time.perf_counter() < end_s:
+        others = OtherProcesses()
+        time.sleep(1.0)
+        if others.cores() < CALM_CORES:
+            return
 
 
 class Found(NamedTuple):
@@ -248,7 +279,7 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", default=None)
     parser.add_argument("--multiple", type=float, default=8.0)
     parser.add_argument("--wait", type=float, default=30.0, help="most seconds to wait for calm")
-    options = parser.parse_args()
+    options = parse_arguments(parser, nets=["mlp"], repeats=1, wait=0.0)
     rows: list[Row] = []
     print(
         f" {'net':<13}{'way':<12}{'batch':>6}{'probes':>8}{'s':>8}{'violations':>12}{'all':>6}"
@@ -257,9 +288,9 @@ def main() -> None:
     for name, (model, x) in inference_nets().items():
         if options.nets is not None and name not in options.nets:
             continue
-        rows = inference_inputs(model, x).rows
-        with open_path("compiled", model, rows) as run:
-            prepare = functools.partial(call_of, run, rows)
+        inputs = inference_inputs(model, x).rows
+        with open_path("compiled", model, inputs) as run:
+            prepare = functools.partial(call_of, run, inputs)
             one = prepare(1)
             warm_up_calls(one)
             wait_for_calm(options.wait)

@@ -20,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
+from quick import parse_arguments
 from tensorflow.python.data.experimental.ops.testing import sleep as native_sleep
 
 import kbatch
@@ -160,7 +161,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=6.0, metavar="SECONDS")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where to keep the records")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="i-th of n groups of kinds")
-    options = parser.parse_args()
+    options = parse_arguments(parser, budget=1.5, part="1/4")
     part, parts = map(int, options.part.split("/"))
     rest_s = own_step_s(model(STEPS_S[0])) - STEPS_S[0]
     print(f"step without its delay: {1e3 * rest_s:.2f} ms")

@@ -16,7 +16,7 @@ scatter    one size's seeds deviate 1, 2, 4 or 8 times as much as the others'; i
            enough, or the best and the slowest (whichever is wrong most often); and what is certain
            where all are alike and tied
 examples   the same with 2,000 validation examples, which all sizes share
-looks      judged again after more executions until certain: a search that is extended twice, a race
+looks      judged again after more executions until certain: a search that is extended
 epochs     values at the end of each of 20 epochs, which wander: one size's wander four times as
            much, or its predictions change four times as much from epoch to epoch
 classes    recall, and area under the curve, of a class that has 10 to 500 of 1,000 examples
@@ -24,8 +24,6 @@ target     seconds to a target. Some runs need one epoch more than the others to
 tails      a part of the losses has a lognormal distribution, of deviation 0.5 to 4
 pinned     every execution starts from the same weights and sees the same order of the data
 auc        a metric that is no mean over examples, by pseudo-values of 50 blocks and without them
-tolerance  a race at 0.01 that is judged at 0.05 afterwards; also wrong where it is certain though a
-           faster size that left the race is good enough
 """
 
 import argparse
@@ -37,6 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from quick import parse_arguments
 from scipy import special
 
 from kbatch.analysis.judge import Judgement, judge
@@ -63,7 +62,6 @@ class Row(NamedTuple):
     tolerance: float
     rounds: tuple[int, ...]  # After which it is judged, until it is certain.
     over_examples: bool = True
-    race: bool = False  # Whether what is worse gets no more executions.
 
 
 def runs_of(values: np.ndarray, outcomes: np.ndarray | None = None, **fields) -> list[Run]:
@@ -308,7 +306,7 @@ def rows() -> Iterator[tuple[str, list[Row]]]:
                 truth, spreads = [2 * out] + [0.0] * (sizes - 1), [1.0] * (sizes - 1) + [ratio]
                 draw = by_seeds(truth, spreads, looks[-1])
                 name_ = f"looks, {sizes} sizes after {name}, ratio {ratio}"
-                yield name_, [Row("", truth, draw, 2.0, looks, False, race=len(looks) > 3)]
+                yield name_, [Row("", truth, draw, 2.0, looks, False)]
     alike = [0.03] * 6, [0.25] * 6
     yield (
         "epochs, 6 sizes, 3 executions, tied",
@@ -367,32 +365,19 @@ def rows() -> Iterator[tuple[str, list[Row]]]:
             draw = by_class(shifts, rounds, outcomes=known)
             row = Row("", [area(shift) for shift in shifts], draw, tolerance, (rounds,))
             yield f"auc, {name}, {rounds} executions", [row]
-    truth = [0.8, 0.8, 0.8, 0.8, 0.76, 0.755]
-    draw = by_examples(truth, spreads, 6, examples=4000)
-    yield (
-        "tolerance, 0.05 after a race at 0.01",
-        [Row("tolerance", truth, draw, 0.01, (3, 4, 5, 6), race=True)],
-    )
 
 
 def search(row: Row, rng: np.random.Generator) -> tuple[bool, bool]:
     """Draw a search; return whether it is certain, and whether it is wrong."""
-    runs, left_at = row.draw(rng), {}
+    runs = row.draw(rng)
     given = {"larger_is_better": True, "confidence": 0.95, "over_examples": row.over_examples}
-    kept: list[Run] = []
     found: Judgement | None = None
     for look, rounds in enumerate(row.rounds, 1):
-        kept = [r for r in runs if (r.seed or 0) < left_at.get(r.pair, rounds)]
+        kept = [r for r in runs if (r.seed or 0) < rounds]
         found = judge(kept, tolerance=row.tolerance, looks=look, **given)
         if found.certain:
             break
-        if row.race:
-            left_at |= {pair: rounds for pair in found.worse if pair not in left_at}
     assert found is not None
-    if row.name == "tolerance":
-        found = judge(kept, tolerance=0.05, looks=look, **given)
-        good = max(k for k, value in enumerate(row.truth) if value >= max(row.truth) - 0.05)
-        return found.certain, found.certain and found.named != (2**good, 1.0)
     gap = max(row.truth) - row.truth[found.pairs.index(found.named)]
     return found.certain, found.certain and gap > row.tolerance
 
@@ -403,7 +388,7 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="only rows whose name begins so")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--beside", help="another checkout, whose judge sees the same searches")
-    options = parser.parse_args()
+    options = parse_arguments(parser, searches=20)
     count = options.searches
     if options.beside:
         other = [sys.executable, __file__, *sys.argv[1:]]

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from memory_devices import Device, OutOfMemory, Probe, draw_device
 from published_searches import PUBLISHED
+from quick import parse_arguments
 
 from kbatch.memory.search import MaxBatchSearch
 
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--hidden", type=float, default=0.0, metavar="SHARE")
-    options = parser.parse_args()
+    options = parse_arguments(parser, devices=300, seeds=[0])
     devices = []
     for seed in options.seeds:
         rng = np.random.default_rng(seed)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 
 import numpy as np
+from quick import parse_arguments
 
 SIZES = (64, 128)
 WARM = 5
@@ -83,7 +84,7 @@ def main():
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parse_arguments(parser, trials=8)
     if given.one:
         print(json.dumps(run(*json.loads(given.one))))
         return

@@ -22,6 +22,7 @@ import argparse
 import itertools
 
 import numpy as np
+from quick import parse_arguments
 
 from kbatch.analysis import Estimate, gradient_noise_scale
 from kbatch.analysis.intervals import ratio_of_means
@@ -36,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=64, metavar="EXAMPLES")
-    options = parser.parse_args()
+    options = parse_arguments(parser, repetitions=50)
     rng = np.random.default_rng(0)
     print(f"{'K':>3}{'steps':>7}{'ratio':>7}{'resolved':>10}{'covered':>9}{'wrong':>7}{'bound':>7}")
     for micros, steps, ratio in itertools.product((2, 4, 8), (30, 100, 400), RATIOS):

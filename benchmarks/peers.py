@@ -59,6 +59,7 @@ from typing import Any
 
 import numpy as np
 from decision_tables import mlp, mnist
+from quick import parse_arguments
 from tables import BASE_SIZE, FACTORS, SIZES, TRAINING, VALIDATION, judged, read_table
 
 RATE, EPOCHS = 0.02, 10  # Of `mlp` in decision_tables.py.
@@ -565,7 +566,14 @@ def main() -> None:
     parser.add_argument("--environments", type=Path)
     parser.add_argument("--store", type=Path, default=Path("peers.jsonl"))
     parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse_arguments(
+        parser,
+        tools=["loop", "kbatch grid", "kbatch race"],
+        starts=[1.0],
+        seeds=1,
+        trainings=6,
+        store=Path(tempfile.gettempdir(), "kbatch-peers-quick.jsonl"),
+    )
     if options.inside is not None:
         run_inside(options.inside)
         return

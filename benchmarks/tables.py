@@ -33,8 +33,7 @@ TRAINING, VALIDATION = 2048, 1500
 
 DEVELOPMENT = ("mlp", "cnn", "text", "mlp_loss", "noisy_table")
 HELD_BACK = ("cnn_loss", "text_loss", "noisy_digits", "attention", "resnet", "rare_digit")
-# Seconds of an update and of an example. The first three are of the machine in
-# recommend_decisions.py; the next two are least times of Keras's training function on two cores.
+# Seconds of an update and of an example: least times of Keras's training function on two cores.
 COSTS = {"mlp": (1.8e-3, 0.9e-6), "cnn": (3.0e-3, 22e-6), "text": (18e-3, 75e-6)}
 COSTS |= {"attention": (1.6e-3, 13e-6), "resnet": (2.2e-3, 27e-6)}
 # These are small dense nets as well and were not timed.
