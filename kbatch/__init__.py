@@ -35,6 +35,8 @@ _HOME_OF = {
     "BatchSizeHyperModel": "kbatch.search.hypermodel",
     "LivePlot": "kbatch.search.live_plot",
     "BatchSizeTuner": "kbatch.search.tuner",
+    "Comparison": "kbatch.study.comparison",
+    "compare": "kbatch.study.comparison",
     "plot_gpu_timeline": "kbatch.study.figures.gpu_timeline",
     "plot_noise_scale": "kbatch.study.figures.noise_scale",
     "plot_learning_curves": "kbatch.study.figures.quality",

@@ -26,6 +26,8 @@ from kbatch.search.executors import ray_executor as ray_executor
 from kbatch.search.hypermodel import BatchSizeHyperModel as BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot as LivePlot
 from kbatch.search.tuner import BatchSizeTuner as BatchSizeTuner
+from kbatch.study.comparison import Comparison as Comparison
+from kbatch.study.comparison import compare as compare
 from kbatch.study.figures.gpu_timeline import plot_gpu_timeline as plot_gpu_timeline
 from kbatch.study.figures.noise_scale import plot_noise_scale as plot_noise_scale
 from kbatch.study.figures.quality import plot_learning_curves as plot_learning_curves

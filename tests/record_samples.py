@@ -10,10 +10,12 @@ from training_profile_factory import in_executions, left_out, training_profile
 
 from kbatch.memory.result import ProbeRecord
 from kbatch.records.notes import Note
+from kbatch.study.comparison import compare
 
 # One of each kind, with all that it may hold.
 RECORDS = {
     "study": make_study(),
+    "comparison": compare(make_study(name="adam"), make_study(name="sgd")),
     "inference": inference_factory.make_profile(
         checks=(make_check(60, outcome="missed", latencies_s=()), make_check(30)),
         target_ms=5.0,

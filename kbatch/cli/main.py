@@ -6,6 +6,7 @@ passed on where it is given.
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import importlib
 import io
@@ -250,7 +251,7 @@ def _add_report(commands: Any) -> None:
     add = _parser(commands, "report", _report, "write a report of a study or of profiles")
     records = (
         "project directory of a search, or the JSON file of a study, profile or result; "
-        "several make one document"
+        "several make one document, studies with a table that compares them"
     )
     add("records", type=Path, nargs="+", metavar="DIR|FILE", help=records)
     output = {"type": Path, "default": Path("kbatch-report.html")}
@@ -260,7 +261,7 @@ def _add_report(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> None:
     from kbatch.page.result import write_report
 
-    records = [load_result(path) for path in options.records]
+    records = _named_by_path(options.records, [load_result(path) for path in options.records])
     for record in records:
         _say_problems(record)
     for path in write_report(records, options.output):
@@ -287,6 +288,15 @@ def load_result(path: Path) -> Any:
         )
     public = importlib.import_module("kbatch")
     return load_study(path) if kind == "Study" else getattr(public, kind).load(path)
+
+
+def _named_by_path(paths: Sequence[Path], results: Sequence[Any]) -> list[Any]:
+    """Name studies by their paths if two of them have the same name."""
+    names = [getattr(one, "name", None) for one in results]
+    return [
+        dataclasses.replace(one, name=str(path)) if name and names.count(name) > 1 else one
+        for path, one, name in zip(paths, results, names, strict=True)
+    ]
 
 
 def _say_problems(record: Any) -> None:

@@ -116,7 +116,7 @@ def _word(value: Any) -> str:
     return f"{value:,}" if _is_number(value) else " ".join(str(value).split())
 
 
-def html_text(results: Sequence[Any]) -> str:
+def html_text(results: Sequence[Any], apart: str = "") -> str:
     """Write results as one HTML page."""
     from kbatch.plotting.canvas import WIDTH_IN, detached_axes, svg_address
 
@@ -131,7 +131,7 @@ def html_text(results: Sequence[Any]) -> str:
                     axes = figure.draw(detached_axes(figure.height_in, width_in=width_in))
                     drawing |= {name: svg_address(axes), **_texts_of(axes)}
             drawings[place, figure.name] = drawing
-    shown = {"results": results, "figures": offered, "drawings": drawings}
+    shown = {"results": results, "apart": apart, "figures": offered, "drawings": drawings}
     return templates().get_template("report.html").render(shown)
 
 
@@ -149,7 +149,7 @@ def notebook_html(result: Any) -> str:
     return templates().get_template("notebook.html").render(result=result, most=40)
 
 
-def markdown_files(results: Sequence[Any], path: Path) -> dict[Path, bytes]:
+def markdown_files(results: Sequence[Any], path: Path, apart: str = "") -> dict[Path, bytes]:
     """Return the files of a document, the text last."""
     from kbatch.plotting.canvas import detached_axes, figure_bytes
 
@@ -160,7 +160,7 @@ def markdown_files(results: Sequence[Any], path: Path) -> dict[Path, bytes]:
             axes = figure.draw(detached_axes(figure.height_in))
             files[path.with_name(name)] = figure_bytes(axes, ".png")
             pictures[place, figure.name] = {"address": quote(name), **_texts_of(axes)}
-    shown = {"results": results, "figures": offered, "pictures": pictures}
+    shown = {"results": results, "apart": apart, "figures": offered, "pictures": pictures}
     text = templates().get_template("report.md").render(shown)
     return {**files, path: text.encode()}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
-from kbatch.errors import RecordError
+from kbatch.errors import InputError, RecordError
 from kbatch.records.json_codec import DAMAGED, read_record, shown, write_record, write_whole_file
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important, printable
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # `figures_of(result)`. It is imported when a figure is asked for, so that no result imports its
 # figures, which import the result.
 FIGURES = {
+    "Comparison": "kbatch.study.figures",
     "InferenceProfile": "kbatch.inference.figures",
     "InputPipelineProfile": "kbatch.input_pipeline.figure",
     "MaxBatchSizeResult": "kbatch.memory.figure",
@@ -102,11 +103,27 @@ class Result(ABC):
         return notebook_html(self)
 
 
+def _compared(results: Sequence[Result]) -> tuple[list[Result], str]:
+    """Put the comparison of several studies before them, or say why they are not compared."""
+    given = [*results]
+    for one in results:  # The studies of a comparison follow it.
+        place = given.index(one) + 1
+        given[place:place] = [each for each in getattr(one, "studies", ()) if each not in results]
+    studies = [one for one in given if type(one).__name__ == "Study"]
+    if len(studies) < 2 or any(hasattr(one, "studies") for one in given):
+        return given, ""
+    try:
+        compare = importlib.import_module("kbatch.study.comparison").compare
+        return [compare(studies), *given], ""
+    except InputError as error:
+        return given, f"The studies are not compared. {error}"
+
+
 def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[Path, ...]:
     """Write what was found: the answer first, then figure, table, notes and how it was measured.
 
-    HTML is one file that needs no network. Markdown has its figures in files beside it,
-    `<name>-<figure>.png`.
+    A report of several studies begins with the table of `kbatch.compare`. HTML is one file that
+    needs no network. Markdown has its figures in files beside it, `<name>-<figure>.png`.
 
     Example:
 
@@ -114,10 +131,11 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
     >>> kbatch.write_report(study, "digits.html")
     >>> profile = kbatch.InferenceProfile.load("profile.json")
     >>> kbatch.write_report([study, profile], "digits.md")
+    >>> kbatch.write_report(kbatch.compare(adam, sgd), "optimizers.html")
 
     Args:
         results: A `Study`, or what a function that measures returned, or a list of them, which
-            makes one document.
+            makes one document. A `Comparison` is followed by its studies.
         path: File to write, with suffix `.html` or `.md`.
 
     Returns:
@@ -141,8 +159,9 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
             "A report's `path` must end in `.html` (one file) or `.md` (with figures beside "
             f"it). Received: path={str(path)!r}."
         )
+    given, apart = _compared(given)
     html = path.suffix.lower() == ".html"
-    files = {path: html_text(given).encode()} if html else markdown_files(given, path)
+    files = {path: html_text(given, apart).encode()} if html else markdown_files(given, path, apart)
     for file, data in files.items():
         write_whole_file(file, data)
     return tuple(files)

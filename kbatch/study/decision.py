@@ -269,7 +269,7 @@ def decide(
         confidence=confidence,
         unpaired=unpaired,
         base_batch_size=base and base.batch_size,
-        speedup=None if base is None or base is trial else _speedup(base, trial),
+        speedup=None if base is None or base is trial else speedup(base, trial),
         left_out=tuple(left_out),
     )
 
@@ -373,7 +373,7 @@ def race_task(
     )
 
 
-def _speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
+def speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
     """Divide the training time of one trial by that of another, over executions."""
     if len(device_kinds([base, other])) > 1 or any(map(ends_by_time, base.executions)):
         return None

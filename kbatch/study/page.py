@@ -151,7 +151,7 @@ def _change(found: Decision, words: str, within: str) -> str:
         return ""
     parts, seconds = [], seconds_of(found)
     if seconds:
-        parts.append(_speed(seconds[base.trial_id] / seconds[found.trial.trial_id]))
+        parts.append(relative_speed(seconds[base.trial_id] / seconds[found.trial.trial_id]))
     behind, worse = _behind(found, base), base.batch_size in found.worse
     doubt = "" if _is_settled(found, base) else " (not certain)"
     if is_time(base.objective):
@@ -337,7 +337,7 @@ def _verdict(found: Decision, trial: TrialRecord) -> str:
     if taken is not None and trial.trial_id == taken.trial_id:
         return "take"
     if taken is not None and _is_compared(found, trial):
-        way = _speed(seconds[taken.trial_id] / seconds[trial.trial_id]) if seconds else None
+        way = relative_speed(seconds[taken.trial_id] / seconds[trial.trial_id]) if seconds else None
         return ", ".join(filter(None, (_quality(found, trial), way)))
     if trial.last.length != "complete" and trial.status == "completed":
         return _ENDED_EARLY[trial.last.length].format(
@@ -355,7 +355,7 @@ def _verdict(found: Decision, trial: TrialRecord) -> str:
     return f"{ended}: {one_line(trial.failure)[:_LONGEST_REASON]}"
 
 
-def _speed(ratio: float) -> str:
+def relative_speed(ratio: float) -> str:
     """Say how many times as fast a trial trained as another."""
     return "as fast" if 1 / AS_FAST <= ratio <= AS_FAST else speed_text(ratio, digits=2)
 

@@ -5,14 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 from kbatch.page.document import Figure
+from kbatch.study.comparison import Comparison
 from kbatch.study.study import Study, refuse_empty
 
 # More curves cannot be distinguished, and make a page heavy.
 _MOST_CURVES = 24
 
 
-def figures_of(study: Study) -> tuple[Figure, ...]:
+def figures_of(study: Study | Comparison) -> tuple[Figure, ...]:
     """Offer the figures for which a study has the data, that of the decision first."""
+    if isinstance(study, Comparison):
+        return ()
     # Each file of figures is loaded when it is needed: a search draws those of the trials alone.
     from kbatch.study.figures import gpu_timeline, noise_scale, quality, time_to_target, trials
 

@@ -1,0 +1,219 @@
+"""Several studies in one table: what differs between them, and what that changes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from records_factory import make_environment, make_execution, make_search, make_study, make_trial
+
+import kbatch
+from kbatch.cli.main import main
+from kbatch.page.result import write_report
+from kbatch.records.training_run import Outcomes
+from kbatch.study.trial import Objective
+
+
+def study_of(name, *accuracies, seconds=2.0, search=None, key="k", **changed):
+    """A study whose two sizes ran once for each accuracy, the larger one much worse."""
+
+    def trial(size, less):
+        runs = []
+        for seed, accuracy in enumerate(accuracies):
+            blocks = np.random.default_rng(seed).uniform(-0.01, 0.01, 40)
+            values = tuple(accuracy - less + blocks - blocks.mean())
+            outcomes = Outcomes("val_accuracy", 1000, 25, key, values, step=0.001)
+            given = {"seed": seed, "train_s": seconds, "window_examples": (), "outcomes": outcomes}
+            given |= {"window_durations_s": ()} | changed
+            runs.append(make_execution(size, accuracies=(accuracy - less,) * 2, **given))
+        return make_trial(size, *runs)
+
+    return make_study(trial(64, 0.0), trial(256, 0.3), name=name, search=search)
+
+
+A = study_of("adam", 0.900, 0.902, 0.898, 0.901)
+B = study_of("sgd", 0.950, 0.953, 0.949, 0.951, seconds=4.0, optimizer="SGD")
+C = study_of("ftrl", 0.901, 0.899, 0.902, 0.899, optimizer="Ftrl")
+RACE = make_search(strategy="race", batch_sizes=[64, 256], base_batch_size=64, epochs=2)
+ONCE = study_of("once", 0.95)
+
+
+def gains(comparison):
+    """How much better each study is than the first, in points, with both ends."""
+    name = "better by (points)"
+    return comparison.to_dataframe()[[name, f"{name}, low", f"{name}, high"]].astype(float)
+
+
+def test_compare_names_the_difference_the_gain_and_what_is_noise():
+    found = kbatch.compare(A, B, C)
+    table = found.table().set_index("study")
+    assert list(table["optimizer"]) == ["Adam", "SGD", "Ftrl"]
+    assert "dtype policy" not in table and "keras" not in table
+    assert list(table["batch size"]) == [64, 64, 64]
+    assert list(table["verdict"]) == [
+        "base of the comparison",
+        "more accurate, 2.0 times slower",
+        "no difference beyond the noise, as fast",
+    ]
+    assert "sgd is more accurate by 5.05 points and trains 2.0 times slower" in found.answer
+    assert "ftrl shows no difference in validation accuracy beyond the noise" in found.answer
+
+
+def test_compare_gains_change_sign_with_the_base_and_are_differences_of_the_shown_values():
+    there, back = (gains(kbatch.compare(*pair)).loc[1] for pair in ((A, B), (B, A)))
+    np.testing.assert_allclose(there.to_numpy(), -back.to_numpy()[[0, 2, 1]])
+    shown = kbatch.compare(A, B).table()["judged (95 % interval)"]
+    assert there.iloc[0] == pytest.approx(100 * (shown[1] - shown[0]))
+    assert there.iloc[1] < there.iloc[0] < there.iloc[2]
+
+
+def test_compare_of_more_studies_has_wider_intervals_that_hold_at_once():
+    two, three = (gains(kbatch.compare(*each)).loc[1] for each in ((A, B), (A, B, C)))
+    assert three.iloc[2] > two.iloc[2]
+    assert three.iloc[0] == two.iloc[0]
+
+
+def test_compare_pairs_runs_by_seed_only_if_both_have_the_seeds():
+    def seeded(first, name):
+        runs = [
+            dataclasses.replace(run, seed=first + run.seed) for run in B.trials[0].executions[::-1]
+        ]
+        trial = dataclasses.replace(B.trials[0], executions=tuple(runs))
+        return make_study(trial, B.trials[1], name=name)
+
+    # Equal runs cancel if they are paired by their seeds, whatever their order.
+    for first, width in ((0, 0.0), (100, 0.1)):
+        _, low, high = gains(kbatch.compare(B, seeded(first, "other"))).loc[1]
+        assert low <= 0 <= high
+        assert (high - low > width) if first else (high - low < 0.9)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (ONCE, "not known (trained once)"),
+        (
+            study_of("short", 0.95, 0.95, search=RACE, length="short"),
+            "not known (not trained to the end)",
+        ),
+        (study_of("d", 0.95, 0.96, 0.95, key="z"), "not known (no common validation examples)"),
+    ],
+)
+def test_compare_claims_nothing_if_the_noise_is_not_known(other, words):
+    found = kbatch.compare(A, other)
+    assert found.table()["verdict"][1].startswith(words)
+    assert "is not known" in found.answer and "more accurate" not in found.answer
+
+
+def test_compare_of_a_study_without_an_answer_says_so():
+    failed = make_study(make_trial(64, status="failed"), name="failed")
+    assert kbatch.compare(A, failed).answer == "Compared with adam, failed has no answer."
+    assert "not known" in kbatch.compare(failed, A).table()["verdict"][1]
+
+
+def test_compare_of_a_loss_is_better_if_it_is_lower():
+    def with_loss(study):
+        trials = []
+        for trial in study.trials:
+            runs = [
+                dataclasses.replace(
+                    run,
+                    outcomes=dataclasses.replace(
+                        run.outcomes,
+                        metric="val_loss",
+                        values=tuple(1.1 - v for v in run.outcomes.values),
+                    ),
+                )
+                for run in trial.executions
+            ]
+            objective = Objective("val_loss", "min")
+            trials.append(dataclasses.replace(trial, executions=tuple(runs), objective=objective))
+        return make_study(*trials, name=study.name)
+
+    table = kbatch.compare(with_loss(A), with_loss(B)).table()
+    assert table["better by"][1] == pytest.approx(0.0505)
+    assert table["verdict"][1].startswith("better")
+
+
+def test_compare_finds_differences_in_the_records_and_names_the_rest():
+    def search(facts, versions=(), **settings):
+        environment = make_environment(versions={"keras": "3.15.1", **dict(versions)})
+        made = make_search(**settings)
+        return dataclasses.replace(made, facts=facts, environment=environment)
+
+    facts = {"optimizer": "Adam", "optimizer.epsilon": "1e-07", "x": "10 rows", "epochs": "2"}
+    other = {"optimizer": "SGD", "optimizer.momentum": "0.9", "x": "20 rows", "epochs": "2"}
+    first = study_of("a", 0.9, search=search(facts, seed=1))
+    second = study_of("b", 0.9, search=search(other, {"keras": "3.14.0"}, seed=2), optimizer="SGD")
+    table = kbatch.compare(first, second).table()
+    columns = list(table.columns)
+    # Parts of another optimizer, what is equal and what is drawn say nothing.
+    assert columns[1 : columns.index("batch size")] == ["optimizer", "x", "keras"]
+    assert list(table["x"]) == ["10 rows", "20 rows"]
+    many = [search({f"argument {n}": value for n in range(9)}) for value in "12"]
+    found = kbatch.compare(*(study_of(f"{n}", 0.9, search=each) for n, each in enumerate(many)))
+    assert len([name for name in found.table() if name.startswith("argument")]) == 6
+    assert found.use == "The studies also differ in argument 6, argument 7 and argument 8."
+    # keras-tuner's own tuners record no facts: these are unknown, and no difference.
+    assert "x" not in kbatch.compare(first, study_of("c", 0.9)).table()
+
+
+def test_studies_that_cannot_be_compared_are_refused_with_what_to_do():
+    loss = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
+    for given, words in (
+        ((A,), "at least two"),
+        ((), "list or a dict"),
+        (([],), "list or a dict"),
+        (("results/adam", A), r"load_study.*Received: 'results/adam'"),
+        ((A, None), "Received: None"),
+        ((A, A), r"dict that names them.*two studies named 'adam'"),
+        ((A, loss), r"same objective.*'adam' has val_accuracy \(max\).*'loss' has val_loss"),
+        ((A, kbatch.Study("empty", ())), "'empty' has no trial"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            kbatch.compare(*given)
+
+
+def test_a_dict_names_studies_also_equal_ones():
+    found = kbatch.compare({"first": A, "again": A})
+    assert list(found.table()["study"]) == ["first", "again"]
+    assert gains(found).loc[1].iloc[0] == 0
+    assert found == kbatch.compare([dataclasses.replace(A, name=n) for n in ("first", "again")])
+
+
+class Study(kbatch.Study):
+    """A study without figures, which take long to draw."""
+
+    def figures(self):
+        return ()
+
+
+A_BARE, B_BARE = (Study(one.name, one.trials, one.search) for one in (A, B))
+PAIR = kbatch.compare(A_BARE, B_BARE)
+
+
+@pytest.mark.parametrize("given", [[A_BARE, B_BARE], PAIR, [PAIR, A_BARE, B_BARE]])
+@pytest.mark.parametrize("suffix", [".html", ".md"])
+def test_a_report_of_studies_begins_with_their_table(given, suffix, tmp_path):
+    *_, path = write_report(given, tmp_path / f"report{suffix}")
+    text = path.read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    places = [text.index(words) for words in ("Compared with adam", "more accurate", "Study adam")]
+    assert places == sorted(places)
+    assert text.count("Compared with adam,") == 1
+    assert text.count("<article" if suffix == ".html" else "\n## ") == 3
+    assert "\n\n\n" not in text or suffix == ".html"
+
+
+def test_a_report_says_why_studies_are_not_compared(tmp_path):
+    for suffix in (".html", ".md"):
+        *_, path = write_report([A_BARE, A_BARE], tmp_path / f"report{suffix}")
+        text = path.read_text(encoding="utf-8")
+        assert "not compared" in text and "base of the comparison" not in text
+
+
+def test_kbatch_report_names_studies_of_one_name_by_their_folders(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, study in (("adam", A), ("sgd", B)):
+        small = dataclasses.replace(study, trials=study.trials[:1], name="digits")
+        small.save(f"{name}.json")
+    assert main(["report", "adam.json", "sgd.json", "-o", "report.md"]) == 0
+    assert "| sgd.json |" in (tmp_path / "report.md").read_text(encoding="utf-8")
