@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 20_660,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 20_815,  # Without docstrings, comments and blank lines.
     "files in kbatch": 127,
-    "record types": 81,
+    "record types": 82,
     "properties": 146,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_468,
-    "kbatch.search.tuner": 19_313,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 13_602,  # HyperModel
+    "lines of tests": 27_539,
+    "kbatch.search.tuner": 19_497,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 13_632,  # HyperModel
     "kbatch.memory.find": 7_823,  # find_max_batch_size
-    "kbatch.study.study": 5_745,  # load_study
+    "kbatch.study.study": 5_841,  # load_study
     "kbatch.training.accumulation.accumulate": 3_680,  # accumulate_gradients
 }
 TO_DO = {

@@ -264,6 +264,9 @@ def _report(options: argparse.Namespace) -> None:
     records = _named_by_path(options.records, [load_result(path) for path in options.records])
     for record in records:
         _say_problems(record)
+        progress = getattr(record, "progress", None)
+        if progress is not None and progress.process is not None:
+            print(record.answer)
     for path in write_report(records, options.output):
         print(path)
 

@@ -201,17 +201,22 @@ def missing(panels: Sequence[Axes], failed: Iterable[tuple[int, str]]) -> bool:
     why: dict[int, dict[str, None]] = {}
     for size, outcome in failed:
         why.setdefault(size, {})[outcome.replace("out of memory", "out of\nmemory")] = None
-    look = {"color": ALARM, "markersize": 8, "markeredgecolor": PAPER, "zorder": 4}
-    for panel in panels if why else ():
-        edge = panel.get_xaxis_transform()
-        panel.plot([*why], [0] * len(why), "X", transform=edge, clip_on=False, **look)
+    crosses = {"color": ALARM, "marker": "X", "markeredgecolor": PAPER}
+    rings = {"color": MUTED, "marker": "o", "markerfacecolor": PAPER}  # What still runs.
+    running = {size for size, outcomes in why.items() if [*outcomes] == ["running"]}
+    for panel, sizes in itertools.product(panels, (running, why.keys() - running)):
+        look = {"transform": panel.get_xaxis_transform(), "clip_on": False, "zorder": 4}
+        look |= (rings if sizes is running else crosses) | {"markersize": 8, "linestyle": "none"}
+        if sizes:
+            panel.plot(sorted(sizes), [0] * len(sizes), **look)
     low, high = panels[-1].get_xlim()
     octave = label_room(panels[-1]) / math.log2(high / low)
     gaps = (octave * math.log2(b / a) for a, b in itertools.pairwise(sorted(why)))
     room = all(gap >= _REASON_CHARACTERS for gap in gaps)
-    edge = {"color": ALARM_TEXT, "xycoords": panels[-1].get_xaxis_transform()}
+    edge = panels[-1].get_xaxis_transform()
     for size, outcomes in why.items() if room else ():
-        text(panels[-1], ",\n".join(outcomes), (size, 0), (0, 8), va="bottom", **edge)
+        color, words = MUTED if size in running else ALARM_TEXT, ",\n".join(outcomes)
+        text(panels[-1], words, (size, 0), (0, 8), va="bottom", color=color, xycoords=edge)
     return room
 
 

@@ -17,6 +17,7 @@ from kbatch.records.notes import GridReason, Note
 
 RECORD_NAME = "kbatch.json"
 PLAN_NAME = "kbatch-plan.json"
+PROGRESS_NAME = "kbatch-progress.json"
 SETTINGS_REMEDY = (
     "It holds the settings of the search, and no result: delete it, and run the same script with "
     "the same arguments, which keeps the trials."
@@ -423,6 +424,20 @@ class SearchRecord:
                     then, now = self.facts.get(name, "none"), facts.get(name, "none")
                     differences.append(f"{name}: {then} then, {now} now")
         return "; ".join(differences) or None
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a search has come, as it was when this was written."""
+
+    host: str
+    #: Number of the process that searches, and when it began; None if no search runs.
+    process: int | None
+    process_began_at: float | None
+    written_at: float  #: Seconds since 1970, like all times at which something began.
+    search_s: float | None = None  #: Wall-clock seconds of all calls of `search` so far.
+    most_trainings: float | None = None  #: Most complete trainings; None if that is unknown.
+    left_s: float | None = None  #: Expected seconds until the end; None if that is unknown.
 
 
 @dataclasses.dataclass(frozen=True)

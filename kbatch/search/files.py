@@ -4,12 +4,15 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import platform
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import psutil
 from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.failures import failure_status, failure_text, failure_traceback
@@ -20,10 +23,12 @@ from kbatch.records.json_codec import check_local, load_if_readable, read_record
 from kbatch.records.machine import USAGE_METRICS
 from kbatch.records.notes import Note
 from kbatch.records.training_run import (
+    PROGRESS_NAME,
     RECORD_NAME,
     SETTINGS_REMEDY,
     TIMES,
     ExecutionRecord,
+    Progress,
     SearchRecord,
 )
 from kbatch.study.trial import Objective, TrialRecord
@@ -116,6 +121,8 @@ class TrialFiles:
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
         before = read_record(TrialRecord, self._file).executions[:index] if index else ()
+        if execution.status == "running" and not self.of_kbatch_tuner:
+            write_progress(self.project)
         self._write_all((*before, execution))
 
     def record_failure(self, hypermodel: Any, hp: Any, error: BaseException) -> None:
@@ -181,6 +188,14 @@ def completed_trials(project: Path | None) -> Iterator[TrialRecord]:
     for record in readable_trials(project):
         if "completed" in {run.status for run in record.executions}:
             yield record
+
+
+def write_progress(project: Path, *, runs: bool = True, **known: float | None) -> None:
+    """Write how far the search of this process has come, and whether it still runs."""
+    here = (os.getpid(), psutil.Process().create_time()) if runs else (None, None)
+    if project.exists():  # It may have been moved.
+        found = Progress(platform.node(), *here, time.time(), **known)
+        write_record(found, project / PROGRESS_NAME)
 
 
 def write_needed(record: object, file: Path) -> None:

@@ -1,5 +1,6 @@
 """What a search shows while it runs: a line a trial, and a live line with the time left."""
 
+import math
 import time
 import types
 from collections.abc import Callable, Mapping
@@ -7,14 +8,19 @@ from typing import Any
 
 import keras
 
-from kbatch.analysis.learning_rate import FACTOR_NAME
+from kbatch.analysis.learning_rate import FACTOR_NAME, names_rate
 from kbatch.page.numbers import percent, setting
 from kbatch.progress import ConsoleLine, NotebookLine, errors_as_warnings, live_line
 from kbatch.study.compare import rate_factor, value_text
 from kbatch.study.trial import TrialRecord
 from kbatch.training.callbacks import numbers_of
+from kbatch.training.learning_rate import peak_learning_rate
+from kbatch.training.model import inner_optimizers
 
 _SHORTEST_PAUSE_S = 0.2
+# At least once in so many seconds a search writes how far it has come; at most once a second.
+_KEEP_S = 30.0
+_RATE = ", learning rate "
 # Metrics of an epoch that say nothing of what was learned.
 _NO_QUALITY = ("samples_per_second", "gradient_variance", "gradient_squared_norm", "learning_rate")
 
@@ -29,12 +35,14 @@ class SearchProgress:
         open_line: Callable[[], ConsoleLine | NotebookLine] = live_line,
         now: Callable[[], float] = time.monotonic,
         search_left_s: Callable[[], float | None] = lambda: None,
+        keep: Callable[[float | None], None] = lambda left_s: None,
     ):
         self._verbose = verbose
         self._open_line = open_line
         self._now = now
         # When the trial began, the seconds until the search is expected to end.
         self._expect_left_s = search_left_s
+        self._keep, self._kept_s = keep, -math.inf  # Writes the seconds that are left.
         self._line: ConsoleLine | NotebookLine | None = None
         self._name = ""
         self.trials_ended = 0  # Those of earlier calls included; of a race, its training runs.
@@ -62,6 +70,8 @@ class SearchProgress:
 
     def plan_begins(self) -> None:
         """Show that the plan of the search is being made."""
+        self._begun_s = self._now()
+        self._keep_left()
         self._update("plan", None, "timing the first updates")
 
     def trial_begins(
@@ -70,16 +80,23 @@ class SearchProgress:
         """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
         number = self.trials_ended + 1
         place = f"training {number}" if total is None else f"trial {number}/{total}"
-        own = ("batch_size", FACTOR_NAME)  # The rate is known by the record.
+        own = [n for n in values if n in ("batch_size", FACTOR_NAME) or names_rate(n)]
         others = (f"{n} {value_text(v)}" for n, v in values.items() if n not in own)
         self._name = ", ".join([place, f"batch {values['batch_size']:>5}", *others])
         self._begun_s = self._now() - (took_s or 0.0)
         if took_s is None:
             self._first = None
+            self._keep_left()
             self._update(self._name, None, "starting")
+
+    def run_begins(self, learning_rate: float | None) -> None:
+        """Show the learning rate of a training run, which is known once the model is built."""
+        name = self._name.partition(_RATE)[0]
+        self._name = f"{name}{_RATE}{setting(learning_rate)}" if learning_rate else name
 
     def show_counts(self, submitted: int, *, ended: int) -> None:
         """Show how many trials an executor has, and how many have ended."""
+        self._keep_left(_KEEP_S)
         left = self._search_left_s(trial_left_s=0.0)
         known = [f"{submitted} submitted", f"{ended} done"]
         known += [] if left is None else [f"{duration(left)} left"]
@@ -87,6 +104,7 @@ class SearchProgress:
 
     def show(self, share: float, metrics: Mapping[str, float], *, ended: str | None = None) -> None:
         """Show what share of a trial is done, the metrics of its last epoch, and which that was."""
+        self._keep_left(_KEEP_S)
         if self._line is None:
             return
         figures = _figures(metrics.get("samples_per_second"), metrics)
@@ -109,18 +127,27 @@ class SearchProgress:
     def trial_ends(self, record: TrialRecord | None) -> None:
         duration_s = self._now() - self._begun_s
         self.trials_ended += 1
+        self._keep_left()
         if self._line is None:
             return
-        name, end = self._name, ending(record)
-        if record and FACTOR_NAME in record.hyperparameters:
-            rate, times = record.learning_rate, f"{setting(rate_factor(record))} times the rule"
-            name += f", learning rate {setting(rate) if rate else times}"
+        name, end = self._name.partition(_RATE)[0], ending(record)
+        if record and (rate := record.learning_rate):
+            name += f"{_RATE}{setting(rate)}"
+        elif record and FACTOR_NAME in record.hyperparameters:
+            name += f"{_RATE}{setting(rate_factor(record))} times the rule"
         if record and record.failure:
             end = f"{record.outcome} as before" if end in self._failures else end
             self._failures.add(end)
         text = f"{name}, {duration_s:5.1f} s, {end}"
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
         self.say(text + (f"; about {duration(left)} left" if left else ""))
+
+    def _keep_left(self, pause_s: float = 1.0) -> None:
+        """Write how long the search will take, unless it was written just before."""
+        if self._now() - self._kept_s >= pause_s:
+            self._kept_s = self._now()
+            with errors_as_warnings("The progress"):
+                self._keep(self._search_left_s(trial_left_s=None))
 
     def _update(self, name: str, share: float | None, figures: str) -> None:
         with errors_as_warnings("The progress"):
@@ -144,6 +171,10 @@ class FitReporter(keras.callbacks.Callback):
         self._metrics: dict[str, float] = {}
         self._epoch = 0
         self._shown_s = 0.0
+
+    def on_train_begin(self, logs: Any = None):
+        optimizer = next(iter(inner_optimizers(self.model)), None)
+        self._progress.run_begins(peak_learning_rate(optimizer))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
         self._epoch = epoch

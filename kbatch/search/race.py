@@ -93,6 +93,9 @@ class RaceStrategy:
             least=least_values(task, known, seed) if known else (),
         )
 
+    def most_trainings(self) -> float:
+        return race_task([], self._settings).max_trainings
+
     def trainings(self) -> tuple[float, float, float]:
         """Return the complete trainings so far, and the fewest and most that are usual in all."""
         trials = readable_trials(self._project)
@@ -103,7 +106,7 @@ class RaceStrategy:
         """Describe why nothing more was proposed."""
         if self._last is None or (ended := self._last.ended) is None:
             return None
-        most = setting(race_task([], self._settings).max_trainings)
+        most = setting(self.most_trainings())
         end = _ENDS[ended].format(smallest=setting(self._smallest), most=most)
         return f"The race has ended: {end}."
 

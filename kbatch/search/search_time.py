@@ -34,6 +34,9 @@ class SearchTime:
         self.training_share = 1.0
         #: Complete training runs that are expected to follow, by batch size.
         self.trainings_left: Mapping[int, float] = {}
+        #: Most complete training runs of the search; None if that is unknown.
+        self.most_trainings: float | None = None
+        self.earlier_s = 0.0  # Of earlier calls of `search`.
         self.at_once = 1  # Training runs that run beside each other.
         self._now = now
         self._ratios: list[float] = []  # Of measured over expected seconds, by run.
@@ -46,7 +49,11 @@ class SearchTime:
 
     def left_s(self) -> float | None:
         """Return the seconds that are left of the budget; None without a budget."""
-        return None if self.budget_s is None else self.budget_s - (self._now() - self._began_s)
+        return None if self.budget_s is None else self.budget_s - self.spent_s()
+
+    def spent_s(self) -> float:
+        """Return the seconds since the search began."""
+        return self._now() - self._began_s
 
     def lap(self) -> float:
         """Return the seconds since the last call, or since the search began."""

@@ -22,27 +22,31 @@ from kbatch.errors import DeviceLostError, InputError, RecordError
 from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
 from kbatch.page.numbers import at_most, pluralize
 from kbatch.progress import check_verbose
+from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.training_run import RECORD_NAME, AskedRun
+from kbatch.records.training_run import PROGRESS_NAME, RECORD_NAME, AskedRun, Progress
 from kbatch.search import identity, tuner_arguments
 from kbatch.search.files import (
     CHECKPOINT_NAME,
     DRAFT_NAME,
+    ENDED,
     LOCK_NAME,
     TrialFiles,
     compare_search,
+    readable_trials,
     recorded_search,
     search_lock,
     write_needed,
+    write_progress,
 )
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot
-from kbatch.search.oracle import BatchSizeOracle, trial_result
+from kbatch.search.oracle import BatchSizeOracle, trial_result, write_trial
 from kbatch.search.parallel import ParallelTrials, explored_space
 from kbatch.search.progress import FitReporter, SearchProgress
 from kbatch.search.race import RaceStrategy
 from kbatch.search.search_time import SearchTime
-from kbatch.study.compare import check_tolerance, is_complete
+from kbatch.study.compare import check_tolerance, complete_trainings, is_complete
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget
@@ -244,7 +248,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.time.base_batch_size = self.hypermodel.base_batch_size
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
         project = Path(self.project_dir)
-        self.progress = SearchProgress(verbose=shown, search_left_s=self.time.search_left_s)
+        self.progress = SearchProgress(
+            verbose=shown, search_left_s=self.time.search_left_s, keep=self._keep_progress
+        )
+        known = load_if_readable(Progress, project / PROGRESS_NAME)
+        self.time.earlier_s = (known and known.search_s) or 0.0
         try:
             with self.progress, search_lock(project), ParallelTrials.of(self, call) as parallel:
                 self._compare_search(call)
@@ -256,16 +264,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     )
                 if why := self.decides_by.get("grid_because"):
                     self.progress.say(Note.of("grid_because", why=str(why)))
-                if parallel is None:
-                    # keras-tuner's display and Keras's bar are silent: this one shows both.
-                    kept = kept_kernels(self.hypermodel.graph.is_kept)
-                    with _short_collections(), kept:
+                with contextlib.ExitStack() as stack:
+                    stack.callback(self._keep_progress, None, runs=False)
+                    if parallel is None:
+                        # keras-tuner's display and Keras's bar are silent: this one shows both.
+                        stack.enter_context(_short_collections())
+                        stack.enter_context(kept_kernels(self.hypermodel.graph.is_kept))
                         self._make_plan(call)
                         self._begin(call)
                         super().search(*args, verbose=0, **kwargs)
-                else:
-                    self._begin(call)
-                    parallel.run()
+                    else:
+                        self._begin(call)
+                        parallel.run()
                 self._delete_checkpoints()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self._interrupted()) from None
@@ -392,6 +402,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             if device_is_lost(error):
                 raise DeviceLostError() from error
 
+    def _keep_progress(self, left_s: float | None, *, runs: bool = True) -> None:
+        """Write how far the search has come, for other processes."""
+        spent_s, most = self.time.earlier_s + self.time.spent_s(), self.time.most_trainings
+        known = {"search_s": spent_s, "most_trainings": most, "left_s": left_s}
+        write_progress(Path(self.project_dir), runs=runs, **known)
+
     def _can_be_short(self, call: FitCall) -> bool:
         """Return whether a run of fewer epochs is the beginning of a complete one."""
         rate = self._explored[0].get("optimizer.learning_rate", "")
@@ -413,6 +429,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         search_time.lap()
         left: dict[int, float] = dict.fromkeys(sizes, 0.0)
         if self._race is None:
+            trials = readable_trials(Path(self.project_dir))
+            done = complete_trainings(run for trial in trials for run in trial.executions)
             for values in self.oracle.values_left():
                 left[values["batch_size"]] += self.executions_per_trial
         else:
@@ -420,12 +438,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.decides_by["short_runs"] = self._can_be_short(call)
             settings = self.hypermodel.settings | self.decides_by
             self._race.begin(Path(self.project_dir), self.oracle.get_space(), settings)
+            self._conclude_ended()
             done, low, high = self._race.trainings()
             # About half of the runs of a race have the base size, at which it looks for the rate.
             count = max(0.0, (low + high) / 2 - done)
             left = dict.fromkeys(sizes, count / 2 / len(sizes))
             left[self.hypermodel.base_batch_size] += count / 2
-        search_time.trainings_left = left
+        most = done + sum(left.values()) if self._race is None else self._race.most_trainings()
+        search_time.trainings_left, search_time.most_trainings = left, most
+        self._keep_progress(search_time.search_left_s())
         if sum(left.values()):
             self.progress.say(search_time.price())
 
@@ -498,6 +519,17 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.oracle.update_trial(trial.trial_id, *result)
         trial.status = TrialStatus.COMPLETED
 
+    def _conclude_ended(self) -> None:
+        """Conclude trials whose runs ended when the search was killed; a race may ask no more."""
+        for trial in self.oracle.trials.values():
+            files = TrialFiles(self, trial)
+            record = None if trial.status in ENDED else files.record()
+            if record is not None and record.status == "completed":
+                self.conclude(trial, files)
+                if trial.status == TrialStatus.COMPLETED:
+                    self.oracle.score_trial(trial)
+                write_trial(trial, files.project)
+
     def _best_trials(self, number: int) -> list[Any]:
         found = self.oracle.get_best_trials(10**6)
         decided = self._decided()
@@ -537,7 +569,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return (
             f"There is no best trial. {study.answer} {study.use} Trials that failed are kept "
             "as results: give another `project_name`, or `overwrite=True`, to run them again. "
-            f"Received: {'; '.join(at_most(causes))}."
+            f"Received: {'; '.join(at_most(causes)) or 'no training run has begun'}."
         )
 
     def _delete_checkpoints(self) -> None:

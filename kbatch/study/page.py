@@ -22,7 +22,7 @@ from kbatch.page.numbers import (
     speed_text,
 )
 from kbatch.records.notes import Note
-from kbatch.records.training_run import TIMES, ExecutionRecord
+from kbatch.records.training_run import TIMES, ExecutionRecord, Progress
 from kbatch.study.compare import (
     LeftOutReason,
     Unpaired,
@@ -93,11 +93,12 @@ def with_page(
     trials: Sequence[TrialRecord],
     batch_sizes: Iterable[int],
     notes: tuple[Note, ...],
+    progress: Progress | None,
 ) -> Decision:
     """Return a decision with its page; `batch_sizes` are all that the search may train."""
     rows = _page_rows(found, as_compared(trials), batch_sizes)
     if (trial := found.trial) is None:
-        sentences, use = _nothing(trials), ()
+        sentences, use = _nothing(trials, running_text(trials, progress)), ()
     else:
         name = trial_name(trial, differing(trials))
         within = tolerance_text(found.best, found.tolerance)
@@ -109,7 +110,9 @@ def with_page(
         )
         use = _use(found, trial)
     sentences = tuple(filter(None, sentences))
-    page = Page(sentences, rows, use, _cost(trials, len(notes)), notes)
+    noted = f" Notes: {len(notes):,} (decision.notes)." if notes else ""
+    cost = f"{running_text(trials, progress) or _cost(trials, progress)}{noted}"
+    page = Page(sentences, rows, use, cost, notes)
     return dataclasses.replace(found, page=page)
 
 
@@ -179,14 +182,29 @@ def _use(found: Decision, trial: TrialRecord) -> tuple[str, ...]:
     )
 
 
-def _cost(trials: Sequence[TrialRecord], notes: int) -> str:
-    """Say what the search cost, and how many notes there are."""
-    runs = [run for trial in trials for run in trial.executions]
-    count = setting(round(complete_trainings(runs), 1))
+def running_text(trials: Sequence[TrialRecord], progress: Progress | None) -> str:
+    """Say how far a search has come that runs; an empty text if none runs."""
+    if progress is None or progress.process is None or progress.search_s is None:
+        return ""
+    most, left_s = progress.most_trainings, progress.left_s
+    of = f" of at most {setting(most)}" if most else ""
+    left = f", about {duration_text(left_s)} left" if left_s else ""
+    return f"Running: {_trainings(trials)}{of} complete trainings{left}."
+
+
+def _cost(trials: Sequence[TrialRecord], progress: Progress | None) -> str:
+    """Say what the search cost: its wall-clock time, or that of its training runs."""
+    runs, count = [run for trial in trials for run in trial.executions], _trainings(trials)
     seconds = sum(run.total_s or run.train_s or 0.0 for run in runs)
-    took = f" in {duration_text(seconds)}" if seconds else ""
-    noted = f" Notes: {notes:,} (decision.notes)." if notes else ""
-    return f"Search: {count} complete training{'' if count == '1' else 's'}{took}.{noted}"
+    took = f", which took {duration_text(seconds)}" if seconds else ""
+    if progress is not None and progress.search_s is not None:
+        took = f" in {duration_text(progress.search_s)}"
+    return f"Search: {count} complete training{'' if count == '1' else 's'}{took}."
+
+
+def _trainings(trials: Sequence[TrialRecord]) -> str:
+    runs = (run for trial in trials for run in trial.executions)
+    return setting(round(complete_trainings(runs), 1))
 
 
 def searched_text(trials: Sequence[TrialRecord]) -> str:
@@ -205,13 +223,15 @@ def run_end(run: ExecutionRecord) -> str:
     return end.replace("_", " ")
 
 
-def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
+def _nothing(trials: Sequence[TrialRecord], running: str) -> tuple[str, str]:
     """Say why no batch size can be named, and what to do."""
+    if running:
+        return "No batch size can be named yet: no training run has a result.", ""
     found, objective = Counter(trial.outcome for trial in trials), trials[0].objective.name
     if "completed" not in found:
         why = f"No batch size can be named: no trial completed ({join_words(found)})."
         if all(trial.status in ("running", "interrupted") for trial in trials):
-            return why, "If the search no longer runs, start it again: it continues."
+            return why, "Run the same script again: the search continues."
         if all(trial.status == "out_of_memory" for trial in trials):
             return why, "Search again with smaller batch sizes or a smaller `micro_batch_size`."
         if found.keys() == {"diverged"}:

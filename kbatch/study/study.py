@@ -6,6 +6,8 @@ import functools
 import html
 import json
 import os
+import platform
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -17,7 +19,15 @@ from kbatch.page.result import Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, by_importance, printable
-from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, SETTINGS_REMEDY, Plan, SearchRecord
+from kbatch.records.training_run import (
+    PLAN_NAME,
+    PROGRESS_NAME,
+    RECORD_NAME,
+    SETTINGS_REMEDY,
+    Plan,
+    Progress,
+    SearchRecord,
+)
 from kbatch.study.compare import (
     as_compared,
     check_tolerance,
@@ -28,7 +38,7 @@ from kbatch.study.compare import (
 )
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.limits import notes_of
-from kbatch.study.page import rows_of, run_end, searched_text, with_page
+from kbatch.study.page import rows_of, run_end, running_text, searched_text, with_page
 from kbatch.study.trial import (
     OWN_COLUMNS,
     Objective,
@@ -41,6 +51,11 @@ from kbatch.study.trial import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# A search on another host that has written nothing for so long no longer runs.
+_SILENT_S = 600.0
+# A clock that is set moves the time at which a process began by less than this.
+_SAME_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +76,8 @@ class Study(Result):
     problems: tuple[str, ...] = ()
     missing: int = 0  #: Trials among these with a damaged or lost record, which no answer knows.
     plan: Plan | None = None  #: What was settled before the first training; None before that.
+    #: How far the search has come; None if it is not known.
+    progress: Progress | None = None
 
     def __repr__(self) -> str:
         """Sum the study up in a line: its records would fill pages."""
@@ -79,7 +96,11 @@ class Study(Result):
     @property
     def answer(self) -> str:
         """The batch size to take."""
-        return self.decide().page.sentences[0]
+        headline = self.decide().page.sentences[0] if self.trials else ""
+        if not (running := running_text(self.trials, self.progress)):
+            return headline
+        so_far = f" So far: {headline[0].lower()}{headline[1:]}" if headline else ""
+        return f"{running}{so_far}"
 
     def table(self) -> "pd.DataFrame":
         """Return a row a batch size: of several learning rates the best, and how it compares."""
@@ -177,7 +198,8 @@ class Study(Result):
             lost = {"missing": self.missing, "problems": self.problems}
             notes = by_importance(notes_of(found, self.trials, settings, **lost))
             if self.trials:
-                found = with_page(found, self.trials, settings.get("batch_sizes", ()), notes)
+                sizes = settings.get("batch_sizes", ())
+                found = with_page(found, self.trials, sizes, notes, self.progress)
             self._decisions[tolerance, sure] = found
         return self._decisions[tolerance, sure]
 
@@ -291,7 +313,12 @@ def refuse_empty(study: Study) -> None:
     """Raise a `ValueError` if a study has no trial, with what to do."""
     if study.trials:
         return
-    problems = " ".join(study.problems)
+    problems, running = " ".join(study.problems), running_text((), study.progress)
+    if running:
+        raise ValueError(
+            f"The search of the study {study.name!r} has not begun a training run yet: load it "
+            f"again later. {running} Received: study.trials=()."
+        )
     raise ValueError(
         f"The study {study.name!r} has no trial: run `tuner.search(x, y)` of a "
         "`kbatch.BatchSizeTuner`, or `kbatch demo`, then load it again. "
@@ -345,7 +372,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     json_codec.check_local(path)
     path = Path(path)
     if path.is_file():
-        return json_codec.read_record(Study, path)
+        return _as_of_now(json_codec.read_record(Study, path))
     study = _read_project(path)
     if not (study.trials or study.problems or study.search):
         below = ""  # People often point to the folder above.
@@ -410,7 +437,41 @@ def _read_project(path: Path) -> Study:
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(printable(os.path.basename(os.path.realpath(path))).split())
     plan = json_codec.load_if_readable(Plan, path / PLAN_NAME)
-    return Study(name, tuple(trials), search, tuple(texts), missing, plan)
+    progress = json_codec.load_if_readable(Progress, path / PROGRESS_NAME)
+    return _as_of_now(Study(name, tuple(trials), search, tuple(texts), missing, plan, progress))
+
+
+def _as_of_now(study: Study) -> Study:
+    """Return a study with what is known now: a process may have been killed since it wrote."""
+    progress, now = study.progress, time.time()
+    if progress is not None and _is_alive(progress):
+        left_s = progress.left_s and max(0.0, progress.left_s - (now - progress.written_at))
+        progress = dataclasses.replace(progress, left_s=left_s, written_at=now)
+        return dataclasses.replace(study, progress=progress)
+    trials = []
+    for trial in study.trials:
+        if trial.status == "running":  # Only the last run of a trial can be.
+            last = dataclasses.replace(trial.last, status="interrupted")
+            trial = dataclasses.replace(trial, executions=(*trial.executions[:-1], last))
+        trials.append(trial)
+    ended = progress and dataclasses.replace(progress, process=None)
+    return dataclasses.replace(study, trials=tuple(trials), progress=ended)
+
+
+def _is_alive(progress: Progress) -> bool:
+    """Return whether the process of a search lives; on another host, whether it wrote lately."""
+    if progress.process is None:
+        return False
+    if progress.host != platform.node():
+        return time.time() - progress.written_at < _SILENT_S
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(progress.process)
+        began_at = progress.process_began_at or 0.0
+        same = abs(process.create_time() - began_at) < _SAME_S
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _end_of_lost(file: Path) -> tuple[str, str]:

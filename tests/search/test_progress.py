@@ -5,6 +5,7 @@ import contextlib
 import io
 import re
 
+import keras
 import pytest
 import records_factory
 import searches
@@ -172,13 +173,40 @@ def test_a_notebook_changes_outputs_of_its_own_only(capsys):
 
 
 def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
-    hypermodel = searches.stock(batch_sizes=(8, 32))
+    hypermodel, seen = searches.stock(batch_sizes=(8, 32)), []
+    look = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda *_: seen.append(kbatch.load_study(tmp_path / "1" / "search"))
+    )
     for verbose, lines in ((1, 3), (0, 0)):
+        fit = {"verbose": verbose, "callbacks": [look] * verbose}
         with contextlib.redirect_stdout(out := io.StringIO()):
-            searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit={"verbose": verbose})
+            tuner = searches.quick(
+                tmp_path / str(verbose), hypermodel, kbatch.BatchSizeTuner, fit=fit
+            )
         begins = [line.split(",")[0] for line in out.getvalue().splitlines()]
         assert begins == ["2 sizes", "trial 1/2", "trial 2/2"][:lines]
+        assert out.getvalue().count(", learning rate 0.0") == (2 if lines else 0)
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", out.getvalue())
+    # What another process reads meanwhile.
+    assert [study.trials[-1].status for study in seen] == ["running"] * 2
+    starts = [f"Running: {ended} of at most 2 complete trainings" for ended in (0, 1)]
+    assert all(map(str.startswith, map(str, seen), starts))
+    assert "So far: train with batch size 8" in seen[1].answer
+    assert "Running" not in str(tuner.study.decide()) and tuner.study.progress.search_s > 0
+
+
+def test_progress_is_kept_at_each_run_and_twice_a_minute(clock, line):
+    kept = []
+    with SearchProgress(
+        0, open_line=lambda: line, now=clock, search_left_s=lambda: 90.0, keep=kept.append
+    ) as shown:
+        shown.plan_begins()
+        clock.now_s = 5.0
+        shown.trial_begins({"batch_size": 64}, total=3)
+        for clock.now_s in (5.5, 10.0, 36.0, 37.0):
+            shown.show(0.1, {})
+        shown.trial_ends(None)
+    assert kept == [90.0, 90.0, 59.0, 58.0]
 
 
 @pytest.fixture(scope="module")

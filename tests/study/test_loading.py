@@ -2,9 +2,13 @@
 
 import json
 import os
+import platform
+import shutil
+import time
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 from figure_studies import learned_study
 from records_factory import make_search, make_trial, write_search
@@ -12,6 +16,8 @@ from records_factory import make_search, make_trial, write_search
 import kbatch
 from kbatch.cli.main import main
 from kbatch.errors import RecordError
+from kbatch.records.json_codec import write_record
+from kbatch.records.training_run import Progress
 from kbatch.study.study import load_study
 
 
@@ -44,6 +50,43 @@ def test_without_records_it_says_what_to_give(project, tmp_path):
         load_study(project.parent)
     with pytest.raises(RecordError, match="holds a TrialRecord, not a Study"):
         load_study(project / "trial_0" / "kbatch.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "runs"),
+    [
+        ({}, True),
+        ({"process": None}, False),
+        ({"process": 2**22 + 1}, False),
+        ({"process_began_at": 1.0}, False),
+        ({"host": "another"}, True),
+        ({"host": "another", "written_at": 1.0}, False),
+    ],
+    ids=str,
+)
+def test_a_search_runs_only_as_long_as_its_process(project, changed, runs, capsys):
+    process = psutil.Process()
+    here = {"host": platform.node(), "process": process.pid, "written_at": time.time()}
+    here |= {"process_began_at": process.create_time(), "most_trainings": 14.0, "left_s": 1860.5}
+    write_record(Progress(**here | {"search_s": 60.0} | changed), project / "kbatch-progress.json")
+    write_search(project, make_trial(256, status="running", trial_id="3"))
+    study = load_study(project)
+    text = "Running: 3 of at most 14 complete trainings, about 31 min left."
+    assert study.answer.startswith(text) is runs
+    assert study.trials[-1].status == ("running" if runs else "interrupted")
+    cost = text if runs else "Search: 3 complete trainings in 60 s."
+    assert study.decide().page.cost.startswith(cost)
+    study.save(project / "study.json")  # When it is loaded, it is known again.
+    assert load_study(project / "study.json").trials == study.trials
+    marks = [line.get_marker() for line in kbatch.plot_trials(study).lines]
+    assert ("X" in marks) is not runs
+    assert main(["report", str(project), "-o", str(project / "report.md")]) == 0
+    assert (text in capsys.readouterr().out) is runs
+    assert (text in (project / "report.md").read_text()) is runs
+    for folder in project.glob("trial_*"):
+        shutil.rmtree(folder)
+    with pytest.raises(ValueError, match="not begun" if runs else "has no trial"):
+        kbatch.plot_trials(load_study(project))
 
 
 def edited(trial, **changed):

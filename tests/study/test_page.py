@@ -123,7 +123,7 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
         "  model = decision.apply(build)",
         "  model.fit(kbatch.training_dataset(x, y, 64), epochs=1)",
     )
-    assert page.cost == "Search: 12 complete trainings in 48 s. Notes: 3 (decision.notes)."
+    assert page.cost == "Search: 12 complete trainings, which took 48 s. Notes: 3 (decision.notes)."
     assert codes(found) == ["rate_unchecked", "also_set", "batches_whole"]
     assert "`steps_per_execution` 8" in found.notes[1]
     assert "`beta_2` 0.999 -> 0.998" in found.notes[1]

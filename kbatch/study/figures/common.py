@@ -33,8 +33,9 @@ def write_conditions(
 
 def incomplete_text(study: Study) -> str:
     """Describe which trials have no result, and why; an empty text where all have one."""
-    trials = [trial for trial in study.trials if trial.status != "completed"]
-    if len(trials) in (0, len(study.trials)):
+    ended = [trial for trial in study.trials if trial.status != "running"]
+    trials = [trial for trial in ended if trial.status != "completed"]
+    if len(trials) in (0, len(ended)):
         return none_completed(study) if trials else ""
     names = differing(study.trials)
     which = join_words(at_most([f"{trial_name(t, names)} ({t.outcome})" for t in trials]))
