@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 20_815,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 21_092,  # Without docstrings, comments and blank lines.
     "files in kbatch": 127,
     "record types": 82,
     "properties": 146,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_539,
-    "kbatch.search.tuner": 19_497,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 13_632,  # HyperModel
-    "kbatch.memory.find": 7_823,  # find_max_batch_size
-    "kbatch.study.study": 5_841,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_680,  # accumulate_gradients
+    "lines of tests": 27_662,
+    "kbatch.search.tuner": 19_850,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 13_954,  # HyperModel
+    "kbatch.memory.find": 7_867,  # find_max_batch_size
+    "kbatch.study.study": 5_866,  # load_study
+    "kbatch.training.accumulation.accumulate": 3_700,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",

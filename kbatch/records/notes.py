@@ -157,6 +157,22 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "same_start": "All runs {began}, so the effect of another {what} is not known.",
     "callbacks_needed": "Give `fit` the callbacks of the search too: they ended the trial.",
+    "data_not_finite": (
+        "The data are not finite: {found} are NaN or infinite. Remove or replace these values; a "
+        "lower learning rate does not help."
+    ),
+    "part_not_finite": (
+        "Under {policy}, {part} makes finite data NaN or infinite before the first update: a lower "
+        "learning rate does not help."
+    ),
+    "float16_overflows": (
+        "Float16 overflows under {policy}: {how}. Its largest number is 65,504: scale the data, or "
+        'give `dtype_policy="float32"`.'
+    ),
+    "updates_rounded": (
+        "Under {policy} the weights are kept in 16 bits, which rounds most small updates away: "
+        'give `dtype_policy="{instead}"`, which keeps the weights in float32.'
+    ),
     "another_batch_size": (
         "Batch size {asked:,} was asked for, but the train step received at most {seen:,} "
         "examples at once: read this trial as batch size {seen:,}."
@@ -277,6 +293,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "float32_instead": (
         "Trained in float32, not under {policy}: {reason}. To train under it anyway, give "
         '`BatchSizeHyperModel(build, batch_sizes, dtype_policy="{policy}")`.'
+    ),
+    "half_slower": (
+        "Under {policy} an update takes {ratio} as in float32 on this processor: "
+        '`dtype_policy="float32"` is faster.'
     ),
     "own_path": "`{callback}` writes a file for each trial: {own} in place of {given}.",
     # Reasons, each the end of a sentence: why a search for memory ended at its size.

@@ -113,6 +113,10 @@ class TrialFiles:
             os.replace(self._file, self._file.with_name(f"{RECORD_NAME}.unread"))
         return kept
 
+    def forget(self) -> None:
+        """Drop all training runs of the trial."""
+        self._file.unlink(missing_ok=True)
+
     def short_run(self, number: int) -> ExecutionRecord | None:
         """Return the short run of this number that is continued or repeated, None without one."""
         record = self.record()

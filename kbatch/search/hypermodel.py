@@ -1,6 +1,7 @@
 """Batch size as a hyperparameter: a HyperModel around your own."""
 
 import copy
+import dataclasses
 import functools
 import secrets
 import warnings
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import keras
 import keras_tuner
+import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, check_size_or_auto
 from kbatch.analysis.learning_rate import (
@@ -21,13 +23,20 @@ from kbatch.analysis.learning_rate import (
     check_followers,
     check_rule,
 )
-from kbatch.device.failures import refusal
+from kbatch.device.failures import failure_text, refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError, PolicyUnsupported, RecordError
 from kbatch.library_internals import build_again, built_by
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, AskedRun, Plan, SearchRecord
+from kbatch.records.training_run import (
+    PLAN_NAME,
+    RECORD_NAME,
+    AskedRun,
+    ExecutionRecord,
+    Plan,
+    SearchRecord,
+)
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.build import BuiltParts, build_to_train, reads_batch_size
 from kbatch.search.files import (
@@ -38,12 +47,14 @@ from kbatch.search.files import (
     trial_files,
     write_needed,
 )
+from kbatch.search.first_updates import overflow_text, why_not_finite
 from kbatch.search.identity import model_facts
 from kbatch.search.plan import (
     MOMENTS_EVERY,
     PlanSettings,
     compare_parts,
     expected_seconds,
+    float32_note,
     halved,
     is_cut,
     loss_is_sum,
@@ -58,6 +69,7 @@ from kbatch.training.build_function import BuildFunction, as_hypermodel, build_u
 from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import (
+    HALF,
     check_active_policy,
     check_dtype_policies,
     dtype_policy_scope,
@@ -72,6 +84,8 @@ from kbatch.training.steps_per_execution import Steps
 _LARGEST_VALIDATION_BATCH = 256
 # The most bytes of short runs that are kept in memory, so that they can be continued.
 _MOST_KEPT = 2**28
+# Errors that float16 alone may cause, such as an id that is rounded up beyond the last row.
+_OF_FLOAT16 = (PolicyUnsupported, tf.errors.InvalidArgumentError)
 # Seeds that are drawn: few enough to be read aloud.
 _SEEDS = 10_000
 
@@ -291,6 +305,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # A training that fails ends the trial, and the next one is the first of another.
         number = self._completed.pop(files.trial_id, 0)
         trained = self.run(hp, call, files, number, model)
+        if trained.runs_again and trained.record.status != "out_of_memory":
+            trained = self.run(hp, call, files, number)  # In float32.
         if trained.runs_again:
             raise keras_tuner.errors.FailedTrialError(
                 "Memory ran out in training: later trials have smaller micro-batches. "
@@ -330,19 +346,38 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             own = isinstance(error, (InputError, RecordError))
             if not own:  # Such as that the directory holds another search.
                 files.record_failure(self, hp, error)
+            if isinstance(error, _OF_FLOAT16) and self._may_move(
+                self.plan and self.plan.dtype_policy, hp
+            ):
+                self.ensure_plan(hp, call, files.tuner, float32_because=failure_text(error))
+                failed = files.record()
+                assert failed is not None
+                return Trained(failed.last, runs_again=True)
             ended = self._end_of(error, files.project)
             if ended is None:
                 raise
             # The messages of kbatch say enough without a cause.
             raise ended from (None if own else error)
 
-    def ensure_plan(self, hp: keras_tuner.HyperParameters, call: FitCall, tuner: Any) -> None:
+    def ensure_plan(
+        self,
+        hp: keras_tuner.HyperParameters,
+        call: FitCall,
+        tuner: Any,
+        *,
+        float32_because: str | None = None,
+    ) -> None:
         """Read the plan of a search, or make it if there is none for its batch sizes.
 
-        A HyperModel with its own `fit` has no plan: its models train as it was written.
+        A HyperModel with its own `fit` has no plan: its models train as it was written. A reason
+        `float32_because` makes a new plan, by which the search trains in float32.
         """
         project = Path(tuner.project_dir)
         self.plan = load_if_readable(Plan, project / PLAN_NAME)
+        if float32_because is not None and self.plan is not None:
+            note = float32_note(float32_because)
+            warnings.warn(note, stacklevel=2)
+            self.plan = dataclasses.replace(self.plan, dtype_policy="float32", notes=(note,))
         settings = PlanSettings(
             self.batch_sizes,
             self.micro_batch_size,
@@ -350,7 +385,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self.steps_per_execution,
             self.memory_limit_bytes,
         )
-        if not self.stock_fit or not (self.plan is None or outgrown(self.plan, settings)):
+        known = self.plan
+        if not self.stock_fit or not (
+            known is None or float32_because or outgrown(known, settings)
+        ):
             return
         elsewhere = functools.partial(build_to_train, self.wrapped, hp, self.seed)
 
@@ -361,7 +399,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             return self.graph.model_for(accumulation.sum_sparse_gradients(model))
 
         data = self._shared.data(call.data)
-        plan = make_plan(build, data, settings, build_elsewhere=elsewhere, known=self.plan)
+        plan = make_plan(build, data, settings, build_elsewhere=elsewhere, known=known)
         self.graph.release(but=plan.dtype_policy)
         self._keep(plan, project)
 
@@ -524,14 +562,49 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             scaling=scaling,
             short=short,
         )
-        if trained.short is not None:
-            self._keep_short(key, trained.short)
         if trained.error is None:
+            record, note = trained.record, self._note_on_values(trained.record, model, hp, call)
+            of_data = note is not None and note.code == "data_not_finite"
+            if (
+                (note or record.diverged)
+                and not of_data
+                and self._may_move(record.dtype_policy, hp)
+            ):
+                because = note.values.get("how", note) if note else "the training diverged"
+                self._release()
+                self.ensure_plan(hp, call, files.tuner, float32_because=str(because))
+                return trained._replace(short=None, runs_again=True)
+            if note is not None:
+                failure = str(note) if record.diverged else record.failure
+                record = dataclasses.replace(record, notes=(*record.notes, note), failure=failure)
+                files.write(number, record)
+                trained = trained._replace(record=record)
+            if trained.short is not None:
+                self._keep_short(key, trained.short)
             return trained
         if trained.step_ran_out and self._halve(facts, batch_size, size, files.project):
             self._release()
             return trained._replace(error=None, runs_again=True)
         raise trained.error
+
+    def _note_on_values(
+        self, record: ExecutionRecord, model: Any, hp: keras_tuner.HyperParameters, call: FitCall
+    ) -> Note | None:
+        """Say which values made a training run diverge, or lose updates that overflowed."""
+        how = overflow_text(model, record.epochs)
+        if not (how or record.diverged):
+            return None
+        note = self._measured(why_not_finite, model_fingerprint(model), hp, call)
+        if not how or (note is not None and note.code == "data_not_finite"):
+            return note
+        first = f", first in {note.values['part']}" if note is not None else ""
+        return Note.of("float16_overflows", policy=record.dtype_policy, how=f"{how}{first}")
+
+    def _may_move(self, policy: str | None, hp: keras_tuner.HyperParameters) -> bool:
+        """Return whether a failure under a policy lets the search train in float32."""
+        # A race tries rates at which training overflows under any policy.
+        too_fast = self.searches_rate and hp.get(FACTOR_NAME) > 1
+        return not self.dtype_policies and self.stock_fit and policy == HALF and not too_fast
 
     def _keep_short(self, key: tuple[str, int], short: ShortRun) -> None:
         """Keep a short run in memory to continue it: all runs of a small model, else the best."""

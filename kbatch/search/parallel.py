@@ -192,7 +192,11 @@ class ParallelTrials:
                 if result.status == "lost" and lost is not None:
                     failure = _lost_twice(lost, result)
                 files.record_failure(tuner.hypermodel, trial.hyperparameters, failure)
+            tuner.forget_other_policies()
             lost, record = None, files.record()
+            if record is None and result.status == "completed":
+                completed = 0
+                continue
             if record is not None:
                 share = len(record.last.epochs) / (record.last.epochs_asked or 1)
                 took_s = time.monotonic() - submitted_s

@@ -16,21 +16,26 @@ import keras
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import equal_parts
+from kbatch.device.failures import device_is_lost, failure_text, ran_out_of_memory
 from kbatch.device.memory import gpu_visible
-from kbatch.errors import DataEnded, InputError, OutOfMemoryError, PolicyUnsupported
+from kbatch.errors import DataEnded, InputError, OutOfMemoryError, PolicyUnsupported, RecordError
 from kbatch.memory.probe import MaxBatchExperiment, open_probes
 from kbatch.memory.search import MEMORY_WINDOW, expected_bytes
 from kbatch.memory.workload import Workload
+from kbatch.page.numbers import format_number
 from kbatch.records.notes import Note
 from kbatch.records.training_run import Plan
-from kbatch.search.first_updates import FEW, HALF, SOME, Updates, check_half
+from kbatch.search.first_updates import FEW, SOME, TOO_SLOW, Updates, check_half
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.training_data import TrainingData
+from kbatch.training.dtype_policy import HALF
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import ModelFacts, replica_count
 from kbatch.training.state import kept_seeds
 from kbatch.training.steps_per_execution import Steps, Training, steps_within, why_one
 
+# Codes of the notes on the policy.
+ON_POLICY = ("float32_instead", "half_slower")
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8
 # No worker process runs the largest batch if it is expected to take at most this share of the
@@ -153,7 +158,7 @@ def halved(plan: Plan, facts: ModelFacts, rows: int, size: int) -> Plan | None:
     if known <= most:  # Another training run has found this before.
         return plan
     number = plan.number + 1
-    kept = tuple(note for note in plan.notes if note.code == "float32_instead")
+    kept = tuple(note for note in plan.notes if note.code in ON_POLICY)
     ran_out = Note.of("memory_ran_out", before=size, after=most, plan=number)
     return dataclasses.replace(
         plan,
@@ -276,32 +281,48 @@ def _policy(
 ) -> tuple[str | None, tuple[Note, ...]]:
     """Choose the policy of all trials: mixed_float16, unless a model cannot train under it.
 
-    Returns the policy, None if it is a hyperparameter, and why it is not mixed_float16.
+    Returns the policy, None if it is a hyperparameter, and notes on the choice.
     """
     if settings.dtype_policies:
         return (settings.dtype_policies[0] if len(settings.dtype_policies) == 1 else None), ()
     if known is not None:
-        kept = tuple(note for note in known.notes if note.code == "float32_instead")
-        return known.dtype_policy, kept
+        return known.dtype_policy, tuple(one for one in known.notes if one.code in ON_POLICY)
     try:
         if replica_count(model_of(HALF)) > 1:
             raise PolicyUnsupported(
                 "on several replicas Keras looks for overflows on the first one alone, and "
                 "those of another turn the weights into NaN"
             )
-        half = updates_of(HALF)
-        slow = check_half(
-            half, None if gpu_visible() else updates_of("float32"), settings.batch_sizes
-        )
-    except PolicyUnsupported as error:
-        note = _float32_note(str(error))
+        full, timed = functools.partial(updates_of, "float32"), not gpu_visible()
+        times = check_half(updates_of(HALF), full, settings.batch_sizes, timed=timed)
+    except Exception as error:  # Layers, losses and `build` may raise anything under float16.
+        if not may_be_float16(error):
+            raise
+        if not isinstance(error, PolicyUnsupported):
+            try:
+                updates_of("float32").step_s(FEW)
+            except Exception:  # It is no matter of the policy.
+                raise error from None
+        note = float32_note(failure_text(error))
         warnings.warn(note, stacklevel=2)
         return "float32", (note,)
-    return (HALF, ()) if slow is None else ("float32", (_float32_note(slow),))
+    ratio = "" if times is None else f"{format_number(times, 2)} times as long"
+    if times is not None and times > TOO_SLOW:
+        return "float32", (float32_note(f"an update takes {ratio} on this processor"),)
+    return HALF, (Note.of("half_slower", policy=HALF, ratio=ratio),) if (times or 0) > 1 else ()
 
 
-def _float32_note(reason: str) -> Note:
-    return Note.of("float32_instead", policy=HALF, reason=reason.strip().rstrip("."))
+def may_be_float16(error: BaseException) -> bool:
+    """Return whether training may fail with this error only because it computes in float16."""
+    others = (InputError, RecordError, DataEnded)
+    known = ran_out_of_memory(error, smaller_worked=True) or device_is_lost(error)
+    return isinstance(error, Exception) and not (isinstance(error, others) or known)
+
+
+def float32_note(reason: str) -> Note:
+    """Say why a search does not train under mixed_float16."""
+    reason = reason.removeprefix("PolicyUnsupported: ").strip().rstrip(".")
+    return Note.of("float32_instead", policy=HALF, reason=reason)
 
 
 def _chooses_steps(model: Any, settings: PlanSettings) -> bool:

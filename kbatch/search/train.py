@@ -20,7 +20,7 @@ from kbatch.device import failures
 from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.machine import read_environment
 from kbatch.device.memory import workers_on_device
-from kbatch.errors import InputError
+from kbatch.errors import InputError, PolicyUnsupported
 from kbatch.library_internals import (
     cache_file,
     inputs_of_dataset,
@@ -51,7 +51,12 @@ from kbatch.training.callbacks import (
 from kbatch.training.data.batches import InputMeter, StepMeter
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
-from kbatch.training.dtype_policy import check_loss_is_scaled, dtype_policy_scope, skips_all_updates
+from kbatch.training.dtype_policy import (
+    MIXED,
+    check_loss_is_scaled,
+    dtype_policy_scope,
+    skips_all_updates,
+)
 from kbatch.training.learning_rate import (
     peak_learning_rate,
     scale_late_layers,
@@ -132,7 +137,7 @@ class Trained(NamedTuple):
     results: Any = None  # What `fit` returned, and what was measured.
     error: BaseException | None = None
     step_ran_out: bool = False  # Whether memory ran out in a train step.
-    runs_again: bool = False  # Whether the plan has smaller micro-batches since.
+    runs_again: bool = False  # Whether the plan has smaller micro-batches or float32 since.
     short: ShortRun | None = None  # What continues a short run; None if nothing can.
     share: float = 0.0  # Epochs that were trained now, over all that `fit` was asked for.
 
@@ -247,6 +252,9 @@ def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
     # None if a `fit` of the user's own compiles the model.
     optimizer = next(iter(inner_optimizers(model)), None)
     plan, size = settings.plan, settings.micro_batch_size
+    notes, instead = settings.notes, MIXED.get(facts.dtype_policy)
+    if instead is not None:
+        notes += (Note.of("updates_rounded", policy=facts.dtype_policy, instead=instead),)
     return ExecutionRecord(
         status="running",
         seed=settings.seed,
@@ -257,7 +265,7 @@ def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
         loss_scaled=facts.loss_scaled,
         learning_rate=peak_learning_rate(optimizer),
         jit_compile=bool(model.jit_compile),
-        notes=settings.notes,
+        notes=notes,
         plan=plan and plan.number,
         most_in_memory=plan and most_in_memory(plan),
         workers_on_device=workers_on_device(),
@@ -279,9 +287,9 @@ def _with_measures(results: Any, timed: "TimedFit", files: TrialFiles) -> Any:
             f"batch_size={timed.settings.batch_size}."
         )
     if clock.epochs and not clock.updates and skips_all_updates(timed.model):
-        raise keras_tuner.errors.FailedTrialError(
+        raise PolicyUnsupported(
             "no update: the gradients of every batch overflowed in float16. Scale the loss and "
-            'the inputs down, or give `dtype_policy="float32"`.'
+            'the inputs down, or give `dtype_policy="float32"`'
         )
     figures = {} if throughput is None else {"samples_per_second": throughput.value}
     if target is not None:

@@ -24,7 +24,14 @@ from kbatch.page.numbers import at_most, pluralize
 from kbatch.progress import check_verbose
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.training_run import PROGRESS_NAME, RECORD_NAME, AskedRun, Progress
+from kbatch.records.training_run import (
+    PLAN_NAME,
+    PROGRESS_NAME,
+    RECORD_NAME,
+    AskedRun,
+    Plan,
+    Progress,
+)
 from kbatch.search import identity, tuner_arguments
 from kbatch.search.files import (
     CHECKPOINT_NAME,
@@ -271,6 +278,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         stack.enter_context(_short_collections())
                         stack.enter_context(kept_kernels(self.hypermodel.graph.is_kept))
                         self._make_plan(call)
+                        self.forget_other_policies()
                         self._begin(call)
                         super().search(*args, verbose=0, **kwargs)
                     else:
@@ -463,9 +471,23 @@ class BatchSizeTuner(keras_tuner.Tuner):
             gc.collect()  # Also what the last step held of a run that is made again.
             own = call.with_callbacks(callbacks)
             trained = self.hypermodel.run(hp, own, files, number, None, asked)
+            self.forget_other_policies()
             self.time.ended(trained.record.batch_size, trained.share, self.time.lap())
             if not trained.runs_again and not is_complete(trained.record):
                 return
+
+    def forget_other_policies(self) -> None:
+        """Let trials that trained before the search moved to float32 train again."""
+        plan = load_if_readable(Plan, Path(self.project_dir) / PLAN_NAME)
+        if plan is None or plan.dtype_policy is None or plan.number == 1:
+            return
+        for trial in self.oracle.trials.values():
+            files = TrialFiles(self, trial)
+            record = files.record()
+            runs = record.executions if record else ()
+            if any(run.dtype_policy != plan.dtype_policy for run in runs):
+                files.forget()
+                trial.status = TrialStatus.RUNNING
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trial and record what it raises, unless other trials would fail too."""

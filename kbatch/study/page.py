@@ -21,7 +21,7 @@ from kbatch.page.numbers import (
     setting,
     speed_text,
 )
-from kbatch.records.notes import Note
+from kbatch.records.notes import Note, by_importance
 from kbatch.records.training_run import TIMES, ExecutionRecord, Progress
 from kbatch.study.compare import (
     LeftOutReason,
@@ -45,6 +45,8 @@ from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.metrics import is_accuracy, is_fraction, metric_words
 
 _LONGEST_REASON = 60
+# Codes of notes on values that no lower learning rate makes finite.
+_ON_VALUES = ("data_not_finite", "part_not_finite", "float16_overflows")
 # Why a trial is left out, as the end of a sentence and in the table.
 LEFT_OUT: Mapping[LeftOutReason, str] = {
     "other_settings": "other settings",
@@ -234,6 +236,9 @@ def _nothing(trials: Sequence[TrialRecord], running: str) -> tuple[str, str]:
             return why, "Run the same script again: the search continues."
         if all(trial.status == "out_of_memory" for trial in trials):
             return why, "Search again with smaller batch sizes or a smaller `micro_batch_size`."
+        known = [note for trial in trials for note in trial.notes if note.code in _ON_VALUES]
+        if known:
+            return why, str(by_importance(known)[0])
         if found.keys() == {"diverged"}:
             return why, "Search again with a learning rate below those in the table."
         return why, "Read why the trials failed, fix the cause, then search again."

@@ -1,16 +1,25 @@
 """The policy of a search: mixed_float16, or float32 where that cannot train or takes long."""
 
+import contextlib
+import types
+
 import keras
 import keras_tuner
+import numpy as np
 import pytest
 import searches
 import small_models
 import tensorflow as tf
 
 import kbatch
-from kbatch.search.first_updates import slowdown
+from kbatch.errors import PolicyUnsupported
+from kbatch.records.training_run import EpochRecord
+from kbatch.search.first_updates import check_large_inputs, lost_updates, slowdown, why_not_finite
+from kbatch.training.data.training_data import TrainingData
+from kbatch.training.dtype_policy import dtype_policy_scope
 
 layers = keras.layers
+FIVE = {"epochs": 5, "validation_data": None}
 CHOSEN = {"dtype_policy": None, "micro_batch_size": None}
 
 
@@ -97,15 +106,109 @@ def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_p
     monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: times)
     study = kbatch.load_study(search(tmp_path / "chosen", small_models.stock))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", policy)}
+    code = "float32_instead" if policy == "float32" else "half_slower"
     for trial in study.trials:
-        texts = [str(note) for note in trial.notes if note.code == "float32_instead"]
-        assert ["2.1 times as long" in text for text in texts] == [True] * (policy == "float32")
+        (text,) = [str(note) for note in trial.notes if note.code == code]
+        assert f"{times} times as long" in text
     if policy == "mixed_float16":
         return
     # As if it had been given.
     named = kbatch.load_study(search(tmp_path / "named", small_models.stock, dtype_policy=policy))
     for one, other in zip(study.trials, named.trials, strict=True):
         assert one.judged_value == other.judged_value
+
+
+@pytest.mark.parametrize(
+    ("lost", "since", "found"),
+    [
+        ([0, 0, 0], 300, 0),
+        ([7, 0, 0], 293, 0),  # The loss scale finds its start.
+        ([70, 8, 0], 222, 78),  # It would be below 1.
+        ([3, 5, 4], 10, 12),  # Again in each epoch.
+        ([3, 1, 0], 150, 0),
+        ([9], 91, 0),
+        ([9], 20, 9),  # The last one after the middle of the epoch.
+    ],
+)
+def test_updates_are_lost_if_they_overflow_after_the_start(lost, since, found):
+    epochs = [EpochRecord(k, {}, 800, 100 - n, 1.0, None, 100) for k, n in enumerate(lost)]
+    optimizer = types.SimpleNamespace(built=True, step_counter=since)
+    assert lost_updates(types.SimpleNamespace(optimizer=optimizer), epochs) == found
+
+
+class Looked(keras.Model):
+    """A subclass casts its inputs to float16 before its `Embedding` reads them as ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.outer = layers.Embedding(5000, 4), layers.Dense(3, dtype="float32")
+
+    def call(self, x):
+        return self.outer(self.table(x)[:, 0])
+
+
+def functional(*inner):
+    return keras.Sequential([layers.Input((1,)), *inner, layers.Dense(3, dtype="float32")])
+
+
+@pytest.mark.parametrize(
+    ("build", "largest", "dtype", "why"),
+    [
+        (Looked, 4990, "float32", "give integers"),
+        (Looked, 4999, "float32", "give integers"),  # Rounded up, it is out of range.
+        (Looked, 4990, "int32", None),
+        (lambda: functional(layers.Embedding(5000, 4), layers.Flatten()), 4990, "float32", None),
+        (lambda: functional(layers.Rescaling(1e-3)), 60_000, "float32", None),
+        (lambda: functional(layers.Rescaling(1e-3)), 70_000, "float32", "'rescal.* overflows"),
+        (lambda: functional(layers.Rescaling(1e-3, dtype="float32")), 70_000, "float32", None),
+    ],
+)
+def test_large_inputs_mean_the_same_in_half_precision(build, largest, dtype, why):
+    x = np.random.default_rng(0).integers(0, largest, (500, 1)).astype(dtype)
+    x[3] = largest
+    models = {}
+    for policy in ("mixed_float16", "float32"):
+        with dtype_policy_scope(policy):
+            models[policy] = build()
+    rows = TrainingData(x, x[:, 0]).largest_rows(2048, None)
+    assert (rows is None) == (dtype == "int32")
+    raised = pytest.raises(PolicyUnsupported, match=why) if why else contextlib.nullcontext()
+    with raised:
+        if rows is not None:
+            check_large_inputs(*models.values(), rows)
+
+
+def logarithm(y, p):
+    return -keras.ops.mean(keras.ops.log(p * 0 + y))
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ("x", "1 of 40 rows of `x`['a']"),
+        ("y", "1 of 40 rows of `y`"),
+        ("validation", "2 of 20 rows of validation `x`['a']"),
+        ("layer", "layer 'reciprocal'"),
+        ("loss", "the loss 'logarithm'"),
+        (None, None),
+    ],
+)
+def test_what_is_not_finite_is_named(where, found):
+    x, y, xv = np.ones((40, 2), "f4"), np.ones((40, 1), "f4"), np.ones((20, 2), "f4")
+    if where in ("x", "y"):
+        {"x": x, "y": y}[where][3] = np.nan
+    elif where == "validation":
+        xv[:2] = np.inf
+    elif where == "loss":
+        y[7] = 0
+    divisor = 0 if where == "layer" else 1
+    inner = [layers.Lambda(lambda x: 1 / (divisor * x), name="reciprocal"), layers.Dense(1)]
+    inputs = keras.Input((2,), name="a")
+    model = keras.Model({"a": inputs}, inner[1](inner[0](inputs)))
+    model.compile("sgd", logarithm)
+    data = TrainingData({"a": x}, y, validation_data=({"a": xv}, np.ones((20, 1))))
+    note = why_not_finite(model, data)
+    assert (note and (note.values.get("found") or note.values["part"])) == found
 
 
 @pytest.mark.parametrize(
@@ -150,17 +253,37 @@ def test_a_model_whose_layers_are_all_float32_trains_so(tmp_path):
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", "float32")}
 
 
-def test_no_trial_alone_trains_in_float32(monkeypatch, tmp_path):
-    """The model of the second trial is another one, and the first has trained in half precision."""
-    monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
+def squared(hp):
+    """A model in which large inputs overflow at batch size 16 only."""
+    at_16 = hp.get("batch_size") == 16
+    first = layers.Lambda(lambda x: x * x * 1e-3 if at_16 else tf.clip_by_value(x, -1, 1))
+    parts = [first, layers.Dense(8), layers.Dense(3, dtype="float32")]
+    return compiled(keras.Sequential([layers.Input((8,)), *parts]))
 
-    def build(hp):
-        return late() if hp.get("batch_size") == 16 else small_models.stock()
 
-    study = kbatch.load_study(search(tmp_path, build))
-    assert [trial.status for trial in study.trials] == ["completed", "failed"]
-    assert {trial.dtype_policy for trial in study.trials} == {"mixed_float16"}
-    assert "`Late.call` cannot compute under mixed_float16" in study.trials[1].failure
+def late_at_16(hp):
+    return late() if hp.get("batch_size") == 16 else small_models.stock()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("build", "why", "kind"),
+    [
+        (late_at_16, "`Late.call` cannot", keras_tuner.GridSearch),
+        (squared, "5 of 30 updates were lost, first in layer", kbatch.BatchSizeTuner),
+    ],
+)
+def test_no_trial_alone_trains_in_float32(tmp_path, build, why, kind):
+    """The model of the second trial overflows, after the first has trained in half precision."""
+    x, y = small_models.rows(94)
+    x[80:88] *= 300 if build is squared else 1  # Beyond the rows that the plan looks at.
+    rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
+    with pytest.warns(UserWarning, match=why):
+        study = kbatch.load_study(search(tmp_path, build, kind, data=(rows,), fit=FIVE))
+    assert [trial.status for trial in study.trials] == ["completed"] * 2
+    of_kbatch = kind is kbatch.BatchSizeTuner  # It trains the first one again.
+    policies = ["float32" if of_kbatch else "mixed_float16", "float32"]
+    assert [trial.dtype_policy for trial in study.trials] == policies
 
 
 @pytest.mark.usefixtures("gpu")

@@ -222,6 +222,27 @@ class TrainingData:
             raise DataEnded(found)
         return held_on_device(batch)
 
+    def largest_rows(self, above: float, model: Any) -> Any:
+        """Return a batch with the rows that have the largest inputs, and others.
+
+        If no input is a float above `above`, return None. Of a dataset, only the sample is read.
+        """
+        x, y, weight, _ = self._split()
+        if gives_batches(x):
+            found = self.sample(_MOST_ROWS, model, fewest=1)
+        else:
+            found, _ = arrays_of(x, y, weight, self.class_weight)
+        leaves = parts_of(keras.utils.unpack_x_y_sample_weight(found)[0])
+        floats = [np.asarray(one) for one in leaves if "float" in str(one.dtype)]
+        floats = [one for one in floats if max(one.max(), -one.min()) > above]
+        if not floats:
+            return None
+        sizes = sum(np.abs(one).reshape(len(one), -1).max(1) for one in floats)
+        half, count = _MOST_ROWS // 2, len(floats[0])
+        rows = [np.argsort(sizes)[-half:], np.linspace(0, count - 1, half).astype(int)]
+        chosen = np.unique(np.concatenate(rows))
+        return each_part(lambda one: tf.convert_to_tensor(np.asarray(one)[chosen]), found)
+
     def batches(
         self,
         batch_size: int,
