@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 21_092,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 21_122,  # Without docstrings, comments and blank lines.
     "files in kbatch": 127,
     "record types": 82,
     "properties": 146,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 27_662,
-    "kbatch.search.tuner": 19_850,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 13_954,  # HyperModel
-    "kbatch.memory.find": 7_867,  # find_max_batch_size
-    "kbatch.study.study": 5_866,  # load_study
+    "lines of tests": 27_709,
+    "kbatch.search.tuner": 19_895,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 13_989,  # HyperModel
+    "kbatch.memory.find": 7_892,  # find_max_batch_size
+    "kbatch.study.study": 5_870,  # load_study
     "kbatch.training.accumulation.accumulate": 3_700,  # accumulate_gradients
 }
 TO_DO = {

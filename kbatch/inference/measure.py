@@ -49,6 +49,7 @@ from kbatch.timing import (
     check_seconds,
 )
 from kbatch.training.data.training_data import TrainingData
+from kbatch.training.dtype_policy import global_policy
 from kbatch.training.state import kept_variables
 
 # Share of the time budget for the rounds where an answer is verified afterwards.
@@ -222,7 +223,7 @@ def measure_predict_memory(
     # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
     why_here = "model on the GPU" if gpu_in_use() else None
     say(f"measuring memory in {'this process' if why_here else 'a worker process'}")
-    data, policy = TrainingData(rows), keras.config.dtype_policy().name
+    data, policy = TrainingData(rows), global_policy()
     found = MemoryPass()
     for name, model in models.items():
         load = Workload(lambda model=model: model, data, policy, training=False)

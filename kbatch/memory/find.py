@@ -19,6 +19,7 @@ from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.training_data import TrainingData
+from kbatch.training.dtype_policy import global_policy
 
 
 def find_max_batch_size(
@@ -82,9 +83,7 @@ def find_max_batch_size(
     whole = longest_example is None
     data = TrainingData(x, y) if whole else TrainingData.of_example(longest_example)
     data.check()
-    workload = Workload(
-        model_builder(build), data, keras.config.dtype_policy().name, training=training
-    )
+    workload = Workload(model_builder(build), data, global_policy(), training=training)
     with progress:
         progress.say("starting a worker process")
         with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:

@@ -46,6 +46,7 @@ from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import arrays_of, gives_batches
 from kbatch.training.data.training_data import TrainingData
+from kbatch.training.dtype_policy import global_policy
 from kbatch.training.learning_rate import Schedule, automatic_rule, peak_learning_rate
 from kbatch.training.model import inner_optimizers, updates_made, user_step
 from kbatch.training.state import check_seed, kept_state, seeded
@@ -127,7 +128,7 @@ def recommend(
         left_s = ends_s - time.perf_counter()
         return max(left_s * later[0] / sum(later), _LEAST_SHARE * time_budget_s)
 
-    load = Workload(builder, data, keras.config.dtype_policy().name)
+    load = Workload(builder, data, global_policy())
     with progress, _refusals_explained():
         # First, since a worker process measures it, and a GPU has to be free for that.
         memory = _memory(

@@ -70,9 +70,11 @@ from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import (
     HALF,
+    POLICIES,
     check_active_policy,
     check_dtype_policies,
     dtype_policy_scope,
+    global_policy,
 )
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.learning_rate import scale_model
@@ -121,7 +123,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `accumulate_gradients` is not changed, and a model with its own `train_step` is not cut.
             Default: `"auto"`.
         dtype_policy: Name of a Keras dtype policy, or several names, which make it a hyperparameter
-            (`"dtype_policy"`). Default: `"mixed_float16"`, or `"float32"` if the model cannot be
+            (`"dtype_policy"`). Default: the policy that `keras.config.set_dtype_policy` or
+            `set_floatx` has set; else `"mixed_float16"`, or `"float32"` if the model cannot be
             updated in float16, if that takes more than twice as long on a CPU, or if several
             replicas share a batch, because Keras checks only the first replica for overflows.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"`,
@@ -180,6 +183,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._set_base(base_batch_size or min(max(BASE_BATCH_SIZE, smallest), largest))
         self.micro_batch_size: Steps = check_size_or_auto(micro_batch_size, "micro_batch_size")
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
+        # keras-tuner clears Keras's session before each build, and the global policy with it.
+        self._global_policy, self._floatx = global_policy(), keras.config.floatx()
+        if dtype_policy is None and self._global_policy in POLICIES[1:]:
+            dtype_policy = self._global_policy
         self.dtype_policies = () if dtype_policy is None else check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(
             learning_rate_scaling, "learning_rate_scaling", ("auto",)
@@ -252,6 +259,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """Build the model of a trial, scaled to its batch size; keras-tuner calls it."""
+        keras.config.set_floatx(self._floatx)  # This may be another process.
+        keras.config.set_dtype_policy(self._global_policy)
         batch_size, policy = self._declare(hp)[0], self.policy_of(hp)
         with reads_batch_size(hp) as read:
             try:

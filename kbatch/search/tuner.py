@@ -130,7 +130,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     hypermodel: Any
     oracle: Any
 
-    @tuner_arguments.with_short_traceback
+    @tuner_arguments.as_public_method
     def __init__(
         self,
         build: BuildFunction | keras_tuner.HyperModel,
@@ -217,7 +217,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """The trials so far, read from their files, as `kbatch.load_study` does."""
         return load_study(self)
 
-    @tuner_arguments.with_short_traceback
+    @tuner_arguments.as_public_method
     def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
         """Run the trials that have not ended yet.
 

@@ -211,17 +211,23 @@ def default_batch_sizes(
     return powers_of_two(SMALLEST, min(LARGEST, examples // FEWEST_BATCHES))
 
 
-def with_short_traceback(method: Method) -> Method:
-    """Leave the frames of libraries out of a method's errors, unless Keras is set to show them."""
+def as_public_method(method: Method) -> Method:
+    """Keep the global dtype policy, and leave the frames of libraries out of a method's errors.
+
+    keras-tuner clears Keras's session, and the policy with it. Frames stay if Keras shows them.
+    """
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
+        policy = keras.config.dtype_policy()
         try:
             return method(*args, **kwargs)
         except Exception as error:  # Whatever it is, it is raised again with a shorter traceback.
             if keras.config.is_traceback_filtering_enabled():
                 _drop_library_frames(error)
             raise
+        finally:
+            keras.config.set_dtype_policy(policy)
 
     return cast(Method, called)
 

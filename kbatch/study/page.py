@@ -121,7 +121,11 @@ def with_page(
 def _headline(found: Decision, trial: TrialRecord, name: str) -> str:
     kept = trial.batch_size == found.base_batch_size and rate_factor(trial) == 1
     rate = f" and learning rate {setting(found.learning_rate)}" if found.learning_rate else ""
-    return f"{'Keep' if kept else 'Train with'} batch size {name}{rate}."
+    # A policy that the search did not choose, and that `name` does not have.
+    policy = trial.dtype_policy
+    usual = policy in ("float32", "mixed_float16") or policy in name
+    under = "" if usual else f" under {policy}"
+    return f"{'Keep' if kept else 'Train with'} batch size {name}{rate}{under}."
 
 
 def _certainty(found: Decision, words: str, within: str) -> str:

@@ -21,6 +21,7 @@ from kbatch.throughput.result import TimedUpdate, TrainingProfile
 from kbatch.timing import DEFAULT_SIZES, LARGER_SIZES, Setting, Sweep, TimingPlan, check_seconds
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.training_data import TrainingData
+from kbatch.training.dtype_policy import global_policy
 from kbatch.training.model import accumulation_of, uninstall_step
 from kbatch.training.state import kept_state
 from kbatch.training.step_call import StepCall, check_one_device, held_by_host
@@ -84,7 +85,7 @@ def profile_training(
     progress = MeasuringProgress("training", verbose, time_budget_s=time_budget_s)
     data = TrainingData(x, y)
     data.check()
-    policy = keras.config.dtype_policy().name
+    policy = global_policy()
     workload = Workload(model_builder(build), data, policy)
     # Building the model takes the GPU: the worker process comes first.
     start = functools.cache(workload.start)

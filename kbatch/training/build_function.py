@@ -14,7 +14,7 @@ from kbatch.errors import InputTypeError
 from kbatch.library_internals import metrics_in_float32
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.dtype_policy import check_own_dtypes, dtype_policy_scope
-from kbatch.training.model import accumulation_of
+from kbatch.training.model import accumulation_of, loss_scaled
 from kbatch.training.state import seeded
 
 BuildFunction = Callable[..., keras.Model]
@@ -77,6 +77,7 @@ def build_under(
     if policy is not None:
         check_own_dtypes(model, policy)
         metrics_in_float32(model)
+        settings_to_inner(model)
     return model
 
 
@@ -87,12 +88,30 @@ def model_of(
 ) -> keras.Model:
     """Return a model as it is, or build one with these hyperparameters and dtype policy."""
     if isinstance(given, keras.Model):
+        settings_to_inner(given)
         return given
     hp = keras_tuner.HyperParameters()
     hp.values = dict(hyperparameters)
     hypermodel = as_hypermodel(given)
     # A `BatchSizeHyperModel` would choose the policy and scale the settings itself.
     return build_under(getattr(hypermodel, "wrapped", hypermodel), hp, None, policy)
+
+
+def settings_to_inner(model: Any) -> None:
+    """Set on the optimizer in a loss scale what was set on the loss scale after `compile`.
+
+    `compile` puts the loss scale around an optimizer under mixed_float16. Keras's loss scale has
+    all settings of an optimizer, such as `clipnorm` or `exclude_from_weight_decay`, and uses none.
+    """
+    if not loss_scaled(model):
+        return
+    plain = vars(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    own = {"name", "built", "initial_scale", "dynamic_growth_steps", "loss_scale_factor"}
+    for name, value in vars(model.optimizer).items():
+        simple = value is None or isinstance(value, (bool, int, float, str))
+        is_set = simple and value != plain[name] if name in plain else not callable(value)
+        if is_set and name not in own:
+            setattr(model.optimizer.inner_optimizer, name, value)
 
 
 class _GivenModel:

@@ -19,6 +19,13 @@ MIXED = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 
 
+def global_policy() -> str:
+    """Return the name of the dtype policy that `keras.config` sets for new layers."""
+    # Keras keeps the policy of the float type before, once a layer has been made under it.
+    name, floatx = keras.config.dtype_policy().name, keras.config.floatx()
+    return floatx if name == "float32" else name
+
+
 def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
     policies = (dtype_policy,) if isinstance(dtype_policy, str) else tuple(dtype_policy)
     if not policies or not set(policies) <= set(POLICIES):

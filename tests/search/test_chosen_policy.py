@@ -309,3 +309,22 @@ def test_each_policy_is_traced_once_in_a_search(monkeypatch, tmp_path):
     study = kbatch.load_study(searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner))
     assert {trial.status for trial in study.trials} == {"completed"}
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [(kbatch.BatchSizeTuner, "mixed_bfloat16"), (keras_tuner.GridSearch, "float64")],
+)
+def test_the_global_policy_is_obeyed_and_kept(tmp_path, kind, policy):
+    config, before = keras.config, keras.config.dtype_policy()
+    try:
+        # Keras keeps the policy that a layer was made under when the float type is set.
+        config.set_floatx("float64") if policy == "float64" else config.set_dtype_policy(policy)
+        tuner = search(tmp_path, small_models.stock, kind, sizes=(8,))
+        assert policy == "float64" or config.dtype_policy().name == policy
+    finally:
+        config.set_floatx("float32")
+        config.set_dtype_policy(before)
+    study = kbatch.load_study(tuner)
+    assert {one.dtype_policy for one in study.trials} == {policy}
+    assert f" under {policy}." in str(study.decide())

@@ -4,6 +4,8 @@ import small_models as models
 import tensorflow as tf
 
 from kbatch.errors import PolicyUnsupported
+from kbatch.library_internals import excluded_from_decay
+from kbatch.training.build_function import model_of
 from kbatch.training.dtype_policy import check_active_policy, dtype_policy_scope
 
 
@@ -69,3 +71,29 @@ def test_other_failures_stay_what_they_are(fail):
     with pytest.raises(Exception, match=r".") as found, dtype_policy_scope("mixed_float16"):
         fail()
     assert not isinstance(found.value, PolicyUnsupported)
+
+
+def set_after_compile(model):
+    optimizer = model.optimizer
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.exclude_from_weight_decay(var_list=model.trainable_weights[:1])
+    optimizer.clipnorm, optimizer.use_ema, optimizer.beta_2 = 0.5, True, 0.9
+    optimizer.weight_decay, optimizer.learning_rate = 0.1, 0.25
+    return model
+
+
+@pytest.mark.parametrize("given", ["build", "model"])
+def test_what_is_set_after_compile_holds_under_mixed_float16(given):
+    def build():
+        return set_after_compile(models.mlp(optimizer=keras.optimizers.AdamW()))
+
+    found = []
+    for policy in ("float32", "mixed_float16"):
+        with dtype_policy_scope(policy):
+            model = model_of(build if given == "build" else build(), {}, policy)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        excluded = excluded_from_decay(optimizer, model.trainable_weights)
+        config = optimizer.get_config()
+        found.append((excluded, {name: config[name] for name in config if name != "name"}))
+    assert found[0][0] == [0]
+    assert found[0] == found[1]
