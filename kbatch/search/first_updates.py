@@ -69,6 +69,17 @@ class Updates:
 
     def step_s(self, rows: int) -> float:
         """Time an update on so many rows, after a first one that may be traced."""
+        try:
+            return self._step_s(rows)
+        except MEMORY_ERRORS as error:
+            # XLA on a CPU frees the weights that it was to update if it runs out.
+            on_cpu = self.run.memory.device == "CPU:0"
+            freed = on_cpu and bool(self.model.jit_compile) and ran_out_of_memory(error)
+            if freed or device_is_lost(error):
+                raise DeviceLostError() from error
+            raise
+
+    def _step_s(self, rows: int) -> float:
         model = self.model
         with dtype_policy_scope(model.dtype_policy.name), kept_state(model) as state:
             step = StepCall(model, state)
@@ -98,10 +109,6 @@ class Updates:
         except MEMORY_ERRORS as error:
             if not ran_out_of_memory(error, smaller_worked=bool(self._peak_bytes)):
                 raise
-            # XLA on a CPU frees the weights that it was to update where it runs out.
-            freed = self.run.memory.device == "CPU:0" and bool(self.model.jit_compile)
-            if freed or device_is_lost(error):
-                raise DeviceLostError() from error
             return None
         return self._peak_bytes[rows]
 
@@ -167,7 +174,8 @@ def check_half(
         if found > TOO_SLOW:
             return found
     # A loss that is a sum overflows with more examples.
-    half.check(min(SOME, largest), largest)
+    if half.peak_bytes(min(SOME, largest)) is not None:
+        half.check(min(SOME, largest), largest)
     return found
 
 
@@ -177,7 +185,19 @@ def slowdown(
     """Return how many times as long an update takes under mixed_float16, timed in turns.
 
     `half_s` and `full_s` return the seconds of an update on so many rows under the two policies.
+    If memory runs out, they make updates on half as many rows.
     """
+    try:
+        return _slowdown(half_s, full_s, batch_size)
+    except MEMORY_ERRORS as error:
+        if batch_size <= FEW or not ran_out_of_memory(error, smaller_worked=True):
+            raise
+    return slowdown(half_s, full_s, max(FEW, batch_size // 2))
+
+
+def _slowdown(
+    half_s: Callable[[int], float], full_s: Callable[[int], float], batch_size: int
+) -> float:
     few_s = half_s(FEW)
     if few_s > max(_LONG_S, TOO_SLOW * (few_full_s := full_s(FEW))):
         return few_s / few_full_s

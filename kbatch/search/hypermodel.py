@@ -1,5 +1,6 @@
 """Batch size as a hyperparameter: a HyperModel around your own."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -51,6 +52,7 @@ from kbatch.search.first_updates import overflow_text, why_not_finite
 from kbatch.search.identity import model_facts
 from kbatch.search.plan import (
     MOMENTS_EVERY,
+    CutBatches,
     PlanSettings,
     compare_parts,
     expected_seconds,
@@ -282,7 +284,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             if read and batch_size != self.base_batch_size:
                 base = hp.copy()
                 base.values["batch_size"] = self.base_batch_size
-                base_model = self._built(base, policy)
+                with contextlib.suppress(Exception):  # The trial of that size records it.
+                    base_model = self._built(base, policy)
             scaling = scale_model(
                 model,
                 batch_size=batch_size,
@@ -407,17 +410,28 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             # Training runs use the graph that is traced here.
             return self.graph.model_for(accumulation.sum_sparse_gradients(model))
 
-        data = self._shared.data(call.data)
+        data = self._data_to_measure(hp, call)
         plan = make_plan(build, data, settings, build_elsewhere=elsewhere, known=known)
         self.graph.release(but=plan.dtype_policy)
         self._keep(plan, project)
+
+    def _data_to_measure(self, hp: keras_tuner.HyperParameters, call: FitCall) -> TrainingData:
+        """Return the training data; of a data function, the batches of sizes of the search."""
+        data = self._shared.data(call.data)
+        if data.is_function:
+            cut = CutBatches(data.x, self.batch_sizes, first=self._declare(hp)[0])
+            data = dataclasses.replace(data, x=cut)
+        return data
 
     def expected_seconds(self, call: FitCall) -> dict[int, tuple[float, float]]:
         """Return what a training run of each size will take; empty if unknown."""
         if self.plan is None or self.plan.step_s is None:
             return {}
         data, size = self._shared.data(call.data), self.base_batch_size
-        examples = data.count_examples(lambda: self.build(keras_tuner.HyperParameters()), size)
+        try:
+            examples = data.count_examples(lambda: self.build(keras_tuner.HyperParameters()), size)
+        except Exception:  # What fails for one size says nothing about the trials of others.
+            return {}
         if examples is None:
             return {}
         return expected_seconds(
@@ -679,7 +693,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             # Layers may be built by the first rows.
             with kept_seeds(), dtype_policy_scope(policy):
                 model = build_to_train(self.wrapped, hp, self.seed, policy)
-                self._found[name] = measure(model, self._shared.data(call.data))
+                self._found[name] = measure(model, self._data_to_measure(hp, call))
         return self._found[name]
 
     def _end_of(self, error: BaseException, project: Path) -> Exception | None:

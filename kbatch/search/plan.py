@@ -27,6 +27,7 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import Plan
 from kbatch.search.first_updates import FEW, SOME, TOO_SLOW, Updates, check_half
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
+from kbatch.training.data.forms import as_dataset, first_of_each, is_dataset
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import HALF
 from kbatch.training.fingerprint import model_fingerprint
@@ -58,6 +59,30 @@ class PlanSettings(NamedTuple):
     dtype_policies: tuple[str, ...] = ("float32",)  # Empty if kbatch is to choose one.
     steps_per_execution: Steps = 1
     memory_limit_bytes: int | None = None  # None for what the device has.
+
+
+class CutBatches:
+    """A data function that takes its rows out of batches of another one, of given sizes alone.
+
+    A size for which the other function raises says nothing about the next one.
+    """
+
+    def __init__(self, function: Callable[[int], Any], batch_sizes: Sequence[int], first: int):
+        self._function = function
+        self._sizes = sorted(batch_sizes, key=lambda size: (size != first, size < first, size))
+
+    def __call__(self, rows: int) -> Any:
+        errors: list[Exception] = []
+        for size in sorted(self._sizes, key=lambda size: size < rows):
+            try:
+                batches = as_dataset(self._function(size))
+                if is_dataset(batches):
+                    next(iter(batches.take(1)), None)
+            except Exception as error:  # The trial of this size raises and records it.
+                errors.append(error)
+            else:
+                return first_of_each(batches, rows) if size > rows else batches
+        raise errors[0]
 
 
 def make_plan(
@@ -296,6 +321,8 @@ def _policy(
         full, timed = functools.partial(updates_of, "float32"), not gpu_visible()
         times = check_half(updates_of(HALF), full, settings.batch_sizes, timed=timed)
     except Exception as error:  # Layers, losses and `build` may raise anything under float16.
+        if ran_out_of_memory(error, smaller_worked=True) and not device_is_lost(error):
+            return HALF, ()  # Both models, or these rows: that says nothing about a trial.
         if not may_be_float16(error):
             raise
         if not isinstance(error, PolicyUnsupported):

@@ -437,7 +437,7 @@ class TimedFit:
         if installed_step(self.model) is not None:
             # Without rows to build it with, `fit` builds the model, or says what is missing.
             with contextlib.suppress(InputError), self.model.distribute_strategy.scope():
-                data.build(self.model)
+                data.build(self.model, settings.batch_size)
         epochs, initial_epoch, given_steps = (
             call[name] for name in ("epochs", "initial_epoch", "steps_per_epoch")
         )

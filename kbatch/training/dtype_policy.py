@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -64,12 +65,21 @@ def _refusal(error: Exception, policy: str) -> str | None:
     if not found or ran_out_of_memory(error, smaller_worked=True):
         return None
     layer = re.search(r"when calling (.+?\.call)\b", said)
+    if layer is None and _raised_by_user(error):
+        return None
     lines = (line.strip() for line in said.splitlines() if _HALF.search(line))
     return (
         f"{f'`{layer[1]}`' if layer else 'A layer, loss or metric'} cannot compute under {policy}: "
         'cast its constants, `tf.cast(constant, x.dtype)`, or give it `dtype="float32"`. '
         f"Received: {type(error).__name__}: {next(lines, said)[:200]}"
     )
+
+
+def _raised_by_user(error: Exception) -> bool:
+    """Return whether a `raise` outside of Keras and TensorFlow made an error."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    in_library = re.search(r"site-packages.(keras|tensorflow)\b", last.filename)
+    return in_library is None and re.search(r"\braise\b", last.line or "") is not None
 
 
 def check_own_dtypes(model: Any, policy: str) -> None:

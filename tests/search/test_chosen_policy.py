@@ -233,6 +233,44 @@ def test_no_single_round_decides_how_long_an_update_takes(half_s, times, sizes):
     assert asked == sizes
 
 
+def test_slowdown_out_of_memory_times_fewer_rows():
+    asked = []
+
+    def step_s(rows):
+        asked.append(rows)
+        if rows > 64:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        return 0.01
+
+    assert slowdown(step_s, lambda rows: 0.01, 128) == 1.0
+    assert asked == [2, 32, 128, 2, 32, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("refused", "cause"),
+    [(1, "no such weights"), (2, "no weights in float16")],
+    ids=["always", "in_a_trial"],
+)
+def test_build_refuses_half_by_its_own_error(monkeypatch, tmp_path, refused, cause):
+    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 1.0)
+    calls = []
+
+    def build():
+        if keras.config.dtype_policy().name == "mixed_float16":
+            calls.append(1)
+            if len(calls) >= refused:
+                raise KeyError(cause)
+        return small_models.stock()
+
+    if refused == 1:
+        with pytest.warns(UserWarning, match=cause):
+            (trial,) = search(tmp_path, build, sizes=(8,)).study.trials
+        assert (trial.failure, trial.dtype_policy) == (None, "float32")
+    else:
+        (trial,) = search(tmp_path, build, sizes=(8,)).study.trials
+        assert trial.failure == f"KeyError: {cause!r}"
+
+
 @pytest.mark.parametrize("build", [early, overflowing(2.0**120)], ids=["early", "overflowing"])
 def test_a_policy_that_was_given_is_obeyed(tmp_path, build):
     study = kbatch.load_study(search(tmp_path, build, sizes=(8,), dtype_policy="mixed_float16"))

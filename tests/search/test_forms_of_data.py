@@ -150,6 +150,24 @@ def test_what_no_size_can_train_ends_the_search_with_its_cause(
         assert re.search(cause.removeprefix("every batch size: "), trial.failure)
 
 
+@pytest.mark.parametrize("broken", [8, 32])
+def test_search_each_size_answers_for_its_own_errors(tmp_path, broken):
+    rows = tf.data.Dataset.from_tensor_slices((X, SIDES))
+
+    def data(batch_size):
+        if batch_size not in (8, 16, 32) or batch_size == broken:
+            raise KeyError(f"no file for {batch_size}")
+        return rows.batch(batch_size)
+
+    hypermodel = searches.hypermodel(line, micro_batch_size="auto", dtype_policy=None)
+    arguments = {"data": (data,), "objective": "val_loss", "fit": {"validation_data": data}}
+    tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
+    failures = {trial.batch_size: trial.failure for trial in tuner.study.trials}
+    assert failures == {size: None for size in (8, 16, 32) if size != broken} | {
+        broken: f"KeyError: 'no file for {broken}'"
+    }
+
+
 @pytest.mark.parametrize(
     ("rest", "steps", "full"),
     [

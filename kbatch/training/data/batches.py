@@ -16,7 +16,7 @@ from kbatch.training.data.forms import (
     batches_of,
     called_for,
     each_part,
-    first_rows,
+    first_of_each,
     gives_batches,
     is_batched,
     is_composite,
@@ -171,13 +171,20 @@ Cuts = dict[int | None, tuple[int, int] | None]
 
 
 def in_blocks(
-    data: Any, model: Any, *, batch_size: int, steps: int | None, cuts: Cuts | None = None
+    data: Any,
+    model: Any,
+    *,
+    batch_size: int,
+    steps: int | None,
+    cuts: Cuts | None = None,
+    train_batch_size: int | None = None,
 ) -> tuple[Any, int, int | None]:
     """Cut validation data into blocks: all of them, or `steps` batches as Keras counts these.
 
     Steps count the batches of a dataset as it is given, and batches of 32 of other data: all batch
     sizes of a search are validated on the same examples. Rows that repeat are validated once.
-    `cuts` keeps by `steps` where they begin to repeat, so that the data are looked at once.
+    `cuts` keeps by `steps` where they begin to repeat, so that the data are looked at once. A data
+    function that raises for `batch_size` is called with `train_batch_size`.
 
     Return a dataset in batches, the size of a batch, and how many there are at most. Arrays of
     which no blocks are measured stay arrays.
@@ -215,7 +222,15 @@ def in_blocks(
     dense = [one.shape for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
     padded = not all(shape.rank and shape[1:].is_fully_defined() for shape in dense)
     if not is_dataset(data):
-        data = called_for(data, model, batch_size if steps is None else _DEFAULT_BATCH_SIZE)
+        size = batch_size if steps is None else _DEFAULT_BATCH_SIZE
+        try:
+            data = called_for(data, model, size)
+        except InputError:
+            raise
+        except Exception:  # A function that trains this trial may validate it too.
+            if train_batch_size in (None, size):
+                raise
+            data = called_for(data, model, train_batch_size)
     # Elements of a batch.
     count = 1 if is_batched(data.element_spec, model) else _DEFAULT_BATCH_SIZE
     data = data if steps is None else data.take(steps * count)
@@ -228,9 +243,7 @@ def in_blocks(
         if count > 1:
             data = data.take(full * count + rest)
         else:
-            several = isinstance(data.element_spec, tuple)
-            part = data.skip(full).take(1)
-            part = part.map(lambda *batch: first_rows(batch if several else batch[0], rest))
+            part = first_of_each(data.skip(full).take(1), rest)
             data = data.take(full).concatenate(part) if rest else data.take(full)
     # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
     if padded and count == 1:

@@ -177,6 +177,14 @@ def first_rows(batch: Any, rows: int) -> Any:
     return each_part(lambda leaf: rows_between(leaf, 0, rows), batch)
 
 
+def first_of_each(batches: Any, rows: int) -> Any:
+    """Return the first rows of each batch of a dataset; anything else as it is."""
+    if not is_dataset(batches):
+        return batches
+    several = isinstance(batches.element_spec, tuple)
+    return batches.map(lambda *batch: first_rows(batch if several else batch[0], rows))
+
+
 def arrays_of(x: Any, y: Any = None, weight: Any = None, class_weight: Any = None) -> Any:
     """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their rows."""
     # No tensor is made of an array: that would start TensorFlow's devices, and a worker process

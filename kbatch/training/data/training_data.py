@@ -181,8 +181,11 @@ class TrainingData:
         batched = spec is not None and is_batched(spec, model)
         return (batches if batched else None) or examples
 
-    def build(self, model: keras.Model) -> None:
-        """Build a model, its metrics and its optimizer from the shapes of the data."""
+    def build(self, model: keras.Model, batch_size: int = 1) -> None:
+        """Build a model, its metrics and its optimizer from the shapes of the data.
+
+        A data function is called with `batch_size`.
+        """
         known = self.some_rows(model)
         if known is not None:
             check_labels(model, keras.utils.unpack_x_y_sample_weight(known.rows)[1])
@@ -190,7 +193,7 @@ class TrainingData:
         elif model.built:
             return
         else:
-            spec = called_for(self.x, model, 1).element_spec
+            spec = called_for(self.x, model, batch_size).element_spec
         if model.built or user_step(model) is not None:
             build_ahead(model, spec)
         else:
@@ -291,6 +294,7 @@ class TrainingData:
             batch_size=validation_batch_size,
             steps=validation_steps,
             cuts=self._cuts,
+            train_batch_size=batch_size,
         )
         return Batches(dataset, *validation, examples, order, of_dataset, epoch_steps)
 
