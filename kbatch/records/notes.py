@@ -194,6 +194,11 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Your learning rate, {rate} at batch size {size}, was not checked: "
         '`strategy="race"` looks for a better one.{more}'
     ),
+    "no_rule": (
+        "kbatch knows no rule by which the learning rate of {optimizer} follows the batch size, so "
+        "the rule left it as it was. To set one, read the size in `build(hp)` with "
+        '`hp.get("batch_size")`, or give `learning_rate_scaling`.'
+    ),
     "rates_by_callback": (
         "Callbacks set the learning rate: {who}. Epochs ended at {ends}, whatever rate a training "
         "run was given, so no learning rate is named or compared. To compare rates, let the "
@@ -243,7 +248,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The device was shared by up to {workers} workers: samples/s are those of a part of "
         "it. Repeat with one worker a device to compare them."
     ),
-    "also_set": "`decision.apply` also sets {settings}.",
+    "also_set": "`decision.apply` also sets {settings}.{more}",
     "batches_cut": "Batches are cut into micro-batches of {size}.",
     "batches_whole": "Batches of up to {size} went through whole: no accumulation is needed.",
     "batch_normalization_in_parts": (

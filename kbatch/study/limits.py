@@ -81,6 +81,8 @@ def notes_of(
         if not cut_off:
             yield from _certainty(found, race)
         yield from _rate(found, best, trials, search)
+        if search.get("learning_rate_scaling") == "auto":
+            yield from _without_rule(trials)
         yield from _use(found, best.last)
         yield from _binding_here(found, best, trials, words)
         if found.tolerance is not None:
@@ -189,6 +191,17 @@ def _rate(
         return
 
 
+def _without_rule(trials: Sequence[TrialRecord]) -> Iterator[Note]:
+    """Say if no setting follows the batch size because the optimizer has no rule."""
+    for trial in trials:
+        scaling, factor = trial.last.scaling, rate_factor(trial)
+        if scaling is None or scaling.rule or scaling.batch_size == scaling.base_batch_size:
+            continue
+        if math.isclose(scaling.learning_rate_ratio, factor):  # `build` follows no size itself.
+            yield Note.of("no_rule", optimizer=trial.last.optimizer)
+            return
+
+
 def _curves(trial: TrialRecord) -> list[list[float]]:
     """Return the objective of each run at the end of its epochs."""
     curves = [[epoch.finite(trial.objective.name) for epoch in e.epochs] for e in trial.executions]
@@ -234,7 +247,10 @@ def _use(found: Decision, run: ExecutionRecord) -> Iterator[Note]:
             ]
             parts.append(f"`{name}` {' -> '.join(texts)}")
     if parts:
-        yield Note.of("also_set", settings=join_words(parts))
+        steps = found.settings.get("steps_per_execution")
+        more = f" Callbacks then see every {steps}th batch only. " if steps else ""
+        more += "`steps_per_execution=False` keeps your number." if steps else ""
+        yield Note.of("also_set", settings=join_words(parts), more=more)
     fitted = (*found.trials, *(trial for trial, _ in found.left_out))
     whole = max((t.batch_size for t in fitted if t.last.accumulation_steps == 1), default=0)
     if (run.accumulation_steps or 1) > 1:

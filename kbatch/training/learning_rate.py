@@ -339,6 +339,10 @@ def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: boo
         else:
             uninstall_step(model)
             sum_sparse_gradients(model)
+    if built and not facts.own_step and not model.optimizer.built:
+        # Some optimizers take the weights as the start of an average only if they are built here.
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
     if installed_step(model) is None:
         TrainStep(model).install()  # It makes no update at the end of data of unknown length.
     installed_step(model).prepare = None if built else prepare

@@ -203,6 +203,8 @@ def test_apply_builds_under_the_policy_and_the_hyperparameters_of_the_trial(buil
     )
     assert [layer.units for layer in model.layers if layer.weights][-2] == 5
     assert model.steps_per_execution == 8
+    # An average of weights starts at 0 if `fit` builds the optimizer: `ScheduleFreeAdamW`.
+    assert model.optimizer.built
     assert decision.apply(build, steps_per_execution=False).steps_per_execution == 1
     with pytest.raises(TypeError, match="`build`"):
         decision.apply(3)

@@ -3,7 +3,14 @@
 import dataclasses
 
 import pytest
-from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
+from records_factory import (
+    make_epochs,
+    make_execution,
+    make_search,
+    make_study,
+    make_trial,
+    with_moments,
+)
 
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.records.training_run import Outcomes
@@ -178,6 +185,26 @@ def test_callbacks_that_set_rates_of_their_own_are_named_and_no_rate_is(form):
     rates = [row["learning rate"] for row in decision.page.rows if row["runs"]]
     assert rates == ([None, None] if told else [runs[0][0], runs[1][0]])
     assert ("learning rate" in decision.page.sentences[0]) == (not told)
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule", "ratio", "noted"),
+    [
+        ("auto", None, 1.0, True),
+        ("auto", "sqrt", 2.0, False),
+        ("auto", None, 2.0, False),  # The build function lets the rate follow the size.
+        (None, None, 1.0, False),
+    ],
+)
+def test_an_optimizer_without_a_rule_is_named(asked, rule, ratio, noted):
+    settings = make_search().settings | {"learning_rate_scaling": asked}
+    search = dataclasses.replace(make_search(), settings=settings)
+    trials = [
+        make_trial(size, scaling=LearningRateScaling(rule, size, 32, one, 0.1))
+        for size, one in ((32, 1.0), (128, ratio))
+    ]
+    notes = [one for one in make_study(*trials, search=search).notes if one.code == "no_rule"]
+    assert [note.values["optimizer"] for note in notes] == ["Adam"] * noted
 
 
 def test_blocks_of_examples_that_lack_a_class_get_a_note():

@@ -126,6 +126,7 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     assert page.cost == "Search: 12 complete trainings, which took 48 s. Notes: 3 (decision.notes)."
     assert codes(found) == ["rate_unchecked", "also_set", "batches_whole"]
     assert "`steps_per_execution` 8" in found.notes[1]
+    assert "every 8th batch" in found.notes[1]
     assert "`beta_2` 0.999 -> 0.998" in found.notes[1]
     assert str(found).splitlines()[0] == page.sentences[0]
     assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
