@@ -172,12 +172,11 @@ class FitReporter(keras.callbacks.Callback):
         self._epoch = 0
         self._shown_s = 0.0
 
-    def on_train_begin(self, logs: Any = None):
-        optimizer = next(iter(inner_optimizers(self.model)), None)
-        self._progress.run_begins(peak_learning_rate(optimizer))
-
     def on_epoch_begin(self, epoch: int, logs: Any = None):
         self._epoch = epoch
+        # Not in `on_train_begin`: a short run whose callbacks have one cannot be continued.
+        optimizer = next(iter(inner_optimizers(self.model)), None)
+        self._progress.run_begins(peak_learning_rate(optimizer))
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
         steps = (self.params or {}).get("steps")
