@@ -169,3 +169,7 @@ class LearningRateScaling:
     #: What a model was left with, in its order: of each optimizer the learning rate and how many
     #: times as fast its schedule is read, then all numbers that may follow.
     values: tuple[float, ...] = ()
+
+    def __post_init__(self):
+        if not self.learning_rate_ratio > 0:
+            raise ValueError(f"learning_rate_ratio must be positive: {self.learning_rate_ratio}")

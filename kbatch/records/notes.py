@@ -249,6 +249,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "it. Repeat with one worker a device to compare them."
     ),
     "also_set": "`decision.apply` also sets {settings}.{more}",
+    "base_added": (
+        "kbatch added batch size {size}, which your learning rate is taken to suit. If another one "
+        "does, give `base_batch_size`."
+    ),
     "batches_cut": "Batches are cut into micro-batches of {size}.",
     "batches_whole": "Batches of up to {size} went through whole: no accumulation is needed.",
     "batch_normalization_in_parts": (

@@ -26,6 +26,7 @@ SETTINGS_REMEDY = (
 _READ_SETTINGS: Mapping[str, Any] = {
     "batch_sizes": tuple[int, ...],
     "base_batch_size": int,
+    "base_added": bool,
     "validation_batch_size": int,
     "max_trainings": float,
     "time_budget_s": float,

@@ -257,6 +257,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _set_base(self, size: int) -> None:
         self.base_batch_size = size
+        #: Whether the base size is not among those that were given.
+        self.base_added = size not in self._given_sizes
         self.batch_sizes = tuple(sorted({*self._given_sizes, size}))
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:

@@ -610,6 +610,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.identity = objective | facts | identity.fit_facts(call), values
         known = compare_search(self, self.hypermodel.settings, self.identity[0])
         # A search that has ended makes no plan, and would not know these.
+        self.decides_by["base_added"] = self.hypermodel.base_added
         kept = ("epochs", "short_runs", "training_s")
         there = known.settings if known else {}
         self.decides_by = {name: there[name] for name in kept if name in there} | self.decides_by

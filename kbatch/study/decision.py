@@ -317,7 +317,7 @@ def _race(
     for trial in trials:
         groups.setdefault(repr(other_hyperparameters(trial.hyperparameters)), []).append(trial)
     # The setting that is raced ran most often. At first each ran once, and the best one is raced.
-    raced = min(
+    raced = best = min(
         groups.values(),
         key=lambda group: (-sum(len(t.executions) for t in group), min(t.rank for t in group)),
         default=[],
@@ -331,16 +331,24 @@ def _race(
     timed = {run.pair for run in runs if run.seconds and run.epochs is None}
     if not timed >= {*judgement.pairs}:
         judgement = dataclasses.replace(judgement, costs={})
-    compared, left_out = [], []
+    compared, others, left_out = [], [], []
     for trial in raced:
         complete = with_complete_runs(trial)
         if (trial.batch_size, rate_factor(trial)) in judgement.pairs:
             compared.append(complete or trial)
         elif complete is not None:
-            rate = rate_factor(trial) / judgement.named[1]
-            sizes = {size for size, _ in judgement.pairs}
-            why: LeftOutReason = "another_trial" if trial.batch_size in sizes else "another_rate"
-            left_out.append((complete, why if 1 / _FAR < rate < _FAR else "far_rate"))
+            near = 1 / _FAR < rate_factor(trial) / judgement.named[1] < _FAR
+            others.append((complete, near))
+    sizes = {size for size, _ in judgement.pairs}
+    near_sizes = {trial.batch_size for trial, near in others if near}
+    for trial, near in others:
+        another = trial.batch_size in sizes or (not near and trial.batch_size in near_sizes)
+        why: LeftOutReason = "another_rate" if near else "far_rate"
+        left_out.append((trial, "another_trial" if another else why))
+    apart = (trial for group in groups.values() if group is not best for trial in group)
+    left_out += [
+        (trial, "other_settings") for trial in filter(None, map(with_complete_runs, apart))
+    ]
     compared.sort(key=lambda trial: trial.batch_size)
     return judgement, tuple(compared), left_out, unpaired, task.tolerance
 

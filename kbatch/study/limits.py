@@ -67,6 +67,8 @@ def notes_of(
         yield Note.of("left_out", first=f"{one_line(problems[0])}{more}")
     if why := search.get("grid_because"):
         yield Note.of("grid_because", why=why)
+    if search.get("base_added"):
+        yield Note.of("base_added", size=f"{search['base_batch_size']:,}")
     race = search.get("strategy") == "race"
     untrained = {*search.get("batch_sizes", ())} - {trial.batch_size for trial in trials}
     cut_off = untrained and len(found.trials) == 1 and (race or "time_budget_s" in search)
@@ -121,7 +123,7 @@ def _to_be_certain(found: Decision, judgement: Judgement, race: bool) -> str:
     more = "a larger `max_trainings`" if race else "`executions_per_trial=3`"
     match judgement.obstacle:
         case "alone":
-            return "another batch size that completes would be compared with it"
+            return "another batch size that completes with the same settings is compared with it"
         case "one_execution":
             return f"{more} shows what another seed changes"
         case "pinned":

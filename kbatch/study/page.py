@@ -99,6 +99,7 @@ def with_page(
 ) -> Decision:
     """Return a decision with its page; `batch_sizes` are all that the search may train."""
     rows = _page_rows(found, as_compared(trials), batch_sizes)
+    added = [note.values["size"] for note in notes if note.code == "base_added"]
     if (trial := found.trial) is None:
         sentences, use = _nothing(trials, running_text(trials, progress)), ()
     else:
@@ -106,20 +107,21 @@ def with_page(
         within = tolerance_text(found.best, found.tolerance)
         words = metric_words(trial.objective.name)
         sentences = (
-            _headline(found, trial, name),
+            _headline(found, trial, name, your=not added),
             _certainty(found, words, within),
-            _change(found, words, within),
+            _change(found, words, within, your="" if added else "your "),
         )
         use = _use(found, trial)
     sentences = tuple(filter(None, sentences))
     noted = f" Notes: {len(notes):,} (decision.notes)." if notes else ""
-    cost = f"{running_text(trials, progress) or _cost(trials, progress)}{noted}"
+    base = f" kbatch added batch size {added[0]}." if added else ""
+    cost = f"{running_text(trials, progress) or _cost(trials, progress)}{base}{noted}"
     page = Page(sentences, rows, use, cost, notes)
     return dataclasses.replace(found, page=page)
 
 
-def _headline(found: Decision, trial: TrialRecord, name: str) -> str:
-    kept = trial.batch_size == found.base_batch_size and rate_factor(trial) == 1
+def _headline(found: Decision, trial: TrialRecord, name: str, *, your: bool) -> str:
+    kept = your and trial.batch_size == found.base_batch_size and rate_factor(trial) == 1
     rate = f" and learning rate {setting(found.learning_rate)}" if found.learning_rate else ""
     # A policy that the search did not choose, and that `name` does not have.
     policy = trial.dtype_policy
@@ -153,7 +155,7 @@ def _certainty(found: Decision, words: str, within: str) -> str:
     return f"Not certain: {near} {sure}, but {others} may be the better choice."
 
 
-def _change(found: Decision, words: str, within: str) -> str:
+def _change(found: Decision, words: str, within: str, *, your: str) -> str:
     """Say what the named size changes against the base size, as its verdict does."""
     base = next((t for t in found.trials if t.batch_size == found.base_batch_size), None)
     if base is None or found.trial is None or base is found.trial:
@@ -172,7 +174,7 @@ def _change(found: Decision, words: str, within: str) -> str:
         by = f"{'higher' if higher else 'lower'} by {setting(abs(behind))}"
         parts.append(f"{words} {by if behind else 'equal'}{doubt}")
     change = ", ".join(parts)
-    return f"Compared with your batch size {base.batch_size:,}: {change}." if parts else ""
+    return f"Compared with {your}batch size {base.batch_size:,}: {change}." if parts else ""
 
 
 def _use(found: Decision, trial: TrialRecord) -> tuple[str, ...]:
@@ -353,7 +355,7 @@ def _against_best(found: Decision, trial: TrialRecord) -> Mapping[str, object]:
     unit, factor = (" (points)", 100) if is_fraction(trial.objective.name) else ("", 1)
     gap = judgement.gaps.get(pair)
     gap = Estimate(0.0) if pair == judgement.leader else gap and gap.times(factor)
-    return ranged_columns(f"worse by{unit}", gap)
+    return ranged_columns(f"behind the best{unit}", gap)
 
 
 def _is_compared(found: Decision, trial: TrialRecord) -> bool:

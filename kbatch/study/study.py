@@ -77,7 +77,7 @@ class Study(Result):
     missing: int = 0  #: Trials among these with a damaged or lost record, which no answer knows.
     plan: Plan | None = None  #: What was settled before the first training; None before that.
     #: How far the search has come; None if it is not known.
-    progress: Progress | None = None
+    progress: Progress | None = dataclasses.field(default=None, compare=False)
 
     def __repr__(self) -> str:
         """Sum the study up in a line: its records would fill pages."""

@@ -71,6 +71,7 @@ def test_the_base_is_keras_default_or_the_nearest_size_and_always_tried(
 ):
     found = searches.stock(batch_sizes=batch_sizes, base_batch_size=chosen)
     assert (found.base_batch_size, found.batch_sizes) == (base, tried)
+    assert found.base_added == (base not in batch_sizes)
 
 
 def test_averages_of_weights_keep_their_half_life_in_examples():

@@ -254,6 +254,7 @@ def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path
     # 320 rows train: they fill 32 ten times.
     assert [trial.batch_size for trial in study.trials] == [16, 32]
     assert study.search.settings["base_batch_size"] == 32
+    assert study.search.settings["base_added"] is False
     assert [trial.executions[0].scaling.rule for trial in study.trials] == ["linear", "linear"]
     # Without a seed one is drawn, which all sizes share.
     (seed,) = {trial.executions[0].seed for trial in study.trials}

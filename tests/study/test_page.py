@@ -7,6 +7,8 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.legend import Legend
+from matplotlib.text import Text
 from records_factory import (
     FAILURES,
     make_diverged,
@@ -20,6 +22,9 @@ from records_factory import make_trial as trial_of
 import kbatch
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, LearningRateScaling
+from kbatch.page.document import shown_columns
+from kbatch.page.numbers import pluralize
+from kbatch.plotting import canvas
 from kbatch.records.training_run import Outcomes
 from kbatch.study.compare import tolerance_text
 from kbatch.study.decision import race_task
@@ -252,6 +257,25 @@ def test_of_many_rates_each_size_has_one_line_and_those_not_compared_say_why():
     assert verdicts(mixed)[2] == "other settings"
 
 
+def test_a_size_is_far_off_only_if_no_run_of_it_is_near_the_rate_of_the_answer():
+    trials = [make_trial(size, 800, factor=16.0) for size in (32, 64)]
+    trials += [make_trial(size, 900, factor=1.0, count=1) for size in (64, 128)]
+    other = dataclasses.replace(make_trial(32, 950, count=1), hyperparameters={"units": 8})
+    found = pages(*trials, other, strategy="race", batch_sizes=[32, 64, 128])
+    left_out = {(trial.batch_size, why) for trial, why in found.left_out}
+    assert left_out == {(64, "another_trial"), (128, "far_rate"), (32, "other_settings")}
+
+
+def test_a_base_size_that_kbatch_added_is_not_called_yours():
+    trials = make_trial(32, 800), make_trial(64, 800, rate=3000.0)
+    for added in (False, True):
+        page, note = pages(*trials, base_added=added).page, "kbatch added batch size 32"
+        assert (note in page.cost, "base_added" in [n.code for n in page.notes]) == (added, added)
+        assert ("your batch size 32" in page.sentences[2]) is not added
+        kept = pages(trials[0], make_trial(64, 900, rate=900.0), base_added=added)
+        assert kept.page.sentences[0].startswith("Keep") is not added
+
+
 def test_a_rate_that_lost_a_value_has_no_row_in_place_of_the_one_that_is_compared():
     lost = make_trial(64, 800, factor=4.0, count=4)
     nan = dataclasses.replace(lost.executions[1], epochs=make_epochs([math.nan]), outcomes=None)
@@ -411,6 +435,105 @@ def test_no_sentence_of_a_page_contradicts_its_table(first):
             by = re.search(r" by ([\d.,e-]*\d)", change)
             assert by is None or f" by {by[1]}" in base, (seed, change, base)
             assert ("not certain" in change) == ("not certain" in base), (seed, change, base)
+
+
+def marks(panel):
+    """The marks of a panel, as what they look like and their place."""
+    found = []
+    for line in panel.lines:
+        if line.get_marker() not in (None, "None") and line.get_transform() == panel.transData:
+            hollow = line.get_fillstyle() == "none" or line.get_markerfacecolor() == canvas.PAPER
+            look = "grey" if line.get_color() == canvas.MUTED else ("full", "hollow")[hollow]
+            look = "ring" if line.get_markersize() == 13 else look
+            found += [(look, *place) for place in zip(*line.get_data(), strict=True)]
+    return found
+
+
+def among(places, others):
+    return all(np.isclose(others, place).all(1).any() for place in places)
+
+
+def check_figure(study, name, axes):
+    """Whether a figure shows the sizes, values and counts of the page, and calls them the same."""
+    found, table, figure = study.decide(), study.table(), axes.get_figure(root=True)
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    said = " ".join([*texts, *(str(panel.get_label()) for panel in figure.axes)])
+    said = " ".join(said.replace("\N{NO-BREAK SPACE}", " ").split())
+    shown = {panel: marks(panel) for panel in figure.axes}
+    places = [[p for look, *p in shown[panel] if look in ("full", "hollow")] for panel in shown]
+    rings = [place for each in shown.values() for look, *place in each if look == "ring"]
+    collections = [one for panel in figure.axes for one in panel.collections]
+    bars = any(one.get_segments() for one in collections if hasattr(one, "get_segments"))
+    assert ("Bars:" in said) == bars
+    assert not re.search(r"\b(executions?|None|nan)\b", said)
+    assert pluralize(len(study.trials), "trial") in said
+    for size, how in re.findall(r"Without a result: batch size ([\d,]+) \(([a-z ]+)\)", said):
+        assert how in {t.outcome for t in study.trials if f"{t.batch_size:,}" == size}
+    if name == "trials":
+        judged = [n for n in table.columns if n.endswith("(95 % interval)")]
+        columns = ["samples/s", *judged * (study.quality_metric == study.trials[0].objective)]
+        for column, drawn in zip(columns, places, strict=False):
+            if column in table:
+                rows = table[["batch size", column]].dropna().to_numpy(float)
+                assert among(drawn, rows)
+                compared = {trial.batch_size for trial in found.trials}
+                assert compared & {*rows[:, 0]} <= {size for size, _ in drawn}
+        assert ("Hollow:" in said) == any(m[0] == "hollow" for each in shown.values() for m in each)
+        verb, size = (re.findall(r"(take|keep) batch size ([\d,]*\d)", said) or [(None, None)])[0]
+        assert size == (found.batch_size and f"{found.batch_size:,}")
+        assert (verb == "keep") == found.page.sentences[0].startswith("Keep")
+        assert all(place[0] == found.batch_size for place in rings)
+    if found.trial and name in ("trials", "learning-rates"):
+        assert ("not certified" in said) != found.certified
+    if name == "pareto":
+        sign = study.quality_metric.sign
+        for look, *own in shown[axes]:
+            beaten = any(
+                one != own and one[0] >= own[0] and sign * one[1] >= sign * own[1]
+                for one in places[0]
+            )
+            assert look == "grey" or (look == "hollow") == beaten
+    if name == "learning-rates" and found.trial and found.learning_rate:
+        assert len(rings) == 1 and among(rings, places[0])
+    if name.startswith("learning-curves"):
+        named = [t.get_text() for legend in figure.findobj(Legend) for t in legend.get_texts()]
+        assert len({*named}) == len(named)
+        assert {*named} <= {f"{size:,}" for size in table["batch size"]}
+
+
+EVERY = pytest.param(range(200), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("seeds", [range(1, 200, 17), EVERY])
+def test_no_figure_or_table_contradicts_the_page(seeds):
+    for study in map(any_study, seeds):
+        found, runs, table = study.decide(), study.runs_table(), study.table()
+        assert study.settings["searched"].startswith(pluralize(len(runs), "training run"))
+        complete = runs[runs["ended"] == "complete"].groupby("trial").size()
+        rows = {row["batch size"]: row for row in found.page.rows}
+        for trial in found.trials:
+            count = complete.get(trial.trial_id, 1)  # An answer may be that of a short run.
+            assert rows[trial.batch_size]["runs"] == count
+        for _, row in table[table["verdict"] == "take"].iterrows():
+            own = {n: v for n, v in rows[found.batch_size].items() if v is not None}
+            assert {n: row[n] for n in own} == own
+        for note in found.notes:
+            for size in re.findall(r"batch sizes? ([\d,]*\d)", note):
+                assert int(size.replace(",", "")) in {*rows, 32}
+        for figure in study.figures():
+            check_figure(study, figure.name, figure.draw(None))
+
+
+def test_a_report_has_the_sentences_and_the_rows_of_the_page(tmp_path):
+    study = any_study(2)
+    *_, path = kbatch.write_report(study, tmp_path / "report.md")
+    markdown = path.read_text().replace("\\", "")
+    cell = html.unescape(re.sub(r"<.*?>", "", study._repr_html_()))
+    for text in (markdown, cell.replace("\N{NO-BREAK SPACE}", " ")):
+        for sentence in study.decide().page.sentences:
+            assert sentence in text
+        for column in shown_columns(study.table()):
+            assert all(cell.replace("*", "") in text for cell in [column.title, *column.texts])
 
 
 def test_all_that_shows_a_study_names_the_size_of_its_page():

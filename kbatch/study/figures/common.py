@@ -122,12 +122,16 @@ def quality_axis(
 BARS = "Bars: 95 % interval over training runs"
 
 
-def bars_text(trials: Iterable[TrialRecord]) -> str:
-    """Describe the bars of throughput and metric; two runs have none of throughput."""
-    counts = {len(trial.executions) for trial in trials if trial.status == "completed"}
-    texts = [BARS] if max(counts, default=0) >= FEWEST_VALUES else []
-    if few := counts & {1, 2}:
-        who = "of one or two runs, " if texts else "Bars: "
-        windows = "quartiles of the timing windows and " if 1 in few else ""
-        texts.append(f"{who}{windows}95 % over validation examples")
-    return f"{'; '.join(texts)}." if texts else ""
+def bars_text(trials: Sequence[TrialRecord], quality: Objective | None) -> str:
+    """Describe the bars of the throughput of trials, and of a metric; empty if there is none."""
+    kinds: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    for trial in trials:
+        several = len(trial.executions) >= FEWEST_VALUES
+        of_time = BARS if several else "quartiles of the timing windows"
+        over = BARS if several else "95 % over validation examples"
+        value = quality and quality_of(trial, quality)
+        measured = (of_time, trial.throughput), (over, value)
+        kinds[several] |= {text: None for text, found in measured if found and found.ends}
+    who = "of one or two runs, " if kinds[True] else "Bars: "
+    few = [f"{who}{' and '.join(kinds[False])}"] if kinds[False] else []
+    return f"{'; '.join([*kinds[True], *few])}." if kinds[True] or few else ""

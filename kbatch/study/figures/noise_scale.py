@@ -139,7 +139,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
     canvas.write_title(panel, "Gradient noise scale by batch size", columns=7, fewest=1)
     if progress:
         _draw_goodput(below[0], progress)
-    notes = (progress[-1], common.bars_text(study.trials)) if progress else ()
+    notes = (progress[-1], common.bars_text([*trials.values()], None)) if progress else ()
     common.write_conditions([panel, *below], study, *notes, caption=caption and ax is None)
     return panel
 

@@ -112,7 +112,7 @@ def plot_learning_rates(study: Study, ax: Axes | None = None, *, caption: bool =
     points = [point for line in lines.values() for point in line]
     scalings = [s for trial in study.trials if (s := trial.last.scaling)]
     # What models were built with, before any rule or factor.
-    given = {float(f"{s.learning_rate / s.learning_rate_ratio:.3g}") for s in scalings}
+    given = {float(f"{s.learning_rate / s.learning_rate_ratio:.3g}") for s in scalings} - {0.0}
     values = [value.value for *_, value in points if value]
     panel.margins(y=0.1)
     if quality.direction == "min" and 0 < 10 * min(values) < max(values):
@@ -136,7 +136,8 @@ def plot_learning_rates(study: Study, ax: Axes | None = None, *, caption: bool =
     canvas.write_title(panel, title, columns=7, fewest=1)
     hollow = "Hollow: runs that the search ended early." if "short" in lengths else ""
     crosses = "Crosses: training diverged." if "diverged" in lengths else ""
-    notes = answer, hollow, crosses
+    bars = "Bars: 95 % interval." if any(value and value.ends for *_, value in points) else ""
+    notes = answer, hollow, crosses, bars
     others = tuple(t for t in study.trials if not any(run.diverged for run in t.executions))
     alarm = common.incomplete_text(dataclasses.replace(study, trials=others))
     caption = caption and ax is None
@@ -237,8 +238,9 @@ def plot_pareto(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     common.name_sizes(panel, sizes, most=14)
     title = f"{common.metric_title(quality)} against throughput"
     canvas.write_title(panel, title, columns=7, fewest=1)
+    shown = [study.decide().as_judged(trial) for trial, *_ in points]
     filled = "Filled: no other trial is both faster and better."
-    notes = common.far_off_note(study), common.bars_text(study.trials)
+    notes = common.far_off_note(study), common.bars_text(shown, quality)
     common.write_conditions([panel], study, filled, *notes, caption=caption and ax is None)
     return panel
 

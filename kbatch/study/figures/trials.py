@@ -131,7 +131,8 @@ def draw_trials(
     marks = f"Hollow: {why_hollow}." if hollow_ids - {running} and running is None else ""
     if missing := {t.batch_size for t in completed} - {t.batch_size for t in shown}:
         marks += f" No complete run: batch size {sizes_text(sorted(missing), trials)}."
-    bars = common.bars_text(t for t in shown if t.trial_id not in short)
+    whole_shown = [decided.as_judged(t) for t in shown if t.trial_id not in short]
+    bars = common.bars_text(whole_shown, quality)
     notes = (marks.strip(), grey, outside, bars)
     common.write_conditions((upper, lower), study, *notes, alarm=alarm, caption=caption)
     return upper
@@ -183,7 +184,8 @@ def named_label(study: Study) -> str:
     parts = [f"batch size {trial.batch_size:,}", *setting_texts(trial, differing(study.trials))]
     if FACTOR_NAME in trial.hyperparameters and (rate := decided.learning_rate):
         parts.append(f"learning rate {setting(rate)}")
-    text, found = f"take {', '.join(parts)}", quality and common.quality_of(trial, quality)
+    verb = "keep" if decided.page.sentences[0].startswith("Keep") else "take"
+    text, found = f"{verb} {', '.join(parts)}", quality and common.quality_of(trial, quality)
     if trial.objective.name == "samples_per_second":
         text += f": {format_number(trial.judged_value, 4)} samples/s"
     elif found:
