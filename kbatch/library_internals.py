@@ -130,6 +130,11 @@ def build_symbolically(model: Any, batch: Any) -> None:
         model._symbolic_build(data_batch=symbols)
 
 
+def compiling(model: Any) -> AbstractContextManager[None]:
+    """Let `model.jit_compile` say that XLA compiles what is traced within."""
+    return replaced([(model, "_jit_compile", True)])
+
+
 def validation_steps(model: Any) -> int | None:
     """Return the steps of an execution by which `fit` validates, None before it does."""
     opened = getattr(model, "_eval_epoch_iterator", None)

@@ -38,6 +38,7 @@ class BestEpoch(keras.callbacks.Callback):
     def __init__(self, objective: Objective, parts: Sequence[Objective] = ()):
         super().__init__()
         self.batches: int | None = None  # Of a validation; None where unknown.
+        self.full_rows = 0  # Examples of a full validation batch.
         self.initial_weights: str | None = None  # Fingerprint.
         self._objective, self._parts = objective, parts  # It may be the sum of several.
         # The objective, or where that is no metric of an epoch, an accuracy or loss of validation.
@@ -77,7 +78,7 @@ class BestEpoch(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None):
         if self._sums is not None:
-            self._sums.begin(self.batches)
+            self._sums.begin(self.batches, self.full_rows)
 
     def end_validation(self, logs: Any = None, *, keep_weights: bool) -> None:
         """Read what validation summed up, and keep weights before callbacks change them."""

@@ -80,7 +80,7 @@ from kbatch.training.dtype_policy import (
 )
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.learning_rate import scale_model
-from kbatch.training.model import ModelFacts, check_trainable, replica_count
+from kbatch.training.model import ModelFacts, check_trainable, compile_full_batches, replica_count
 from kbatch.training.shared_graph import SharedGraph
 from kbatch.training.state import check_seed, kept_seeds
 from kbatch.training.steps_per_execution import Steps
@@ -549,6 +549,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
             if self.micro_batch_size == "auto" and plan.micro_batch_size is not None:
                 validation = min(validation, plan.micro_batch_size)
+            compile_full_batches(model)
             model = self.graph.model_for(model)
             if short is not None and not self.graph.is_kept():
                 model = short.model  # It may have state that only itself holds.

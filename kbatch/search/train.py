@@ -68,6 +68,7 @@ from kbatch.training.model import (
     can_validate,
     inner_optimizers,
     installed_step,
+    is_compiled,
     replica_count,
     user_step,
     waiting_for_data,
@@ -264,7 +265,7 @@ def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
         optimizer=optimizer and type(optimizer).__name__,
         loss_scaled=facts.loss_scaled,
         learning_rate=peak_learning_rate(optimizer),
-        jit_compile=bool(model.jit_compile),
+        jit_compile=is_compiled(model),
         notes=notes,
         plan=plan and plan.number,
         most_in_memory=plan and most_in_memory(plan),
@@ -386,7 +387,7 @@ class TimedFit:
         self._open = contextlib.ExitStack()
         self._several = replica_count(model) > 1
         self.meter: Any = StepMeter(settings.batch_size) if self._several else self._shared.meter()
-        self.clock = TrainingClock(self.meter, every_shape_compiles=bool(model.jit_compile))
+        self.clock = TrainingClock(self.meter, every_shape_compiles=is_compiled(model))
         self.best_epoch = BestEpoch(settings.objective, settings.objective_parts)
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
@@ -434,10 +435,12 @@ class TimedFit:
         data = self._shared.data(given.data)
         check_labels(self.model, data.y)
         call = given.without("callbacks", *sizes, "validation_steps")
-        if installed_step(self.model) is not None:
+        if (step := installed_step(self.model)) is not None:
             # Without rows to build it with, `fit` builds the model, or says what is missing.
             with contextlib.suppress(InputError), self.model.distribute_strategy.scope():
                 data.build(self.model, settings.batch_size)
+            if step.full_rows is not None:
+                step.full_rows.assign(settings.batch_size)
         epochs, initial_epoch, given_steps = (
             call[name] for name in ("epochs", "initial_epoch", "steps_per_epoch")
         )
@@ -526,6 +529,7 @@ class TimedFit:
         self.averages_validated |= swaps
         best, stock = self.best_epoch, keras.callbacks.Callback.on_test_end
         best.batches = batches.validation_batches
+        best.full_rows = batches.validation_batch_size
         end = functools.partial(
             best.end_validation,
             keep_weights=any(

@@ -20,6 +20,7 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import NoOutcomes
 from kbatch.training.data.batches import MOST_BLOCKS
 from kbatch.training.data.forms import is_composite, parts_of
+from kbatch.training.model import compiled_if_full, installed_step
 
 # Of unknown length a validation may have so many batches.
 _MOST_ROWS = 4096
@@ -64,6 +65,8 @@ class BlockSums:
         self._rows: Any = None
         self._classes: Any = None  # Examples with a class, then those of each; None for a mean.
         self._columns: Any = 1  # Of the labels: of several columns each one is a class.
+        # Examples of a full batch, which XLA compiles; None if it compiles none.
+        self.full_rows: Any = None
         # Examples, whether their outputs differ, whether one is not finite, and the first output.
         self._outputs: Any = None
 
@@ -77,12 +80,19 @@ class BlockSums:
                 return known
             given = known.given
         found = cls(model, name, given)
+        stock = given is None and type(model).test_step is keras.Model.test_step
+        if stock and getattr(installed_step(model), "full_rows", None) is not None:
+            with tf.device("CPU:0"):
+                found.full_rows = tf.Variable(tf.constant(0), trainable=False)
         # Keras keeps the function that it built from the step before.
         model.test_step, model.test_function = found.run, None
         return found
 
     def run(self, data: Any) -> Any:
         """Validate a batch as the model does, and keep what its metric has summed up."""
+        return compiled_if_full(self._validate, data, self.full_rows, self._model)
+
+    def _validate(self, data: Any) -> Any:
         if self._outputs is None:
             return self._step(data)
         before, compute, predicted = self._sums(), self._model.compute_metrics, []
@@ -176,8 +186,10 @@ class BlockSums:
             one.assign(value)
         return tf.reduce_all(tf.abs(before + alone - after) <= 1e-4 * tf.abs(after) + 1e-6)
 
-    def begin(self, batches: int | None) -> None:
+    def begin(self, batches: int | None, full_rows: int = 0) -> None:
         """Begin a validation of so many batches, None where that is not known."""
+        if self.full_rows is not None:
+            self.full_rows.assign(full_rows)
         self._stride = 1 if batches is None else -(-batches // MOST_BLOCKS)
         if self._metric is None:
             self._metric = metrics_by_name(self._model).get(self.name)

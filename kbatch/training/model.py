@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from kbatch.device.failures import ran_out_of_memory
 from kbatch.errors import InputTypeError
-from kbatch.library_internals import build_symbolically, layers_of, scaled_losses
+from kbatch.library_internals import build_symbolically, compiling, layers_of, scaled_losses
+from kbatch.training.data.forms import row_count
 
 
 def check_compiled(model: Any) -> None:
@@ -125,6 +126,8 @@ class TrainStep:
         self.loss_denominator: Any = step and step.loss_denominator
         # Is called before the step until it returns True: Keras may build layers by a batch.
         self.prepare: Callable[[], bool] | None = step and step.prepare
+        # Examples of the batches that XLA compiles, a variable; None if XLA compiles none.
+        self.full_rows: Any = step and step.full_rows
 
     def install(self) -> keras.Model:
         """Let the model train by this step, and return the model."""
@@ -139,11 +142,48 @@ class TrainStep:
             self.prepare = None
         tensors = tf.nest.flatten(data, expand_composites=True)
         with tf.control_dependencies([one for one in tensors if one is not None]):
-            return self._update(data)
+            return compiled_if_full(self._update, data, self.full_rows, self.model)
 
     def _update(self, data: Any) -> dict[str, Any]:
         step = user_step(self.model)
         return keras.Model.train_step(self.model, data) if step is None else step(data)
+
+
+def compile_full_batches(model: Any) -> None:
+    """Let XLA compile Keras's train step for full batches only, if it compiles it for all.
+
+    The last batch of an epoch has another shape at each batch size. The number of examples of a
+    full batch is `full_rows` of the step.
+    """
+    several = replica_count(model) > 1 or model.run_eagerly
+    if several or not model.jit_compile or user_step(model) is not None:
+        return
+    step = installed_step(model) or TrainStep(model)
+    with tf.init_scope(), tf.device("CPU:0"):
+        step.full_rows = tf.Variable(tf.constant(0), trainable=False)
+    model.jit_compile = False
+    step.install()
+
+
+def compiled_if_full(
+    step: Callable[[Any], Any], data: Any, full_rows: Any, model: Any
+) -> dict[str, Any]:
+    """Run a step on a batch, compiled by XLA if the batch has `full_rows` examples."""
+    if full_rows is None:
+        return step(data)
+
+    def by_xla(data: Any) -> Any:
+        with compiling(model):
+            return step(data)
+
+    compiled = tf.function(by_xla, jit_compile=True, autograph=False)
+    full: Any = tf.equal(row_count(data), full_rows)
+    return tf.cond(full, lambda: compiled(data), lambda: step(data))
+
+
+def is_compiled(model: Any) -> bool:
+    """Return whether XLA compiles the train step of a model, for some batches at least."""
+    return bool(model.jit_compile) or getattr(installed_step(model), "full_rows", None) is not None
 
 
 def installed_step(model: Any) -> Any:

@@ -31,7 +31,7 @@ from kbatch.library_internals import (
 )
 from kbatch.training.fingerprint import Description
 from kbatch.training.learning_rate import REMEMBERED, followed_settings
-from kbatch.training.model import installed_step, replica_count, user_step
+from kbatch.training.model import installed_step, is_compiled, replica_count, user_step
 from kbatch.training.steps_per_execution import GraphCount, counted_steps
 
 Settings = list[tuple[Any, str]]  # Those that follow the batch size: an owner and a name each.
@@ -112,7 +112,7 @@ def description(model: Any, settings: Settings) -> dict[str, Any] | None:
     config = keras.config
     globals_read = (config.epsilon(), config.floatx(), config.image_data_format())
     flash = config.is_flash_attention_enabled()
-    step_of = (type(step), getattr(step, "how", None))
+    step_of = (type(step), getattr(step, "how", None), is_compiled(model))
     return found | {"names": names, "step": step_of, "globals": (*globals_read, flash)}
 
 

@@ -8,6 +8,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
+from kbatch.training.model import compiled_if_full
 
 
 def build(*more):
@@ -58,6 +59,39 @@ def test_the_step_of_a_search_is_traced_once(shared):
 def test_trials_train_as_if_each_had_a_graph_of_its_own(shared, tmp_path):
     # With a function of the user's own in the model nothing is shared.
     assert shared[0] == searched(tmp_path, lambda: build(keras.layers.Lambda(lambda x: x)))
+
+
+@pytest.mark.slow
+def test_xla_changes_no_value_of_a_search(tmp_path):
+    # Neither draws, and 94 rows end in a batch that is not full at both sizes.
+    def compiled(jit_compile):
+        return lambda: models.mlp(
+            inner=(keras.layers.BatchNormalization(),), jit_compile=jit_compile
+        )
+
+    plain, by_xla = (searched(tmp_path / str(one), compiled(one)) for one in (False, True))
+    assert plain.keys() == by_xla.keys()
+    for run, epochs in plain.items():
+        for one, other in zip(epochs, by_xla[run], strict=True):
+            np.testing.assert_allclose([*one.values()], [*other.values()], rtol=1e-6, atol=1e-7)
+
+
+def test_compiled_if_full_compiles_no_other_batch():
+    model, full_rows, says = build(), tf.Variable(3), set()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])], autograph=False)
+    def step(data):
+        def count(rows):  # XLA has no texts.
+            says.add(bool(model.jit_compile))
+            return {"length": tf.strings.length(tf.strings.as_string(rows[0, 0]))}
+
+        return compiled_if_full(count, data, full_rows, model)
+
+    assert step(tf.zeros([4, 8]))["length"] > 0
+    with pytest.raises(tf.errors.OpError, match="XLA"):
+        step(tf.zeros([3, 8]))
+    assert says == {True, False}
+    assert not model.jit_compile
 
 
 def test_a_build_function_that_draws_by_tensorflow_draws_the_same_for_each_size(tmp_path):
