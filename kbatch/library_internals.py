@@ -31,10 +31,12 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import random_seed
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 __all__ = [
     "ArrayDataAdapter",
     "class_weight_to_sample_weights",
+    "is_op_determinism_enabled",
     "make_class_weight_map_fn",
     "squeeze_or_expand_to_same_rank",
     "train_validation_split",

@@ -9,6 +9,7 @@ import pytest
 import searches
 import tensorflow as tf
 from batch_data import Rows
+from tensorflow.python.framework.config import disable_op_determinism
 
 import kbatch
 
@@ -148,6 +149,27 @@ def test_what_no_size_can_train_ends_the_search_with_its_cause(
     (trial,) = kbatch.load_study(tmp_path / "search").trials
     if cause.startswith("every batch size: "):
         assert re.search(cause.removeprefix("every batch size: "), trial.failure)
+
+
+@pytest.fixture
+def deterministic():
+    tf.config.experimental.enable_op_determinism()
+    yield
+    disable_op_determinism()
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_search_with_deterministic_operations_repeats_its_metrics(tmp_path):
+    def metrics(name):
+        hypermodel = searches.stock(line, (8, 16))
+        arguments = {"data": (X, SIDES), "objective": "loss"}
+        tuner = searches.quick(tmp_path / name, hypermodel, kbatch.BatchSizeTuner, **arguments)
+        runs = [trial.executions[0] for trial in tuner.study.trials]
+        assert [run.data_wait_s for run in runs] == [None, None]
+        return [run.epochs[0].metrics["loss"] for run in runs]
+
+    keras.utils.set_random_seed(0)  # Deterministic operations need a seed.
+    assert metrics("first") == metrics("second")
 
 
 @pytest.mark.parametrize("broken", [8, 32])

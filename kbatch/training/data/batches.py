@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import inputs_of_dataset
+from kbatch.library_internals import inputs_of_dataset, is_op_determinism_enabled
 from kbatch.training.data.forms import (
     arrays_of,
     as_dataset,
@@ -385,7 +385,8 @@ class InputMeter:
     def read(self) -> InputReading:
         batches, examples, largest, wait_s, shape, first = self._totals.numpy().tolist()
         order = f"{int(first):x}" if first else None
-        return InputReading(int(batches), int(examples), int(largest), wait_s, shape, order)
+        waited_s = None if math.isnan(wait_s) else wait_s
+        return InputReading(int(batches), int(examples), int(largest), waited_s, shape, order)
 
     def _count_parts(self, asked_s: tf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
         return self._count(asked_s, list(parts))
@@ -409,7 +410,7 @@ class InputMeter:
             shape_number = tf.reduce_sum(lengths * roots)
         tensors = tf.nest.flatten(leaves, expand_composites=True)
         with tf.control_dependencies(tensors):
-            waited_s = tf.timestamp() - asked_s
+            waited_s = _now_s() - asked_s
         batches, examples, largest, wait_s, _, order = tf.unstack(self._totals)
         totals = [batches + 1, examples + rows, tf.maximum(largest, rows), wait_s + waited_s]
         if self.see_order:
@@ -424,7 +425,12 @@ class InputMeter:
 
 
 def _asked(number: tf.Tensor) -> tf.Tensor:
-    return tf.timestamp()
+    return _now_s()
+
+
+def _now_s() -> tf.Tensor:
+    # A clock is no deterministic operation.
+    return tf.constant(np.nan, tf.float64) if is_op_determinism_enabled() else tf.timestamp()
 
 
 class StepMeter(InputMeter):
