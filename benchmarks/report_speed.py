@@ -1,16 +1,22 @@
-"""How long do `kbatch --help` and the report of a saved study of 200 trials take?
+"""How long do `kbatch --help`, all figures, and the report of a study of 200 trials take?
 
-    python benchmarks/report_speed.py [--trials 200] [--rounds 5]
+    python benchmarks/report_speed.py [--trials 200] [--rounds 5] [--beside PATH]
 
 Processes of their own, commands in turn in each round: the help, the report as HTML and as
-Markdown. Each trial has three executions of 20 epochs with accuracies, gradient moments and 30
-timing windows. Prints seconds of wall time, their median, and the size of the page.
+Markdown. Then every public figure is drawn and written as PNG: seven kinds of the study, and the
+others of the records in docs/data. Each trial has three executions of 20 epochs with accuracies, a
+target, gradient moments, readings of a GPU and 30 timing windows. Prints seconds of wall time, of
+figures of the processor, their median, and the size of the page. With `--beside`, another checkout
+of this repository draws the same figures in turn, and the ratio of the times is printed.
 """
 
 import argparse
 import dataclasses
+import functools
 import importlib
+import json
 import math
+import os
 import random
 import statistics
 import subprocess
@@ -19,11 +25,17 @@ import tempfile
 import time
 from pathlib import Path
 
+from side_by_side import ratio
+
+import kbatch
+from kbatch.analysis.learning_rate import LearningRateScaling
+from kbatch.plotting.canvas import figure_bytes
 from kbatch.records.json_codec import write_record
-from kbatch.records.machine import EnvironmentRecord
-from kbatch.records.training_run import EpochRecord, ExecutionRecord, SearchRecord
+from kbatch.records.machine import EnvironmentRecord, GpuSample, GpuUsage, UsageRecord
+from kbatch.records.training_run import EpochRecord, ExecutionRecord, SearchRecord, Target
 from kbatch.study.trial import Objective, TrialRecord
 
+DATA = Path(kbatch.__file__).parent.parent / "docs" / "data"
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 EPOCHS, WINDOWS, EXAMPLES = 20, 30, 1437
 
@@ -47,7 +59,9 @@ def execution(batch_size, random_):
         optimizer="Adam",
         loss_scaled=False,
         learning_rate=0.001,
-        learning_rate_scaling="sqrt",
+        scaling=LearningRateScaling("sqrt", batch_size, 32, (batch_size / 32) ** 0.5, 0.001),
+        target=Target("val_accuracy", 0.5, "max"),
+        usage=usage(random_),
         jit_compile=False,
         batch_size_seen=batch_size,
         window_examples=(100,) * WINDOWS,
@@ -62,6 +76,17 @@ def execution(batch_size, random_):
         total_s=1.5 * EPOCHS * EXAMPLES / rate,
         epochs=tuple(epochs),
     )
+
+
+def usage(random_):
+    samples = [
+        GpuSample(float(s), random_.random(), 1e9, 300 * random_.random()) for s in range(60)
+    ]
+    mean = GpuSample(30.0, 0.5, 1e9, 150.0)
+    gpu = GpuUsage(
+        "a GPU", "0000:1e:00.0", ("GPU:0",), 80 * 2**30, 9e3, "power", mean, tuple(samples)
+    )
+    return UsageRecord(60.0, 60, (gpu,))
 
 
 def trial(number, random_):
@@ -104,11 +129,57 @@ def seconds(*words):
     return time.perf_counter() - began_s
 
 
+def draw_all(study):
+    """Draws every figure twice and prints the seconds of the second time, by kind."""
+    load = {
+        "limits": functools.partial(kbatch.Recommendation.load, DATA / "recommendation.json"),
+        "memory": functools.partial(kbatch.MaxBatchSizeResult.load, DATA / "made-up-memory.json"),
+        "training": functools.partial(kbatch.TrainingProfile.load, DATA / "training.json"),
+        "inference": functools.partial(kbatch.InferenceProfile.load, DATA / "inference.json"),
+        "input": functools.partial(kbatch.InputPipelineProfile.load, DATA / "input.json"),
+    }
+    found = {}
+    for _ in range(2):
+        loaded = {kind: read() for kind, read in load.items()}
+        searched = kbatch.load_study(study)
+        for plot in (name for name in dir(kbatch) if name.startswith("plot_")):
+            began_s = time.process_time()
+            result = loaded.get(plot.split("_")[1], searched)
+            figure_bytes(getattr(kbatch, plot)(result), ".png")
+            found[plot] = time.process_time() - began_s
+    print(json.dumps(found))
+
+
+def compare_figures(study, paths, rounds):
+    found = {path: [] for path in paths}
+    for _ in range(rounds):
+        for path, times in found.items():
+            command = [sys.executable, __file__, "--draw", str(study)]
+            environment = os.environ | ({"PYTHONPATH": path} if path else {})
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+            times.append(json.loads(done.stdout))
+    totals = {}
+    for path, times in found.items():
+        medians = {kind: statistics.median(one[kind] for one in times) for kind in times[0]}
+        totals[path] = [sum(one.values()) for one in times]
+        listed = ", ".join(f"{kind[5:]} {1000 * s:.0f}" for kind, s in medians.items())
+        print(
+            f"figures {path or ''} median {statistics.median(totals[path]):.2f} s; in ms: {listed}"
+        )
+    if len(totals) == 2:
+        print(f"ratio {ratio(*totals.values()):.2f}, rounds {rounds}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beside", help="another checkout, which draws the same figures")
+    parser.add_argument("--draw", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.draw:
+        draw_all(options.draw)
+        return
     with tempfile.TemporaryDirectory() as folder:
         study, page = Path(folder) / "study", Path(folder) / "report.html"
         save_study(study, options.trials)
@@ -125,6 +196,8 @@ def main():
         for name, times in found.items():
             listed = " ".join(f"{s:.2f}" for s in times)
             print(f"{name:12} median {statistics.median(times):.2f} s  ({listed})")
+        paths = ["", *([options.beside] if options.beside else [])]
+        compare_figures(study, paths, options.rounds)
         print(f"{options.trials} trials, page {page.stat().st_size / 1e6:.2f} MB")
 
 

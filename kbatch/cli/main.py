@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import gc
 import importlib
 import io
 import os
@@ -267,6 +268,7 @@ def _report(options: argparse.Namespace) -> None:
         progress = getattr(record, "progress", None)
         if progress is not None and progress.process is not None:
             print(record.answer)
+    gc.freeze()  # Else the collector visits every record of a study again and again while it draws.
     for path in write_report(records, options.output):
         print(path)
 

@@ -11,13 +11,13 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
@@ -200,6 +200,7 @@ def write_title(
     ax.set_title(
         textwrap.fill(title, int(share * 64)),  # Characters in a line.
         loc="left",
+        y=1,  # As low as the search for a place would set it.
         pad=6 + 1.6 * TEXT_PT * rows,
         fontsize=TEXT_PT + 1.5,
         color=INK,
@@ -303,10 +304,19 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str) -> bytes:
     labels = [str(axes.get_label()).replace("\n", " ") for axes in figure.axes]
     # A label that matplotlib made, such as `<colorbar>`, describes nothing.
     description = " ".join(label for label in labels if label and not label.startswith("<"))
-    content = io.BytesIO()
-    metadata = _METADATA[suffix] | {_DESCRIPTION[suffix]: description or None}
+    return _printed(figure, suffix, _METADATA[suffix] | {_DESCRIPTION[suffix]: description or None})
+
+
+def _printed(figure: Figure, suffix: str, metadata: Mapping[str, str | None]) -> bytes:
+    """Draw a figure into a file, once: `savefig` draws it twice, first for the layout alone."""
+    options: Any = {"pil_kwargs": {"compress_level": 3}} if suffix == ".png" else {}
+    content, canvas, dpi = io.BytesIO(), figure.canvas, figure.dpi
+    printing: Any = get_registered_canvas_class(suffix[1:])(figure)
+    figure.dpi = _PNG_DPI  # In vector files for marks that are pixels.
     with matplotlib.rc_context(_REPEATABLE):
-        figure.savefig(content, format=suffix[1:], dpi=_PNG_DPI, metadata=metadata)
+        getattr(printing, f"print_{suffix[1:]}")(content, metadata=metadata, **options)
+    figure.dpi = dpi
+    figure.set_canvas(canvas)
     return content.getvalue()
 
 
@@ -315,8 +325,5 @@ def svg_address(ax: Axes) -> str:
     figure = figure_of(ax)
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set(facecolor="none", edgecolor="none")
-    figure.dpi, content = _PNG_DPI, io.StringIO()  # For marks that are pixels.
-    with matplotlib.rc_context(_REPEATABLE):
-        FigureCanvasSVG(figure).print_svg(content, metadata=_METADATA[".svg"])
-    svg = _MORE_DIGITS.sub("", content.getvalue())
+    svg = _MORE_DIGITS.sub("", _printed(figure, ".svg", _METADATA[".svg"]).decode())
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"

@@ -80,7 +80,7 @@ def points(
         values,
         color=color,
         linestyle=line,
-        linewidth=1.4,
+        linewidth=0.7 if hollow else 1.4,
         marker=marker,
         markersize=size,
         markerfacecolor=PAPER if hollow else color,

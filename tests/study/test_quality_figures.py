@@ -64,7 +64,7 @@ def test_plot_learning_rates_marks_the_answer_the_given_rate_and_what_diverged(n
     found = rates_study(Objective(name, "max" if name == "val_accuracy" else "min"))
     panel, decided = plot_learning_rates(found), found.decide()
     crosses = [line.get_xydata().tolist() for line in panel.lines if line.get_marker() == "X"]
-    assert crosses == [[], [[0.064, edge]]]
+    assert crosses == [[[0.064, edge]]]
     judged = decided.as_judged(decided.trial).judged().value
     (ring,) = [line for line in panel.lines if line.get_markersize() == 13]
     assert ring.get_xydata().tolist() == [[decided.learning_rate, pytest.approx(judged)]]

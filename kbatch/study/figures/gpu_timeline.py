@@ -133,9 +133,7 @@ def plot_gpu_timeline(
     panels[-1].set_xlim(0, usage.duration_s)
     panels[-1].set_xlabel("Time (s)")
     canvas.write_title(panels[0], title, columns=2)
-    samples = max(len(gpu.samples) for gpu in gpus)
-    means = f", shown as {samples:,} means" if usage.readings > samples else ""
     notes = why, missing_text(getattr(watched, "missing", 0)), *map(_summary, gpus)
-    facts = [f"{pluralize(usage.readings, 'reading')}{means}"]
+    facts = [pluralize(usage.readings, "reading")]
     canvas.write_caption(panels, *notes, facts=facts, caption=caption and ax is None)
     return panels[0]

@@ -99,13 +99,16 @@ def plot_learning_rates(study: Study, ax: Axes | None = None, *, caption: bool =
         for hollow, length in ((True, "short"), (False, "complete")):
             found = [(rate, value) for rate, its, value in line if value and its == length]
             rates, values = [rate for rate, _ in found], [value.value for _, value in found]
-            width = 0.7 if hollow else 1.4
-            panel.plot(rates, values, color=look[0], linestyle=style, linewidth=width)
+            if not found:
+                continue
             draw.bars(panel, rates, [value.ends for _, value in found], look[0])
-            draw.points(panel, rates, values, *look, hollow=hollow, zorder=3 - hollow / 2)
+            draw.points(
+                panel, rates, values, *look, hollow=hollow, line=style, zorder=3 - hollow / 2
+            )
         lost = [rate for rate, length, _ in line if length == "diverged"]
         cross: dict[str, Any] = {"color": look[0], "mec": canvas.PAPER, "ms": 8, "zorder": 4}
-        panel.plot(lost, [worst] * len(lost), "X", transform=across, **cross)
+        if lost:
+            panel.plot(lost, [worst] * len(lost), "X", transform=across, **cross)
     common.name_sizes(panel, sizes, most=14)
     for text, style in zip(texts, _STYLES, strict=False) if 1 < len(texts) <= len(_STYLES) else ():
         panel.plot([], [], color=MUTED, linestyle=style, label=text)

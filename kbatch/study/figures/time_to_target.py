@@ -119,7 +119,8 @@ def plot_time_to_target(
     batch needs half the updates (Shallue et al. 2019, arXiv:1811.03600). The curve through the
     updates is S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162). Each batch size is
     shown by its trial with the fewest updates. A target counts as met at the end of an epoch.
-    Training time includes tracing, but no validation.
+    Training time includes tracing, but no validation. If all batch sizes train at one learning
+    rate, large ones may need more updates for that reason alone.
 
     Args:
         study: A study, from `load_study`.
@@ -157,16 +158,9 @@ def plot_time_to_target(
     sign = "≥" if aim.direction == "max" else "≤"
     aim_text = f"{metric_words(aim.metric)} {sign} {setting(aim.value)}"
     canvas.write_title(upper, f"Training time and updates to {aim_text}", columns=2, fewest=1)
-    runs = [run for trial in study.trials for run in trial.executions]
-    rules = {run.scaling and run.scaling.rule for run in runs}
-    notes = (
-        f"{common.BARS}." if any(one.ends for one in updates.values()) else "",
-        "One learning rate for all batch sizes: large ones may need more updates for it alone."
-        if rules == {None}
-        else "",
-    )
+    notes = fit_text, f"{common.BARS}." if any(one.ends for one in updates.values()) else ""
     caption = caption and ax is None
-    common.write_conditions((upper, lower), study, fit_text, *notes, alarm=alarm, caption=caption)
+    common.write_conditions((upper, lower), study, *notes, alarm=alarm, caption=caption)
     return upper
 
 

@@ -121,7 +121,7 @@ def draw_trials(
         characters = round(canvas.width_share(lower) * 60)
         label = textwrap.fill(named_label(study), characters, max_lines=5, placeholder=" …")
         look = {"fontsize": canvas.TEXT_PT, "color": INK, "fontweight": "bold", "pad": 4}
-        lower.set_title(label, loc="left", parse_math=False, **look)
+        lower.set_title(label, loc="left", y=1, parse_math=False, **look)
         taken = next(trial for trial in trials if trial.trial_id == named.trial_id)
         for panel, measure in measured.items():
             draw.guide(panel, named.batch_size)
