@@ -133,7 +133,7 @@ def timed(call: Callable[[], object], calls: int, least_s: float = 0.0) -> list[
 def by_kbatch(model, x, target_s: float) -> Found:
     began_s = time.perf_counter()
     profile = kbatch.profile_inference(
-        model, x, latency_slo_ms=1000 * target_s, quantile=QUANTILE, measure_memory=False
+        model, x, latency_slo_ms=1000 * target_s, quantile=QUANTILE, measure_memory=False, verbose=0
     )
     seconds = time.perf_counter() - began_s
     kept = [check.batch_size for check in profile.checks if check == profile.verified]

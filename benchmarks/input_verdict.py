@@ -175,6 +175,7 @@ def main() -> None:
                 make(step_s / ratio),
                 time_budget_s=options.budget,
                 remedies=False,
+                verbose=0,
             )
             keras.backend.clear_session()
             rows[name, ratio] = profile.verdict

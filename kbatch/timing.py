@@ -144,8 +144,8 @@ def timed_enough(blocks: Sequence[Sequence[float]], plan: TimingPlan) -> bool:
 # throughput grows, memory is known to suffice, and time is left.
 DEFAULT_SIZES = powers_of_two(1, 4096)
 LARGER_SIZES = powers_of_two(8192, 65536)
-# After this share of the time no more settings are warmed up. The rounds have the rest, or as much
-# again where a setting that compiled was late.
+# After this share of the time no more settings are warmed up. The rounds have the rest, and each
+# setting is timed once however late it is.
 _SHARE_TO_WARM_UP = 0.5
 # So many are timed whatever the time, by all their contenders: without two sizes there is no fit,
 # and no answer.
@@ -182,6 +182,7 @@ class Sweep(abc.ABC):
         self.timing, self._chosen, self.progress, self.clock = timing, chosen, progress, clock
         self._order, self._began_s, self._first_calls_s = random.Random(seed), clock(), 0.0
         self._calls: dict[Setting, Call] = {}
+        self._needed_calls: dict[Setting, int] = {}  # Where they are not those of the plan.
         self._ended: dict[Any, tuple[int, Note]] = {}  # The last size of a series, and why.
 
     @abc.abstractmethod
@@ -206,8 +207,13 @@ class Sweep(abc.ABC):
         free_s = 0.0 if self.timing.first_calls_count else self._first_calls_s
         return self.clock() - self._began_s - free_s
 
-    def warm_up(self, settings: Iterable[Setting]) -> Iterator[tuple[Setting, WarmUp]]:
-        """Warm settings up, and yield each that was called and had memory enough."""
+    def warm_up(
+        self, settings: Iterable[Setting], *, needed_calls: int | None = None
+    ) -> Iterator[tuple[Setting, WarmUp]]:
+        """Warm settings up, and yield each that was called and had memory enough.
+
+        With `needed_calls` none is too slow, and so many calls are enough in place of the plan's.
+        """
         for setting in settings:
             last, end = self._ended.get(setting.series, (math.inf, None))
             if reason := end if setting.size > last else self._reason_not_to_run(setting):
@@ -216,7 +222,10 @@ class Sweep(abc.ABC):
                 time_ms = format_number(1e3 * self.time_s(setting))
                 self.progress.say(f"{setting}: {time_ms} ms when warm")
                 yield setting, warm_up
-                self._look_at(setting)
+                if needed_calls is None:
+                    self._look_at(setting)
+                else:
+                    self._needed_calls[setting] = needed_calls
             else:
                 reason = self.not_run[setting]
                 self.progress.say(f"{setting}: {reason}")
@@ -255,25 +264,25 @@ class Sweep(abc.ABC):
         return warm_up
 
     def run(self) -> None:
-        """Time all in rounds, each until it was timed enough."""
-        live, budget_s = list(self.warm_ups), self.timing.time_budget_s
-        ends_s = max(budget_s, self.spent_s + (1 - _SHARE_TO_WARM_UP) * budget_s)
+        """Time all in rounds, each until it was timed enough or the time is spent."""
+        live = list(self.warm_ups)
         for number in itertools.count():
             for setting in self._order.sample(live, len(live)):
-                if number > 0 and self.spent_s >= ends_s:
+                if number > 0 and self.spent_s >= self.timing.time_budget_s:
                     return
                 durations_s = self.fresh_calls(setting, 1, least_s=self.timing.block_s)
                 if durations_s is not None:
                     self.blocks[setting].append(durations_s)
-            live = [
-                one
-                for one in live
-                if one not in self.not_run and not timed_enough(self.blocks[one], self.timing)
-            ]
+            live = [one for one in live if one not in self.not_run and not self._timed_enough(one)]
             if not live:
                 return
             still = pluralize(len(live), "setting")
             self.progress.tick(f"round {number + 1}, {still} not known well enough")
+
+    def _timed_enough(self, setting: Setting) -> bool:
+        calls = self._needed_calls.get(setting, self.timing.needed_calls)
+        plan = dataclasses.replace(self.timing, needed_calls=calls)
+        return timed_enough(self.blocks[setting], plan)
 
     def fresh_calls(
         self, setting: Setting, calls: int, *, least_s: float = 0.0

@@ -20,6 +20,8 @@ RECORDS = {
         checks=(make_check(60, outcome="missed", latencies_s=()), make_check(30)),
         target_ms=5.0,
         output_changes={"float32": 0.01},
+        class_changes={"float32": 0.002},
+        compared_examples=1000,
         noted=(Note.of("inputs_made"),),
     ),
     "input": inputs.make_profile(long_run=inputs.make_long_run(300, waiting=0.5)),

@@ -268,7 +268,8 @@ ExecutionRecord.device ExecutionRecord.dtype_policy ExecutionRecord.failure
 ExecutionRecord.first_order ExecutionRecord.initial_weights ExecutionRecord.optimizer
 ExecutionRecord.rate_callbacks ExecutionRecord.reported ExecutionRecord.traceback
 ExecutionRecord.weight_shapes GpuUsage.name GpuUsage.pci_bus_id
-GpuUsage.tensorflow_devices InferenceProfile.model_name InferenceProfile.output_changes
+GpuUsage.tensorflow_devices InferenceProfile.class_changes InferenceProfile.model_name
+InferenceProfile.output_changes
 InputPipelineProfile.dtype_policy LearningRateScaling.follow_batch_size LearningRateScaling.given
 LearningRateScaling.made MaxBatchSizeResult.device MaxBatchSizeResult.dtype_policy
 MemoryRecord.dtype_policy Objective.name Outcomes.key Outcomes.metric Plan.dtype_policy Plan.model

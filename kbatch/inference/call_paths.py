@@ -8,8 +8,9 @@ import contextlib
 import functools
 import logging
 import tempfile
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from kbatch.library_internals import (
 )
 from kbatch.page.numbers import join_words
 from kbatch.records.notes import Note
-from kbatch.training.data.forms import as_dataset, is_dataset
-from kbatch.training.data.training_data import Sample, TrainingData
+from kbatch.training.data.forms import as_dataset, is_dataset, rows_of
+from kbatch.training.data.training_data import Sample, TrainingData, training_dataset
 from kbatch.training.dtype_policy import POLICIES, dtype_policy_scope
 
 _MADE_ROWS = 64
@@ -262,6 +263,59 @@ def variants_of(
                 for name, one in others.items()
             }
     return models, changes, tuple(notes)
+
+
+# Examples that are compared with float32 at once, and at most.
+_COMPARED_AT_ONCE, _MOST_COMPARED = 64, 8192
+
+
+def changed_classes(
+    model: keras.Model, models: Mapping[str, keras.Model], x: Any, rows: Any, *, most_s: float
+) -> tuple[dict[str, float], int]:
+    """Return by policy the share of predictions with another class than in float32.
+
+    All data are compared, as far as the time allows, or else the rows that were taken or made. The
+    second value is how many examples were compared.
+    """
+    others = {name: one for name, one in models.items() if name != "float32"}
+    if not others:
+        return {}, 0
+    changed, predictions, compared = dict.fromkeys(others, 0), 0, 0
+    batches: Iterable[Any] = [rows]
+    ends_s = time.perf_counter() + most_s
+    with contextlib.suppress(PolicyUnsupported):  # Then there is nothing to compare with.
+        reference = models.get("float32") or variant(model, "float32")
+        if x is not None:
+            with contextlib.suppress(InputError):  # Fewer rows than a batch: these are all.
+                data = training_dataset(x, batch_size=_COMPARED_AT_ONCE, model=reference)
+                batches = (keras.utils.unpack_x_y_sample_weight(batch)[0] for batch in data)
+        for inputs in batches:
+            expected = outputs_of(reference, inputs)
+            for name, one in others.items():
+                found = _classes_changed(outputs_of(one, inputs), expected)
+                changed[name] += int(np.sum(found))
+            predictions += len(found)
+            compared += rows_of(inputs)
+            if not predictions or compared >= _MOST_COMPARED or time.perf_counter() > ends_s:
+                break
+    if not predictions:
+        return {}, 0
+    return {name: count / predictions for name, count in changed.items()}, compared
+
+
+def _classes_changed(outputs: Any, reference: Any) -> np.ndarray:
+    """Return for each prediction of a class whether it differs."""
+    found = [np.zeros(0, bool)]
+    leaves = map(keras.tree.flatten, (outputs, reference))
+    for one, other in zip(*leaves, strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        if other.dtype.kind != "f" or other.ndim < 2:
+            continue
+        if other.shape[-1] > 1:
+            found.append(np.ravel(one.argmax(-1) != other.argmax(-1)))
+        elif np.all((other >= 0) & (other <= 1)):  # Of two classes.
+            found.append(np.ravel((one > 0.5) != (other > 0.5)))
+    return np.concatenate(found)
 
 
 def policy_of(model: keras.Model) -> str:

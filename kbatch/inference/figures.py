@@ -1,5 +1,6 @@
 """The figures of an inference profile: by batch size, rate against time, and memory."""
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Estimate
@@ -8,7 +9,7 @@ from kbatch.page.document import Figure
 from kbatch.page.numbers import count_range, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, ALARM_TEXT, MUTED, series_style
-from kbatch.throughput.figure import check_timed, draw_sweep, height_in
+from kbatch.throughput.figure import check_timed, draw_sweep, height_in, time_name
 
 _BATCH_LABEL = "Batch size (examples per call)"
 
@@ -19,8 +20,10 @@ def plot_inference_throughput(
     """Plot samples/s above and the time of a batch below, by batch size.
 
     Lines are the fit t(b) = (b + n_half) / r_inf where it holds; elsewhere they join the points.
-    A latency target is drawn in the lower panel. Batch sizes that the first call path answers
-    (knee, efficient, fastest) are marked, sizes that ran out of memory stand at the bottom edge.
+    With a latency target the lower panel shows the quantile that has to keep to it, and the median
+    as a thin line, and the size for the target is marked. Without one, the sizes that the first
+    call path answers (efficient, knee, fastest) are marked. Sizes that ran out of memory stand at
+    the bottom edge.
 
     >>> kbatch.plot_inference_throughput(profile).figure.savefig("throughput.png")
 
@@ -32,13 +35,19 @@ def plot_inference_throughput(
     Raises:
         ValueError: If nothing was timed.
     """
-    answers = profile.answers.items()
+    answers, quantile = profile.answers, None
+    if profile.target_ms is not None:
+        found, quantile = profile.target_answer, profile.quantile
+        answers = {} if found is None else {"take" if found.verified else "probably": found}
     return draw_sweep(
         ax,
         _timed(profile),
         label=_BATCH_LABEL,
         targets_ms=_targets(profile),
-        answers=[(name, found.batch_size, not found.extrapolated) for name, found in answers],
+        answers=[
+            (name, found.batch_size, not found.extrapolated) for name, found in answers.items()
+        ],
+        quantile=quantile,
         title="Throughput and time of a batch",
         facts=_facts(profile),
         caption=caption,
@@ -51,8 +60,9 @@ def plot_inference_operating_curve(
     """Plot samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
-    bought. The latency target is a vertical line. The arguments are those of
-    `plot_inference_throughput`; a `ValueError` says that nothing was timed.
+    bought. The latency target is a vertical line, and with it the time is the quantile that has to
+    keep to it. The arguments are those of `plot_inference_throughput`; a `ValueError` says that
+    nothing was timed.
     """
     timed, rounds = _timed(profile), []
     (panel,) = canvas.panels(ax, height_in(1))
@@ -60,7 +70,9 @@ def plot_inference_operating_curve(
     canvas.vertical_grid(panel)
     for index, (label, rows) in enumerate(timed.items()):
         measured = [row for row in rows if row.measured]
-        places = [(1e3 * row.median_s, row.batch_size / row.median_s) for row in measured]
+        if (quantile := profile.target_ms and profile.quantile) is not None:
+            measured = [row for row in measured if row.latencies_s]
+        places = [(1e3 * _time_s(row, quantile), row.batch_size / row.median_s) for row in measured]
         draw.series(panel, index, [(ms, Estimate(rate)) for ms, rate in places], label=label)
         color = series_style(index)[0] if index else MUTED
         # Sizes of the others are about the same: named all, none could be read.
@@ -73,7 +85,7 @@ def plot_inference_operating_curve(
     draw.names_above(panel, targets, panel.get_xlim(), color=ALARM_TEXT)
     panel.yaxis.set_major_formatter("{x:,.0f}")
     draw.plain_log_labels(panel.xaxis)
-    panel.set_xlabel("Time of a batch (ms)")
+    panel.set_xlabel(f"{time_name(profile.target_ms and profile.quantile)} of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
     canvas.write_title(panel, "Throughput against the time of a batch", columns=4)
     facts = [*_facts(profile), f"{count_range(rounds, 'round')} a point"]
@@ -130,6 +142,10 @@ def _timed(profile: InferenceProfile) -> dict[str, list[TimingRecord]]:
     return {name: rows for name, rows in found.items() if any(row.measured for row in rows)}
 
 
+def _time_s(row: TimingRecord, quantile: float | None) -> float:
+    return row.median_s if quantile is None else float(np.quantile(row.latencies_s, quantile))
+
+
 def _facts(profile: InferenceProfile) -> list[str]:
     return [*where_measured(profile.environment), profile.model_name]
 
@@ -138,8 +154,8 @@ def _targets(profile: InferenceProfile) -> list[tuple[float, str]]:
     """Return the latency target in ms and what was found for it, none without a target."""
     if profile.target_ms is None:
         return []
-    found = "no size verified"
-    if profile.verified is not None:
-        found = f"batch size {profile.verified.batch_size:,}"
+    found = "no batch size"
+    if (answer := profile.target_answer) is not None:
+        found = f"batch size {answer.batch_size:,}{'' if answer.verified else ', not verified'}"
     within = f"p{100 * profile.quantile:g} within {profile.target_ms:g} ms"
     return [(profile.target_ms, f"{within}: {found}")]

@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
+from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.intervals import calls_for_quantile
 from kbatch.device.machine import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_in_use
@@ -26,13 +26,20 @@ from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import (
     CALL_PATHS,
     Run,
+    changed_classes,
     check_names,
     inference_inputs,
     open_path,
     repeated,
     variants_of,
 )
-from kbatch.inference.result import BULK_PATH, InferenceProfile, TimingRecord, check_target
+from kbatch.inference.result import (
+    BULK_PATH,
+    InferenceProfile,
+    TimingRecord,
+    calls_to_show,
+    check_target,
+)
 from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
@@ -54,8 +61,10 @@ from kbatch.training.state import kept_variables
 
 # Share of the time budget for the rounds where an answer is verified afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
-# Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
-# calls verify the answer.
+# Share of the time budget in which classes are compared with those of float32.
+_SHARE_TO_COMPARE = 0.05
+# Default sizes with a target: every third power of two, and all around the target, each timed for a
+# few rounds, since fresh calls verify the answer.
 _STEP_WITH_TARGET = 3
 # Most single calls that a record keeps for each block, if the quantile needs no more.
 _KEPT_CALLS = 64
@@ -99,7 +108,8 @@ def profile_inference(
             inputs of the model's input shapes.
         batch_sizes: Sizes in ascending order. None for powers of two as far as memory and time
             allow, up to 4096, and on to 65536 while throughput still grows and they are known to
-            fit; with a target for powers of eight up to it, in few and short rounds.
+            fit; with a target for powers of eight up to it and powers of two around it, in few and
+            short rounds.
         call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
             "predict" (all of `bulk_examples`, in batches), "saved_model" (exported and loaded).
             The first one answers questions unless another is selected.
@@ -161,6 +171,8 @@ def profile_inference(
     # Those that a first call made are kept too.
     with progress, kept_variables(model), contextlib.ExitStack() as stack:
         models, changes, notes = variants_of(model, inputs, dtype_policies)
+        most_s = _SHARE_TO_COMPARE * time_budget_s
+        classes, compared = changed_classes(model, models, x, inputs.rows, most_s=most_s)
         memory = MemoryPass()
         if measure_memory:
             memory = measure_predict_memory(
@@ -188,7 +200,9 @@ def profile_inference(
             progress=progress,
         )
         first = next(iter(sweep.runs))  # It answers questions.
-        for setting, warm_up in sweep.warm_up_all(sizes, larger):
+        around = latency_slo_ms is not None and batch_sizes is None
+        calls = calls_to_show(quantile) if around else 0
+        for setting, warm_up in sweep.warm_up_all(sizes, larger, calls_around_target=calls):
             if latency_slo_ms is not None and setting == Setting(first, sizes[0]):
                 check_reachable(sweep, setting, latency_slo_ms, quantile)
             examples, run = sweep.examples_per_call(setting), sweep.runs[setting.series]
@@ -201,6 +215,8 @@ def profile_inference(
             memory=memory.records,
             memory_limit_bytes=memory.limit_bytes,
             output_changes=changes,
+            class_changes=classes,
+            compared_examples=compared,
             target_ms=latency_slo_ms,
             noted=tuple(dict.fromkeys((*notes, *memory.notes, *dependence.notes()))),
             environment=read_environment(),
@@ -283,16 +299,25 @@ class InferenceSweep(Sweep):
         return self._bulk_examples if path == BULK_PATH else setting.size
 
     def warm_up_all(
-        self, sizes: Sequence[int], larger: Sequence[int]
+        self, sizes: Sequence[int], larger: Sequence[int], *, calls_around_target: int = 0
     ) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm all settings up, small sizes first, and yield each."""
         first, *others = self.runs  # It answers questions, whatever the time leaves to the others.
         yield from self.warm_up(Setting(first, size) for size in sizes)
+        if calls_around_target:
+            around = [Setting(first, size) for size in self._around_target(first)]
+            yield from self.warm_up(around, needed_calls=calls_around_target)
         yield from self.warm_up(Setting(one, size) for size in sizes for one in others)
         for series in self.runs:
             most = self._memory.largest_sure(series[1])
             if Setting(series, sizes[-1]) in self.warm_ups:
                 yield from self.go_on(series, (size for size in larger if size <= most))
+
+    def _around_target(self, series: Any) -> tuple[int, ...]:
+        """Return the powers of two between the last size within the target and the next one."""
+        keep = [s.size for s in self.timed(series) if self.time_s(s) <= self.target_s(s)]
+        miss = [s.size for s in self.tried(series) if keep and s.size > keep[-1]]
+        return powers_of_two(keep[-1], miss[0])[1:-1] if miss else ()
 
     def records(self, dependence: BatchDependence) -> tuple[TimingRecord, ...]:
         """Return what was timed of each series and size, or why it was not."""

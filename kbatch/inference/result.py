@@ -26,7 +26,7 @@ from kbatch.analysis.scaling_curve import (
 from kbatch.errors import TargetTooLow
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import predict_memory
-from kbatch.page.numbers import format_number, in_brackets, memory_text, percent
+from kbatch.page.numbers import format_number, in_brackets, memory_text, percent, pluralize
 from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
@@ -96,7 +96,8 @@ class InferenceAnswer:
 
     def __str__(self) -> str:
         how = ", verified by fresh calls" if self.verified else ""
-        ends = [f"{int(end):,}" for end in self.interval.ends or ()]  # Of whole examples.
+        # Of whole examples, of which a batch has one at least.
+        ends = [f"{max(1, int(end)):,}" for end in self.interval.ends or ()]
         within = f" ({' to '.join(ends)})" if ends else ""
         return f"batch size {self.batch_size:,}{within}{how}: {self.reason}"
 
@@ -122,6 +123,9 @@ class InferenceProfile(Result):
     #: Largest difference of the outputs from float32, over the largest output, by policy; None
     #: where it is not finite.
     output_changes: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    #: Share of the examples whose class differs from that of float32, by policy, on the data given.
+    class_changes: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    compared_examples: int = 0  #: Examples of the data that were compared for it.
     target_ms: float | None = None  #: The latency target that was looked for, or None.
     checks: tuple[TargetCheck, ...] = ()  #: Fresh calls for it, on the first path and policy.
     noted: tuple[Note, ...] = ()  #: What was noted while it was measured.
@@ -141,7 +145,10 @@ class InferenceProfile(Result):
                 f"{100 * self.quantile:g} % of the calls within {self.target_ms:g} ms ({series})"
             )
             if (check := self.verified) is None:
-                return f"No batch size was verified to have {within}."
+                found = self.target_answer
+                if found is None:
+                    return f"No batch size can be named to have {within}."
+                return f"Batch size {found.batch_size:,} is probably the largest with {within}."
             largest = max(one.batch_size for one in (*self.answering, *self.checks))
             of = f" of sizes up to {largest:,}" if check.batch_size == largest else ""
             return (
@@ -149,19 +156,26 @@ class InferenceProfile(Result):
                 f"{len(check.latencies_s):,} fresh calls."
             )
         for name, found in self.answers.items():
-            fitted = ", by the fit: it was not measured" if found.extrapolated else ""
+            fitted = ", by the fit: it is outside the measured sizes" if found.extrapolated else ""
             words, latency = _ANSWERS[name], self.latency
             if name == "fastest" or not latency.follows_line:
                 words += f" of sizes up to {int(latency.batch_sizes[-1]):,}"
             return f"Batch size {found.batch_size:,} {words} ({series}){fitted}."
         return f"No batch size can be named for {series}: too little of it was timed."
 
+    @property
+    def use(self) -> str:
+        """Whether predictions depend on the batch size, if they do not and it was measured."""
+        effects = [timing.size_effect for timing in self.timings if timing.size_effect]
+        same = effects and not any(effect.depends for effect in effects)
+        return "Predictions do not change with the batch size." if same else ""
+
     def table(self) -> "pd.DataFrame":
         """Return a row for each call path, policy and batch size."""
         import pandas as pd
 
         peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in self.memory}
-        named = self.verified
+        named = self.target_answer
         if self.target_ms is None:
             named = next(iter(self.answers.values()), None)
         rows, answer = [], []
@@ -189,10 +203,13 @@ class InferenceProfile(Result):
                     "change by size (%)": _times(100, effect and effect.difference),
                     "classes changed by size (%)": _times(100, effect and effect.changed_argmax),
                     "change from float32 (%)": _times(100, self.output_changes.get(policy)),
+                    "classes changed from float32 (%)": _times(100, self.class_changes.get(policy)),
                     "outcome": ", ".join(outcome),
                 }
             )
         table = pd.DataFrame(rows)
+        if self.use:  # Two columns of rounding errors would say the same.
+            table = table.drop(columns=["change by size (%)", "classes changed by size (%)"])
         table.attrs["answer"] = answer
         return table
 
@@ -220,9 +237,12 @@ class InferenceProfile(Result):
             found["latency target"] = f"{self.target_ms:g} ms"
             looked_at = (f"{c.batch_size:,} {c.outcome}" for c in self.checks)
             found["sizes called afresh"] = ", ".join(looked_at) or "none"
-        for name, answer in self.answers.items():
-            unmeasured = ", not measured" if answer.extrapolated else ""
-            found[name] = f"{answer.batch_size:,}{in_brackets(answer.interval)}{unmeasured}"
+        if self.compared_examples:
+            found["classes compared on"] = pluralize(self.compared_examples, "example")
+        # With a target these answer another question.
+        for name, answer in () if self.target_ms is not None else self.answers.items():
+            outside = ", outside the measured sizes" if answer.extrapolated else ""
+            found[name] = f"{answer.batch_size:,}{in_brackets(answer.interval)}{outside}"
         with contextlib.suppress(ValueError):
             latency = self.latency
             rate, half = latency.line.one_over_slope, latency.line.intercept_in_x
@@ -297,6 +317,17 @@ class InferenceProfile(Result):
             with contextlib.suppress(ValueError):  # It is not determined.
                 answers[name] = getattr(self, name)
         return answers
+
+    @property
+    def target_answer(self) -> InferenceAnswer | None:
+        """The batch size for the latency target, None without a target or a size that keeps to it.
+
+        The answer, the table and the figures of a profile all show this one.
+        """
+        with contextlib.suppress(ValueError):  # Too few calls, or even the smallest size misses it.
+            if self.target_ms is not None:
+                return self.batch_for(latency_ms=self.target_ms, quantile=self.quantile)
+        return None
 
     @property
     def verified(self) -> TargetCheck | None:
@@ -379,7 +410,7 @@ class InferenceProfile(Result):
                 f"batch sizes or more: measure with `quantile={quantile:g}` and more time. "
                 f"Received: missing calls by batch size {missing}."
             )
-        shortest = math.ceil(1 / min(quantile, 1 - quantile))
+        shortest = calls_to_show(quantile)
         pairs = []
         for size, latencies_s in known.items():
             groups = max(1, min(_MOST_GROUPS, len(latencies_s) // shortest))
@@ -419,6 +450,11 @@ class InferenceProfile(Result):
         """Estimate the bytes of a batch from the line through two measured sizes or more."""
         size = check_size(batch_size, "batch_size")
         return predict_memory(peaks_under(self.series[0][1], self.memory), size)
+
+
+def calls_to_show(quantile: float) -> int:
+    """Return how many calls show a quantile, of which one lies beyond it."""
+    return math.ceil(1 / min(quantile, 1 - quantile))
 
 
 def check_target(latency_ms: float, quantile: float) -> None:

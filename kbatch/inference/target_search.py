@@ -74,6 +74,14 @@ class LatencyTargetSearch:
             self._next = None
         return self._next
 
+    def stop(self) -> None:
+        """End the search, because the time does not suffice for what `ask` returned."""
+        if self._next is not None and (own := self._stretches[-1]):
+            made = tuple(np.concatenate(own).tolist())
+            check = TargetCheck(self._next[0], made, "unsure")
+            self._looked.append((check, own, self._confidence()))
+        self._next = None
+
     def tell(self, latencies_s: Sequence[float]) -> None:
         """Take the seconds of the calls that were asked for; infinite where none can be made."""
         assert self._next is not None
@@ -218,7 +226,12 @@ def verify_target(
             (size, calls), latencies_s = look, None
             setting = Setting(series, size)
             if setting in sweep.warm_ups or sweep.admit(setting) is not None:
-                latencies_s = sweep.fresh_calls(setting, calls, least_s=_LEAST_CHECK_S)
+                left_s = time_budget_s - sweep.spent_s
+                calls = min(calls, int(left_s / sweep.warm_ups[setting].call_s))
+                if calls < calls_for_quantile(profile.quantile):
+                    search.stop()
+                    break
+                latencies_s = sweep.fresh_calls(setting, calls, least_s=min(_LEAST_CHECK_S, left_s))
             found = "memory ran out"
             if latencies_s is not None:
                 found = f"{1000 * max(latencies_s):.3g} ms at most"
@@ -227,8 +240,7 @@ def verify_target(
         profile = dataclasses.replace(profile, checks=search.checks)
     if profile.verified is not None:
         return profile
-    note = Note.of("target_not_verified", target_ms=target_ms, quantile=profile.quantile)
-    return dataclasses.replace(profile, noted=(*profile.noted, note))
+    return dataclasses.replace(profile, noted=(*profile.noted, Note.of("target_not_verified")))
 
 
 def expected_drift(timings: Sequence[TimingRecord]) -> float:

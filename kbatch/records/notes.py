@@ -104,8 +104,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "with `training=True` does, or overflows."
     ),
     "target_not_verified": (
-        "No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile: "
-        "measure on a quieter machine, or give a higher target or a faster model."
+        "The batch size for the latency target is not verified: in fresh calls sizes missed it, or "
+        "calls were slow too often to be sure. Measure longer, or on a quieter machine."
     ),
     "policy_not_measured": "Not measured under {policy}: {reason}",
     "not_quantised": (

@@ -2,10 +2,12 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.intervals import Estimate, quantile_upper_bound
 from kbatch.analysis.scaling_curve import Timed, fit_rounds
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import fit_memory
@@ -93,6 +95,7 @@ def draw_sweep(
     of: str = "batch",
     targets_ms: Sequence[tuple[float, str]] = (),
     answers: Sequence[tuple[str, int, bool]] = (),
+    quantile: float | None = None,  # Of the times of single calls, drawn above their medians.
     fit: str = "",
     caption: bool,
 ) -> Axes:
@@ -119,6 +122,11 @@ def draw_sweep(
             draw.series(upper, index, rates, label=name, line=line)
             times_ms = [(row.batch_size, row.time_s.times(1e3)) for row in series if row.time_s]
             line = [(size, 1e3 * time_s) for size, time_s in line_s]
+            if quantile is not None:
+                medians_ms = line or [(size, found.value) for size, found in times_ms]
+                color, _ = canvas.series_style(index)
+                lower.plot(*zip(*medians_ms, strict=True), color=color, linewidth=0.6)
+                times_ms, line = _quantiles_ms(series, quantile), []
             draw.series(lower, index, times_ms, label=name, line=line)
         for target_ms, words in targets_ms:
             draw.limit(lower, target_ms, words)
@@ -126,11 +134,13 @@ def draw_sweep(
         upper.set_ylabel("Throughput\n(samples/s)")
         lower.set_yscale("log")
         draw.plain_log_labels(lower.yaxis)
-        lower.set_ylabel(f"Time of a {of}\n(ms)")
+        lower.set_ylabel(f"{time_name(quantile)} of a {of}\n(ms)")
         draw.answers(upper, answers, sizes[0], sizes[-1])
         rounds = count_range((len(row.times_s) for row in rows if row.measured), "round")
         facts = [*facts, f"{rounds} for each point"]
         notes.append("Bars: 95 % interval of the median.")
+        if quantile is not None:
+            notes.append("Thin line: median time.")
     if peaks:
         notes.append(_draw_peaks(panels[-1], peaks, limit_bytes))
     words = Note.of("out_of_memory")
@@ -139,6 +149,22 @@ def draw_sweep(
     canvas.write_title(panels[0], title, columns=4)
     canvas.write_caption(panels, *notes, facts=facts, caption=caption and ax is None)
     return panels[0]
+
+
+def time_name(quantile: float | None) -> str:
+    """Name the time of a batch on an axis: the median without a quantile."""
+    return "Time" if quantile is None else f"p{100 * quantile:g} time"
+
+
+def _quantiles_ms(rows: Sequence[Any], quantile: float) -> list[tuple[float, Estimate[float]]]:
+    """Return the quantile of the calls of each size; its range ends at the upper bound."""
+    found = []
+    for row in rows:
+        if row.measured and row.latencies_s:
+            value = float(np.quantile(row.latencies_s, quantile))
+            high = quantile_upper_bound(row.latencies_s, quantile=quantile)
+            found.append((row.batch_size, Estimate(value, high and value, high).times(1e3)))
+    return found
 
 
 def _fitted_line(rows: Sequence[Timed]) -> list[tuple[float, float]]:

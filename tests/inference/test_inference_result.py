@@ -14,13 +14,15 @@ from inference_factory import (
 )
 
 import kbatch
+from kbatch.analysis.intervals import Estimate
 from kbatch.errors import TargetTooLow
-from kbatch.inference.result import SizeEffect
+from kbatch.inference.result import InferenceAnswer, SizeEffect
 from kbatch.inference.target_search import expected_drift
+from kbatch.records.notes import Note
 
 
-def looked_for(*checks, timings=(), target_ms=5.0):
-    return make_profile(*timings, checks=checks, target_ms=target_ms)
+def looked_for(*checks, timings=(), target_ms=5.0, **changed):
+    return make_profile(*timings, checks=checks, target_ms=target_ms, **changed)
 
 
 def test_knee_and_efficient_follow_from_the_line():
@@ -91,6 +93,59 @@ def test_a_verified_target_is_answered_by_its_check_and_another_by_the_fit():
     assert not profile.batch_for(latency_ms=5, quantile=0.5).verified
     assert not profile.batch_for(latency_ms=5.1).verified
     assert profile.table().attrs["answer"] == []  # 33 was called afresh, and not swept.
+
+
+@pytest.mark.parametrize(
+    "checks",
+    [(), (make_check(38, outcome="missed"),), (make_check(20, outcome="unsure"),)],
+    ids=["none", "missed", "unsure"],
+)
+def test_a_target_has_one_answer_on_the_whole_page_though_none_was_verified(checks):
+    profile = looked_for(*checks, noted=(Note.of("target_not_verified"),))
+    answer = profile.batch_for(latency_ms=5)
+    assert not answer.verified and 30 < answer.batch_size < 40
+    assert profile.answer.startswith(f"Batch size {answer.batch_size} is probably the largest with")
+    assert str(profile).count("verified") == 1
+    assert not {"efficient", "knee", "fastest"} & set(profile.settings)
+    ax = kbatch.plot_inference_throughput(profile)
+    text = words(ax)
+    assert f"p95 within 5 ms: batch size {answer.batch_size}, not verified" in text
+    assert f"probably: {answer.batch_size}" in text
+    assert not [name for name in ("efficient", "knee", "fastest") if name in text]
+
+
+def test_an_interval_of_sizes_begins_at_one_example():
+    assert "(1 to 8)" in str(InferenceAnswer(3, Estimate(3.4, 0.2, 8.9), "the fit"))
+
+
+def test_with_a_target_the_curve_is_the_quantile_and_the_median_a_thin_line():
+    timings = [make_timing(size, noise=0.2) for size in (1, 8, 64)]
+    profile = make_profile(*timings, target_ms=5.0)
+    lower = kbatch.plot_inference_throughput(profile).figure.axes[1]
+    quantiles = [1000 * np.quantile(timing.latencies_s, 0.95) for timing in timings]
+    (curve,) = [line for line in lower.lines if line.get_label() == "compiled"]
+    np.testing.assert_allclose(curve.get_ydata(), quantiles)
+    (thin,) = [
+        line for line in lower.lines if line.get_linewidth() < 1 and len(line.get_xdata()) > 2
+    ]
+    np.testing.assert_allclose(thin.get_ydata()[0], 1000 * time_s(1), rtol=0.2)
+    assert (lower.get_ylabel(), curve.get_linestyle()) == ("p95 time of a batch\n(ms)", "-")
+    curve = kbatch.plot_inference_operating_curve(profile)
+    np.testing.assert_allclose(curve.lines[0].get_xdata(), quantiles)
+
+
+@pytest.mark.parametrize("depends", [True, False])
+def test_predictions_that_do_not_change_with_the_size_are_a_sentence_and_no_columns(depends):
+    effects = SizeEffect(False, 1e-7, 0.0), SizeEffect(depends, 0.2 * depends, 0.0)
+    timings = [
+        make_timing(1),
+        *(make_timing(4 * n, size_effect=e) for n, e in enumerate(effects, 1)),
+    ]
+    profile = make_profile(*timings)
+    columns = {"change by size (%)", "classes changed by size (%)"}
+    assert columns & set(profile.table()) == (columns if depends else set())
+    assert ("Predictions do not change with the batch size." in str(profile)) != depends
+    assert "Predictions" not in str(make_profile())  # Not known.
 
 
 def test_no_answer_contradicts_the_checks_and_all_of_them_are_in_order():
@@ -229,11 +284,11 @@ def test_a_target_and_sizes_without_memory_are_drawn():
     assert "within" not in text
     assert "out of memory" in text
     missed = make_profile(target_ms=5.0, checks=(make_check(33, outcome="missed"),))
-    assert "no size verified" in words(kbatch.plot_inference_throughput(missed))
+    assert "batch size 32, not verified" in words(kbatch.plot_inference_throughput(missed))
     # What the memory guard kept from running takes no place on the axis.
     assert kbatch.plot_inference_memory(make_profile()).get_xlim()[1] < 128
     found = make_profile(target_ms=5.0, checks=(make_check(33),))
-    for part in ("knee: 10", "fastest: 64", "p95 within 5 ms: batch size 33", "8 rounds"):
+    for part in ("take: 33", "p95 within 5 ms: batch size 33", "8 rounds"):
         assert part in words(kbatch.plot_inference_throughput(found))
 
 

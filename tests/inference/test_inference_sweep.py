@@ -17,7 +17,14 @@ ROWS = np.zeros((1, 1), "float32")
 
 
 def swept(
-    memory=NOT_MEASURED, *, sizes=(1, 8, 64, 512), larger=(), chosen=False, target_ms=None, **given
+    memory=NOT_MEASURED,
+    *,
+    sizes=(1, 8, 64, 512),
+    larger=(),
+    chosen=False,
+    target_ms=None,
+    calls_around=0,
+    **given,
 ):
     """The records of a sweep over call paths, whose batches take `given[path](batch_size)`."""
     plan = {"time_budget_s": 1e3, "needed_calls": 5} | given.pop("plan", {})
@@ -36,10 +43,24 @@ def swept(
         target_ms=target_ms,
         clock=clock,
     )
-    list(sweep.warm_up_all(sizes, larger))
+    list(sweep.warm_up_all(sizes, larger, calls_around_target=calls_around))
     sweep.run()
     records = sweep.records(BatchDependence({}, ROWS))
     return {(r.call_path, r.batch_size): r for r in records}
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "sizes"),
+    [
+        (3.5, [1, 2, 4, 8]),
+        (20.0, [1, 8, 16, 32]),
+        (500.0, [1, 8, 64, 128, 256]),
+        (1e4, [1, 8, 64, 512]),
+    ],
+)
+def test_powers_of_two_around_a_target_are_timed(target_ms, sizes):
+    found = swept(compiled=lambda size: size / 1000, target_ms=target_ms, calls_around=20)
+    assert sizes_of(found, "compiled") == sizes
 
 
 def sizes_of(found, path):

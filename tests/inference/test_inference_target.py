@@ -95,16 +95,18 @@ def test_a_target_below_one_example_is_told_by_one_example():
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
 
 
-@pytest.mark.parametrize(("time_budget_s", "most"), [(0.0, 1), (1e6, 6)])
+@pytest.mark.parametrize(("time_budget_s", "most"), [(0.0, 0), (1.2, 1), (1e6, 6)])
 def test_checks_go_on_while_there_is_time(time_budget_s, most):
     """The sweep found half the times that the checks find: the first guess fails."""
     profile = make_profile(*(make_timing(size, scale=0.5) for size in (1, 8, 64)))
-    found = verified(profile, Machine(target_ms=5.0, time_budget_s=time_budget_s))
-    assert found.checks[0].outcome == "missed"
+    machine = Machine(target_ms=5.0, time_budget_s=time_budget_s)
+    found = verified(profile, machine)
+    assert machine.now_s <= max(time_budget_s, 6 * time_s(64)) + time_s(64)
+    assert [check.outcome for check in found.checks[:1]] == ["missed"] * (most > 0)
     assert all(len(c.latencies_s) >= 59 and sum(c.latencies_s) >= 0.3 for c in found.checks)
     assert (len(found.checks) > 1) == (most > 1)
     assert len(found.checks) <= most
-    assert [note.code for note in found.notes] == ["target_not_verified"] * (most == 1)
+    assert [note.code for note in found.notes] == ["target_not_verified"] * (most < 2)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from small_models import mlp, rows
 
 from kbatch.errors import PolicyUnsupported
 from kbatch.inference.call_paths import (
+    changed_classes,
     inference_inputs,
     output_change,
     outputs_of,
@@ -148,6 +149,34 @@ def test_a_loaded_model_is_named_by_the_policy_of_its_layers(tmp_path):
     batch = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
     one, other = outputs_of(loaded, batch), outputs_of(reference, batch)
     assert output_change(one, other) > 0
+
+
+@pytest.mark.parametrize("form", ["arrays", "dataset", "rows"])
+def test_classes_are_compared_on_all_data_that_were_given(form):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1000, 4)).astype("float32")
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(2, use_bias=False)(inputs))
+    model.set_weights([np.array([[1.0, 0.0], [0.0, 1.0], [0.1, 0.0], [0.0, 0.1]], "float32")])
+    other = keras.models.clone_model(model)  # It takes another class where noise decides.
+    other.set_weights([model.get_weights()[0] + np.array([[0.1, -0.1]] * 4, "float32")])
+    given, rows = {"arrays": (x, x[:64]), "dataset": (by_32(x), x[:32]), "rows": (None, x[:50])}[
+        form
+    ]
+    share, compared = changed_classes(
+        model, {"float32": model, "int8": other}, given, rows, most_s=9
+    )
+    expected = model(x[:compared]).numpy().argmax(-1) != other(x[:compared]).numpy().argmax(-1)
+    assert compared == (50 if form == "rows" else 1000)
+    assert share == {"int8": pytest.approx(expected.mean())}
+    assert 0.01 < share["int8"] < 0.5
+    assert changed_classes(model, {"float32": model}, x, x, most_s=9) == ({}, 0)
+    _, compared = changed_classes(model, {"int8": other}, x, x[:64], most_s=0)
+    assert compared == 64
+
+
+def by_32(x):
+    return tf.data.Dataset.from_tensor_slices((x, np.zeros(len(x)))).batch(32)
 
 
 @pytest.mark.filterwarnings("error")

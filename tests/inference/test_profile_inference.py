@@ -34,7 +34,7 @@ def whole(tmp_path_factory):
             dtype_policies=("float32", "bfloat16"),
             latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
             quantile=np.float64(0.95),
-            time_budget_s=np.float32(4.0),
+            time_budget_s=np.float32(8.0),
         )
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
