@@ -273,7 +273,8 @@ InferenceProfile.output_changes
 InputPipelineProfile.dtype_policy LearningRateScaling.follow_batch_size LearningRateScaling.given
 LearningRateScaling.made MaxBatchSizeResult.device MaxBatchSizeResult.dtype_policy
 MemoryRecord.dtype_policy Objective.name Outcomes.key Outcomes.metric Plan.dtype_policy Plan.model
-Recommendation.dtype_policy Recommendation.model_name Recommendation.optimizer SearchRecord.facts
+Progress.host Recommendation.dtype_policy Recommendation.model_name Recommendation.optimizer
+SearchRecord.facts
 SearchRecord.hyperparameters SearchRecord.settings Study.name Study.problems Target.metric
 TimingRecord.call_path TimingRecord.dtype_policy TrainingProfile.dtype_policy
 TrainingProfile.model_name TrialRecord.hyperparameters TrialRecord.trial_id UsageRecord.unavailable
