@@ -42,6 +42,22 @@ SAMPLES = {
     "training_profile": training_profile,
     "trials": lambda: learned_study(3),
 }
+# Figures of several studies, as of optimizers with long names, one of which met no target.
+OF_SEVERAL = {
+    "learning_curves": lambda n: learned_study(3, best=0.98 - 0.02 * n),
+    "learning_rates": lambda _: rates_study(),
+    "pareto": lambda n: learned_study(3, best=0.98 - 0.02 * n),
+    "time_to_target": lambda n: target_study(3, missed=(2048,) if n else (8, 2048)),
+    "trials": lambda n: learned_study(3, best=0.98 - 0.02 * n),
+}
+
+
+def several(name, count):
+    names = ("Adam", "SGD", "RMSprop, clipped", "Adafactor with a long name", "Lion")[:count]
+    return {each: OF_SEVERAL[name](number) for number, each in enumerate(names)}
+
+
+SAMPLES |= {f"{name} of many studies": lambda n=name: several(n, 5) for name in OF_SEVERAL}
 # Studies that differ in several hyperparameters have more and longer texts.
 TUNED = ("learning_curves", "learning_rates", "noise_scale", "pareto", "trials")
 SAMPLES |= {f"{name} of many": lambda: tuned_study(14) for name in TUNED}

@@ -312,8 +312,11 @@ def _say_problems(record: Any) -> None:
 def _add_plot(commands: Any) -> None:
     add = _parser(commands, "plot", _plot, "draw a figure of a study")
     figures = f"which one (%(default)s): {', '.join(FIGURES)}"
-    study = "project directory of a search; for the figure memory the file of a max-batch result"
-    add("study", type=Path, metavar="DIR", help=study)
+    study = (
+        "project directory of a search, several for one figure of all; for the figure memory the "
+        "file of a max-batch result"
+    )
+    add("studies", type=Path, nargs="+", metavar="DIR", help=study)
     add("--figure", choices=FIGURES, default=FIGURES[0], metavar="NAME", help=figures)
     target = "for time-to-target, value of the metric to reach (default: that of StopAtTarget)"
     add("--target", type=float, metavar="VALUE", help=target)
@@ -333,12 +336,22 @@ def _plot(options: argparse.Namespace) -> None:
             "A target belongs to the figure `time-to-target`. "
             f"Received: target={options.target} for {name!r}."
         )
-    result = (MaxBatchSizeResult.load if name == "memory" else load_study)(options.study)
+    load = MaxBatchSizeResult.load if name == "memory" else load_study
+    results = _named_by_path(options.studies, [load(path) for path in options.studies])
+    if len(results) > 1 and name in ("noise-scale", "gpu-timeline", "memory"):
+        raise ValueError(
+            f"The figure `{name}` takes one study. Received: {len(results)} for `--figure {name}`."
+        )
+    if len(results) > 1:
+        from kbatch.study.comparison import compare
+
+        print(f"{compare(results)}\n")
     plot = getattr(importlib.import_module("kbatch"), f"plot_{name.replace('-', '_')}")
     given = {} if options.target is None else {"target": options.target}
-    draw = functools.partial(plot, result, **given)
+    draw = functools.partial(plot, results if results[1:] else results[0], **given)
     save_figure(draw() if options.width is None else draw_so_wide(draw, options.width), output)
-    _say_problems(result)
+    for result in results:
+        _say_problems(result)
     print(output)
 
 

@@ -166,6 +166,11 @@ def shortened(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
+def name_room(ax: Axes) -> int:
+    """Return how many characters of a name fit in a row of the legend."""
+    return int(width_share(ax) * _ROW_CHARACTERS) - _HANDLE_CHARACTERS
+
+
 def write_title(
     ax: Axes, title: str, *, columns: int = 0, fewest: int = 2, rows_below: int = 0
 ) -> None:
@@ -175,7 +180,7 @@ def write_title(
     rows, share = rows_below, width_share(ax)
     handles, names = ax.get_legend_handles_labels()
     if columns and len(names) >= fewest:
-        names = [shortened(name, _ROW_CHARACTERS - _HANDLE_CHARACTERS) for name in names]
+        names = [shortened(name, name_room(ax)) for name in names]
         longest = max(map(len, names)) + _HANDLE_CHARACTERS
         columns = max(1, min(columns, int(share * _ROW_CHARACTERS) // longest))
         rows += -(-len(names) // columns)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kbatch.analysis.intervals import Estimate, ranged_columns
 from kbatch.analysis.judge import judge
-from kbatch.errors import InputError, InputTypeError
+from kbatch.errors import InputError
 from kbatch.page.numbers import at_most, format_number, join_words, setting
 from kbatch.page.result import Result
 from kbatch.study.compare import (
@@ -28,6 +28,8 @@ from kbatch.training.metrics import is_accuracy, is_fraction, metric_words
 if TYPE_CHECKING:
     import pandas as pd
 
+# What a figure takes.
+Studies = Study | Sequence[Study] | Mapping[str, Study]
 # Of the table. The others are named below it.
 _MOST_DIFFERENCES = 6
 # What a search draws, counts or measures itself.
@@ -35,7 +37,7 @@ _NOT_GIVEN = ("seed", "training_s", "executions_asked", "short_runs", "grid_beca
 _OF_POLICY = re.compile(r" \([0-9a-f]{8}\)$")
 # Why the noise is not known, by the obstacle of the judgement.
 _NOT_KNOWN = {
-    "one_execution": "trained once",
+    "one_execution": "trained with one seed",
     "pinned": "the seed changes nothing",
     "no_outcomes": "no common validation examples",
     "heavy_tails": "few validation examples decide",
@@ -47,13 +49,7 @@ def studies_of(studies: Any) -> tuple[Study, ...]:
     found: list[Any] = [studies]
     if isinstance(studies, Iterable) and not isinstance(studies, str):
         found = [*(studies.values() if isinstance(studies, Mapping) else studies)]
-    for one in found or [None]:
-        if not isinstance(one, Study):
-            raise InputTypeError(
-                "A study is needed, or a list or a dict of studies. `tuner.study` and "
-                '`kbatch.load_study("results/digits")` are studies. '
-                f"Received: {repr(one) if found else 'no study'}."
-            )
+    for one in found or [studies]:
         refuse_empty(one)
     if isinstance(studies, Mapping):
         named = zip(studies, found, strict=True)
@@ -81,7 +77,7 @@ def studies_of(studies: Any) -> tuple[Study, ...]:
     return tuple(found)
 
 
-def compare(*studies: Study | Sequence[Study] | Mapping[str, Study]) -> "Comparison":
+def compare(*studies: Studies) -> "Comparison":
     """Compare the answers of several searches, such as those for two optimizers.
 
     The table has one row for each study: what differs between the studies, then the batch size and
@@ -302,7 +298,7 @@ def _described(study: Study) -> dict[str, str]:
     if trial is not None:
         run = trial.last
         found |= {"optimizer": run.optimizer, "dtype policy": run.dtype_policy}
-        if (made := run.scaling) is not None:
+        if (made := run.scaling) is not None and made.learning_rate_ratio:
             rate = made.learning_rate / made.learning_rate_ratio
             found["optimizer.learning_rate"] = setting(float(f"{rate:.3g}"))
         others = other_hyperparameters(trial.hyperparameters).items()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
-from kbatch.errors import RecordError
+from kbatch.errors import InputTypeError, RecordError
 from kbatch.page.numbers import count_range, pluralize
 from kbatch.page.result import Result
 from kbatch.records import json_codec
@@ -310,7 +310,12 @@ def _frame_of(rows: Iterable[tuple[TrialRecord, dict[str, object]]]) -> "pd.Data
 
 
 def refuse_empty(study: Study) -> None:
-    """Raise a `ValueError` if a study has no trial, with what to do."""
+    """Raise a `ValueError` if a study has no trial or is none, with what to do."""
+    if not isinstance(study, Study):
+        raise InputTypeError(
+            'A study is needed. `tuner.study` and `kbatch.load_study("results/digits")` are '
+            f"studies. Received: {study!r}."
+        )
     if study.trials:
         return
     problems, running = " ".join(study.problems), running_text((), study.progress)

@@ -4,11 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from figure_samples import OF_SEVERAL, several
 from records_factory import make_environment, make_execution, make_search, make_study, make_trial
 
 import kbatch
 from kbatch.cli.main import main
 from kbatch.page.result import write_report
+from kbatch.plotting.canvas import figure_bytes
 from kbatch.records.training_run import Outcomes
 from kbatch.study.trial import Objective
 
@@ -90,7 +92,7 @@ def test_compare_pairs_runs_by_seed_only_if_both_have_the_seeds():
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (ONCE, "not known (trained once)"),
+        (ONCE, "not known (trained with one seed)"),
         (
             study_of("short", 0.95, 0.95, search=RACE, length="short"),
             "not known (not trained to the end)",
@@ -161,8 +163,8 @@ def test_studies_that_cannot_be_compared_are_refused_with_what_to_do():
     loss = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
     for given, words in (
         ((A,), "at least two"),
-        ((), "list or a dict"),
-        (([],), "list or a dict"),
+        ((), "A study is needed"),
+        (([],), r"A study is needed.*Received: \[\]"),
         (("results/adam", A), r"load_study.*Received: 'results/adam'"),
         ((A, None), "Received: None"),
         ((A, A), r"dict that names them.*two studies named 'adam'"),
@@ -180,6 +182,88 @@ def test_a_dict_names_studies_also_equal_ones():
     assert found == kbatch.compare([dataclasses.replace(A, name=n) for n in ("first", "again")])
 
 
+FIGURES = [getattr(kbatch, f"plot_{name}") for name in OF_SEVERAL]
+
+
+@pytest.mark.parametrize("plot", FIGURES)
+def test_a_figure_of_studies_has_one_scale_and_names_each_with_its_answer(plot):
+    name = plot.__name__.removeprefix("plot_")
+    first, second = several(name, 2).values()
+    # The second one is a thousand times as large a search.
+    longer = [
+        dataclasses.replace(
+            trial,
+            executions=tuple(
+                dataclasses.replace(
+                    run,
+                    window_examples=tuple(1000 * n for n in run.window_examples),
+                    epochs=tuple(
+                        dataclasses.replace(e, updates=1000 * e.updates, train_s=1000 * e.train_s)
+                        for e in run.epochs
+                    ),
+                )
+                for run in trial.executions
+            ),
+        )
+        for trial in second.trials
+    ]
+    studies = {"one": first, "other": make_study(*longer)}
+    limits = []
+    for shown in (studies, dict(reversed(studies.items()))):
+        axes = plot(shown)
+        handles, names = axes.get_legend_handles_labels()
+        assert names == [f"{n}, batch size {one.decide().batch_size}" for n, one in shown.items()]
+        assert len({handle.get_color() for handle in handles}) == 2
+        panels = [each for each in axes.figure.axes if each.axison]
+        for panel in panels:
+            colors = {handle.get_color() for handle in handles}
+            drawn = [line for line in panel.lines if line.get_color() in colors]
+            drawn = [line for line in drawn if len(line.get_xdata()) and line.get_marker() != "X"]
+            assert {line.get_color() for line in drawn} == colors
+            (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
+            for x, y in (point for line in drawn for point in line.get_xydata()):
+                assert left <= x <= right and low <= y <= high
+        limits.append([(*panel.get_xlim(), *panel.get_ylim()) for panel in panels])
+    np.testing.assert_allclose(*limits)
+
+
+@pytest.mark.parametrize("plot", FIGURES)
+def test_a_figure_of_one_study_in_a_list_is_that_of_the_study(plot):
+    (study,) = several(plot.__name__.removeprefix("plot_"), 1).values()
+    one, other = (figure_bytes(plot(given), ".svg") for given in (study, [study]))
+    assert one == other
+
+
+@pytest.mark.parametrize("plot", FIGURES)
+def test_a_figure_refuses_what_is_no_study_or_does_not_fit(plot):
+    loss = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
+    for given, words in (
+        ([], r"A study is needed.*Received: \[\]"),
+        ("results/adam", "load_study"),
+        ([A, "results/sgd"], "Received: 'results/sgd'"),
+        ([A, A], "dict that names them"),
+        ([A, loss], "same objective"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            plot(given)
+    for plot_one in (kbatch.plot_noise_scale, kbatch.plot_gpu_timeline):
+        with pytest.raises(ValueError, match="A study is needed"):
+            plot_one([A, B])
+
+
+def test_kbatch_plot_draws_studies_together_and_prints_their_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, study in several("pareto", 2).items():
+        dataclasses.replace(study, name=name).save(f"{name}.json")
+    files = ["Adam.json", "SGD.json"]
+    assert main(["plot", *files, "--figure", "pareto", "-o", "both.svg"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Compared with Adam, ") and printed.endswith("\nboth.svg\n")
+    assert "Rings: the answers." in (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert main(["plot", *files, "--figure", "noise-scale"]) == 1
+    assert "takes one study" in capsys.readouterr().err
+
+
 class Study(kbatch.Study):
     """A study without figures, which take long to draw."""
 
@@ -191,8 +275,10 @@ A_BARE, B_BARE = (Study(one.name, one.trials, one.search) for one in (A, B))
 PAIR = kbatch.compare(A_BARE, B_BARE)
 
 
-@pytest.mark.parametrize("given", [[A_BARE, B_BARE], PAIR, [PAIR, A_BARE, B_BARE]])
-@pytest.mark.parametrize("suffix", [".html", ".md"])
+@pytest.mark.parametrize(
+    ("given", "suffix"),
+    [([A_BARE, B_BARE], ".html"), (PAIR, ".md"), ([PAIR, A_BARE, B_BARE], ".md")],
+)
 def test_a_report_of_studies_begins_with_their_table(given, suffix, tmp_path):
     *_, path = write_report(given, tmp_path / f"report{suffix}")
     text = path.read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")

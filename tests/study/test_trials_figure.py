@@ -83,7 +83,7 @@ def test_a_size_far_from_all_others_lies_outside_the_axis_and_is_named():
 
 
 def test_the_trial_that_runs_is_a_hollow_mark():
-    upper = draw_trials(make_study(), None, running="0032")
+    upper = draw_trials([make_study()], None, running="0032")
     hollow = [line for line in upper.lines if line.get_markerfacecolor() == PAPER]
     assert [list(line.get_xdata()) for line in hollow] == [[32]]
 

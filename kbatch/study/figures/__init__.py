@@ -12,48 +12,53 @@ from kbatch.study.study import Study, refuse_empty
 _MOST_CURVES = 24
 
 
-def figures_of(study: Study | Comparison) -> tuple[Figure, ...]:
-    """Offer the figures for which a study has the data, that of the decision first."""
-    if isinstance(study, Comparison):
-        return ()
+def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
+    """Offer the figures for which studies have the data, that of the decision first."""
     # Each file of figures is loaded when it is needed: a search draws those of the trials alone.
     from kbatch.study.figures import gpu_timeline, noise_scale, quality, time_to_target, trials
 
-    refuse_empty(study)
+    studies: tuple[Study, ...] = (result,) if isinstance(result, Study) else result.studies
+    for study in studies:
+        refuse_empty(study)
     found: list[Figure] = []
 
     def offer(plot: Callable[..., Any], title: str, height_in: float, **options: Any) -> None:
-        found.append(Figure.of(plot, study, title, height_in, **options))
+        shown = studies if isinstance(result, Comparison) else result
+        found.append(Figure.of(plot, shown, title, height_in, **options))
 
     offer(trials.plot_trials, "Throughput and quality by batch size", trials.HEIGHT_IN)
     # A page leaves out what was not measured.
     with contextlib.suppress(ValueError):
-        _, lines = quality.rate_lines(study)
-        if any(len({rate for rate, *_ in line}) > 1 for line in lines.values()):
+        lines = [line for study in studies for line in quality.rate_lines(study)[1].values()]
+        if any(len({rate for rate, *_ in line}) > 1 for line in lines):
             title = "Quality by learning rate"
             offer(quality.plot_learning_rates, title, quality.RATES_IN)
     with contextlib.suppress(ValueError):
-        if len(quality.pareto_points(study)[1]) > 1:
+        if len(quality.pareto_points(*studies)[1]) > 1:
             offer(quality.plot_pareto, "Quality against throughput", quality.PARETO_IN)
     with contextlib.suppress(ValueError):
-        _, curves = quality.learning_curves(study)
-        if 0 < sum(len(curve) > 1 for _, curve in curves) <= _MOST_CURVES:
+        curves = [curve for study in studies for _, curve in quality.learning_curves(study)[1]]
+        count = sum(len(curve) > 1 for curve in curves)
+        if count and (len(studies) > 1 or count <= _MOST_CURVES):  # Several have one each.
             for against, words in (("updates", "updates"), ("seconds", "training time")):
                 place, title = quality.BUDGETS.index(against), f"Learning curves over {words}"
-                if any(spent[place] for _, curve in curves for spent, _ in curve):
+                if any(spent[place] for curve in curves for spent, _ in curve):
                     offer(quality.plot_learning_curves, title, quality.CURVES_IN, against=against)
     with contextlib.suppress(ValueError):
-        time_to_target.target_points(study, time_to_target.target_of(study, None))
+        for study in studies:
+            time_to_target.target_points(study, time_to_target.target_of(study, None))
         title = "Time and updates to the target"
         offer(time_to_target.plot_time_to_target, title, time_to_target.HEIGHT_IN)
+    if isinstance(result, Comparison):
+        return tuple(found)
     with contextlib.suppress(ValueError):
-        if len({trial.batch_size for trial in noise_scale.measured_trials(study)}) <= _MOST_CURVES:
-            alone = noise_scale.goodput_of(study) is None
+        if len({trial.batch_size for trial in noise_scale.measured_trials(result)}) <= _MOST_CURVES:
+            alone = noise_scale.goodput_of(result) is None
             height_in = noise_scale.ALONE_IN if alone else noise_scale.HEIGHT_IN
             title = "Gradient noise scale" if alone else "Gradient noise scale and goodput"
             offer(noise_scale.plot_noise_scale, title, height_in)
     with contextlib.suppress(ValueError):
-        gpu_timeline.watched_usage(study)
+        gpu_timeline.watched_usage(result)
         title = "GPUs during the named trial"
         offer(gpu_timeline.plot_gpu_timeline, title, gpu_timeline.HEIGHT_IN)
     return tuple(found)

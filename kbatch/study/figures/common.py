@@ -20,26 +20,34 @@ BATCH_LABEL = "Batch size (examples per update)"
 
 
 def write_conditions(
-    panels: Sequence[Axes], study: Study, *notes: str, alarm: str | None = None, caption: bool
+    panels: Sequence[Axes],
+    studies: Sequence[Study],
+    *notes: str,
+    alarm: str | None = None,
+    caption: bool,
 ) -> None:
-    """Write below panels what is shown there, which trials have no result, and where they ran."""
-    alarm = incomplete_text(study) if alarm is None else alarm
-    lines, facts = (
-        (alarm, missing_text(study.missing), *notes),
-        conditions(study.trials, study.environment),
-    )
-    canvas.write_caption(panels, *lines, facts=facts, caption=caption)
+    """Write below panels what is shown there, which trials are missing, and where they ran."""
+    first, *others = (conditions(study.trials, study.environment) for study in studies)
+    facts = [fact for fact in first if all(fact in other for other in others)]
+    alarm = incomplete_text(studies) if alarm is None else alarm
+    lost = missing_text(sum(study.missing for study in studies))
+    canvas.write_caption(panels, alarm, lost, *notes, facts=facts, caption=caption)
 
 
-def incomplete_text(study: Study) -> str:
+def incomplete_text(studies: Sequence[Study]) -> str:
     """Describe which trials have no result, and why; an empty text where all have one."""
-    ended = [trial for trial in study.trials if trial.status != "running"]
-    trials = [trial for trial in ended if trial.status != "completed"]
-    if len(trials) in (0, len(ended)):
-        return none_completed(study) if trials else ""
-    names = differing(study.trials)
-    which = join_words(at_most([f"{trial_name(t, names)} ({t.outcome})" for t in trials]))
-    return f"\N{MULTIPLICATION X} Without a result: batch size {which}."
+    texts = []
+    for study in studies:
+        ended = [trial for trial in study.trials if trial.status != "running"]
+        trials = [trial for trial in ended if trial.status != "completed"]
+        names, who = differing(study.trials), f"{study.name}: " if len(studies) > 1 else ""
+        which = at_most([f"{trial_name(t, names)} ({t.outcome})" for t in trials])
+        if trials and len(trials) == len(ended):
+            texts.append(f"{who}{none_completed(study)}.")
+        elif trials:
+            mark = "\N{MULTIPLICATION X} Without a result:"
+            texts.append(f"{mark} {who}batch size {join_words(which)}.")
+    return " ".join(texts)
 
 
 def none_completed(study: Study) -> str:
@@ -59,11 +67,14 @@ def far_off(study: Study) -> list[TrialRecord]:
     return [trial for trial, why in study.decide().left_out if why == "far_rate"]
 
 
-def far_off_note(study: Study) -> str:
+def far_off_note(studies: Sequence[Study]) -> str:
     """Say which sizes a figure of quality leaves out, an empty text where it shows all."""
-    sizes = sorted({trial.batch_size for trial in far_off(study)})
-    named = join_words([f"{size:,}" for size in sizes] or [""])
-    return f"Left out: batch size {named}, {LEFT_OUT['far_rate']}." if sizes else ""
+    texts = []
+    for study in studies:
+        if sizes := sorted({trial.batch_size for trial in far_off(study)}):
+            who = f"{study.name} " if len(studies) > 1 else ""
+            texts.append(f"{who}{join_words([f'{size:,}' for size in sizes])}")
+    return f"Left out: batch size {', '.join(texts)}, {LEFT_OUT['far_rate']}." if texts else ""
 
 
 def one_of_each_size(study: Study, trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
@@ -78,8 +89,18 @@ def one_of_each_size(study: Study, trials: Iterable[TrialRecord]) -> dict[int, T
     return dict(sorted(found.items()))
 
 
-def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
-    """Name the curves of batch sizes in the legend, at most so many of them."""
+def name_series(
+    panel: Axes, studies: Sequence[Study], sizes: Sequence[int], *, most: int = 0
+) -> None:
+    """Name in the legend the batch sizes of a study, at most so many, or several studies."""
+    if len(studies) > 1:
+        for number, study in enumerate(studies):
+            size = study.decide().batch_size
+            answer = ", no answer" if size is None else f", batch size {size:,}"
+            name = canvas.shortened(study.name, canvas.name_room(panel) - len(answer))
+            look = series_style(number)
+            draw.points(panel, [], [], *look, line="-", label=f"{name}{answer}")
+        return
     for number in range(0, len(sizes), -(-len(sizes) // most)):
         color, marker = size_color(sizes[number], sizes), series_style(number)[1]
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")

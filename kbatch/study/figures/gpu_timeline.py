@@ -23,7 +23,7 @@ def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, Usa
     """Return a title, readings, of a study those of its named trial, and why they are others."""
     given: Any = watched
     title, usage, reason, why = "GPUs over time", given, "", ""
-    if hasattr(given, "trials"):
+    if not isinstance(given, UsageRecord) and not hasattr(given, "usage"):
         refuse_empty(given)
         best = given.decide().trial
         trials = [*([best] if best else []), *given.trials]

@@ -129,7 +129,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
         elif late.low:
             draw.arrow(panel, (place, late.low), 22, color)
             panel.plot([place], [late.low], marker="_", color=color, markersize=7)
-    common.name_sizes(panel, sizes, most=14)
+    common.name_series(panel, [study], sizes, most=14)
     panel.axvline(epochs + late_width / (2 * len(sizes)), color=GRID, linewidth=1)
     steps = max(1, round(epochs / (8 * canvas.width_share(panel))))
     panel.set_xticks([*range(steps, epochs + 1, steps)])
@@ -140,7 +140,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
     if progress:
         _draw_goodput(below[0], progress)
     notes = (progress[-1], common.bars_text([*trials.values()], None)) if progress else ()
-    common.write_conditions([panel, *below], study, *notes, caption=caption and ax is None)
+    common.write_conditions([panel, *below], [study], *notes, caption=caption and ax is None)
     return panel
 
 

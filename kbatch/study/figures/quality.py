@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from kbatch.study.compare import (
     setting_texts,
     with_complete_runs,
 )
+from kbatch.study.comparison import Studies, studies_of
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
@@ -28,6 +30,8 @@ from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
 RATES_IN, PARETO_IN, CURVES_IN = 3.4, 3.4, 3.0
 _STYLES = ("-", "--", "-.", ":")  # More combinations of settings have no names.
 
+# A colour and a marker.
+Look = tuple[draw.Color, str]
 # A learning rate; "complete", "short" (all runs that the search ended early) or "diverged"; and the
 # quality, None if a run diverged.
 RatePoint = tuple[float, str, Estimate[float] | None]
@@ -61,7 +65,7 @@ def rate_lines(study: Study) -> tuple[Objective, dict[tuple[int, str], list[Rate
     return quality, {key: line for key, line in lines.items() if line}
 
 
-def plot_learning_rates(study: Study, ax: Axes | None = None, *, caption: bool = True) -> Axes:
+def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bool = True) -> Axes:
     """Plot the quality of the model by learning rate, one line for each batch size.
 
     If trials differ in their dtype policy or in other hyperparameters, each combination has a
@@ -70,13 +74,17 @@ def plot_learning_rates(study: Study, ax: Axes | None = None, *, caption: bool =
     cross at the edge of the plot is a rate at which training diverged. The ring is the answer of
     `study.decide()`, and the dotted line is the learning rate that the model was built with.
 
+    Several studies have a colour each, with a line for each batch size. So two searches with
+    different dtype policies or optimizers show which learning rates suit each.
+
     Example:
 
     >>> study = kbatch.load_study("results/digits")
     >>> kbatch.plot_learning_rates(study).figure.savefig("learning-rates.png")
 
     Args:
-        study: A study, from `load_study`.
+        studies: A study, from `load_study`. Or several with one objective: a list, or a dict that
+            names them.
         ax: Axes to draw on. If None, a new figure.
         caption: Whether to write at most two lines below a new figure.
 
@@ -84,44 +92,39 @@ def plot_learning_rates(study: Study, ax: Axes | None = None, *, caption: bool =
         The Axes.
 
     Raises:
-        ValueError: If there is nothing to show, with the reason.
+        ValueError: If there is nothing to show, with the reason, or if the studies do not fit
+            together.
     """
-    quality, lines = rate_lines(study)
+    shown = studies_of(studies)
+    several, found = len(shown) > 1, [rate_lines(study) for study in shown]
+    quality, lines = found[0]
     (panel,) = canvas.panels(ax, RATES_IN)
     canvas.vertical_grid(panel)
     panel.set_xlabel("Learning rate", fontsize=canvas.TEXT_PT)
-    across: Any = panel.get_xaxis_transform()
     worst = 0.04 if quality.direction == "max" else 0.96  # At the edge of the worst values.
     sizes, texts = sorted({size for size, _ in lines}), [*dict.fromkeys(text for _, text in lines)]
-    for (size, text), line in lines.items():
-        look = size_color(size, sizes), series_style(sizes.index(size))[1]
-        style = _STYLES[texts.index(text) % len(_STYLES)]
-        for hollow, length in ((True, "short"), (False, "complete")):
-            found = [(rate, value) for rate, its, value in line if value and its == length]
-            rates, values = [rate for rate, _ in found], [value.value for _, value in found]
-            if not found:
-                continue
-            draw.bars(panel, rates, [value.ends for _, value in found], look[0])
-            draw.points(
-                panel, rates, values, *look, hollow=hollow, line=style, zorder=3 - hollow / 2
-            )
-        lost = [rate for rate, length, _ in line if length == "diverged"]
-        cross: dict[str, Any] = {"color": look[0], "mec": canvas.PAPER, "ms": 8, "zorder": 4}
-        if lost:
-            panel.plot(lost, [worst] * len(lost), "X", transform=across, **cross)
-    common.name_sizes(panel, sizes, most=14)
-    for text, style in zip(texts, _STYLES, strict=False) if 1 < len(texts) <= len(_STYLES) else ():
+    for number, (_, own) in enumerate(found):
+        for (size, text), line in own.items():
+            look: Look = size_color(size, sizes), series_style(sizes.index(size))[1]
+            if several:
+                look = series_style(number)
+            style = _STYLES[0 if several else texts.index(text) % len(_STYLES)]
+            _draw_rates(panel, line, look, style, edge=worst)
+    common.name_series(panel, shown, sizes, most=14)
+    named = zip(texts, _STYLES, strict=False) if 1 < len(texts) <= len(_STYLES) else ()
+    for text, style in () if several else named:
         panel.plot([], [], color=MUTED, linestyle=style, label=text)
-    points = [point for line in lines.values() for point in line]
-    scalings = [s for trial in study.trials if (s := trial.last.scaling)]
+    points = [point for _, own in found for line in own.values() for point in line]
+    trials = [trial for study in shown for trial in study.trials]
     # What models were built with, before any rule or factor.
+    scalings = [scaling for trial in trials if (scaling := trial.last.scaling)]
     given = {float(f"{s.learning_rate / s.learning_rate_ratio:.3g}") for s in scalings} - {0.0}
     values = [value.value for *_, value in points if value]
     panel.margins(y=0.1)
     if quality.direction == "min" and 0 < 10 * min(values) < max(values):
         panel.set_yscale("log")  # A loss is many times as large at a rate that is too high.
         plain_log_labels(panel.yaxis)
-    common.quality_axis(panel, quality, values, judged=study.trials[0].objective)
+    common.quality_axis(panel, quality, values, judged=trials[0].objective)
     every = [*given, *(rate for rate, *_ in points)]
     low, high = min(every), max(every)
     margin = 1.2 * (high / low) ** 0.04
@@ -132,20 +135,40 @@ def plot_learning_rates(study: Study, ax: Axes | None = None, *, caption: bool =
         draw.guide(panel, rate)
         side, offset_pt = ("right", -4) if rate**2 > low * high else ("left", 4)
         words, place = f"your rate, {setting(rate)}", (rate, 0.1 + 0.8 * (worst > 0.5))
+        across = panel.get_xaxis_transform()
         draw.text(panel, words, place, (offset_pt, 0), ha=side, xycoords=across)
-    answer = _ring_answer(panel, study, quality)
+    answers = [_ring_answer(panel, study, quality) for study in shown]
+    answer = "Rings: the answers. Each line: one batch size." if several else answers[0]
     lengths = {length for _, length, _ in points}
-    title = f"{common.metric_title(quality)} by learning rate and batch size"
-    canvas.write_title(panel, title, columns=7, fewest=1)
+    by = "learning rate" if several else "learning rate and batch size"
+    title = f"{common.metric_title(quality)} by {by}"
+    canvas.write_title(panel, title, columns=3 if several else 7, fewest=1)
     hollow = "Hollow: runs that the search ended early." if "short" in lengths else ""
     crosses = "Crosses: training diverged." if "diverged" in lengths else ""
+    kept = [[t for t in one.trials if not any(r.diverged for r in t.executions)] for one in shown]
+    alarm = common.incomplete_text(
+        [dataclasses.replace(one, trials=(*own,)) for one, own in zip(shown, kept, strict=True)]
+    )
     bars = "Bars: 95 % interval." if any(value and value.ends for *_, value in points) else ""
-    notes = answer, hollow, crosses, bars
-    others = tuple(t for t in study.trials if not any(run.diverged for run in t.executions))
-    alarm = common.incomplete_text(dataclasses.replace(study, trials=others))
-    caption = caption and ax is None
-    common.write_conditions([panel], study, *notes, alarm=alarm, caption=caption)
+    notes, caption = (answer, hollow, crosses, bars), caption and ax is None
+    common.write_conditions([panel], shown, *notes, alarm=alarm, caption=caption)
     return panel
+
+
+def _draw_rates(
+    panel: Axes, line: Sequence[RatePoint], look: Look, style: str, *, edge: float
+) -> None:
+    """Draw the rates of a line, and those that diverged at the edge of the plot."""
+    for hollow, length in ((True, "short"), (False, "complete")):
+        found = [(rate, value) for rate, its, value in line if value and its == length]
+        rates, values = [rate for rate, _ in found], [value.value for _, value in found]
+        if found:
+            draw.bars(panel, rates, [value.ends for _, value in found], look[0])
+            zorder = 3 - hollow / 2
+            draw.points(panel, rates, values, *look, hollow=hollow, line=style, zorder=zorder)
+    if lost := [rate for rate, length, _ in line if length == "diverged"]:
+        cross: dict[str, Any] = {"color": look[0], "mec": canvas.PAPER, "ms": 8, "zorder": 4}
+        panel.plot(lost, [edge] * len(lost), "X", transform=panel.get_xaxis_transform(), **cross)
 
 
 def _ring_answer(panel: Axes, study: Study, quality: Objective) -> str:
@@ -160,21 +183,26 @@ def _ring_answer(panel: Axes, study: Study, quality: Objective) -> str:
     return f"Ring: the answer, batch size {decided.batch_size:,} at {setting(rate)}{sure}."
 
 
-def pareto_points(study: Study) -> tuple[Objective, list[Point]]:
+def pareto_points(*studies: Study) -> tuple[Objective, list[Point]]:
     """Return the metric and the trials by throughput, with those that no other one beats."""
-    refuse_empty(study)
-    quality, decided, far = study.quality_metric, study.decide(), common.far_off(study)
-    measured = [
-        (trial, rate, value)
-        for trial, *_ in rates_of_settings(study.trials)
-        if trial.status == "completed"
-        and trial not in far
-        and quality is not None
-        and (rate := trial.throughput) is not None
-        and (value := common.quality_of(decided.as_judged(trial), quality)) is not None
-    ]
-    if quality is None or not measured:
-        raise common.missing_data(study, "trials with both a throughput and a metric of quality")
+    measured, quality = [], None
+    for study in studies:
+        refuse_empty(study)
+        quality, decided, far = study.quality_metric, study.decide(), common.far_off(study)
+        own = [
+            (trial, rate, value)
+            for trial, *_ in rates_of_settings(study.trials)
+            if trial.status == "completed"
+            and trial not in far
+            and quality is not None
+            and (rate := trial.throughput) is not None
+            and (value := common.quality_of(decided.as_judged(trial), quality)) is not None
+        ]
+        if not own:
+            needed = "trials with both a throughput and a metric of quality"
+            raise common.missing_data(study, needed)
+        measured += own
+    assert quality is not None
     sign = quality.sign
     choices = [(rate.value, sign * value.value) for _, rate, value in measured]
     points = [
@@ -185,21 +213,25 @@ def pareto_points(study: Study) -> tuple[Objective, list[Point]]:
     return quality, sorted(points, key=lambda p: (p[1].value, sign * -p[2].value))
 
 
-def plot_pareto(study: Study, ax: Axes | None = None, *, caption: bool = True) -> Axes:
+def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = True) -> Axes:
     """Plot the quality of each trial against its throughput, with the Pareto front as steps.
 
     A filled mark stands for a trial that no other one beats in both, a hollow one for the others.
-    The colour and the mark are those of the batch size.
+    The colour and the mark are those of the batch size. Of several studies they are those of the
+    study, the front is that of all together, and rings are the answers.
 
     Args:
-        study: A study, from `load_study`.
+        studies: A study, from `load_study`. Or several with one objective: a list, or a dict that
+            names them.
         ax: Axes to draw on. If None, a new figure.
         caption: Whether to write at most two lines below a new figure.
 
     Raises:
-        ValueError: If there is nothing to show, with the reason.
+        ValueError: If there is nothing to show, with the reason, or if the studies do not fit
+            together.
     """
-    quality, points = pareto_points(study)
+    shown = studies_of(studies)
+    several, (quality, points) = len(shown) > 1, pareto_points(*shown)
     rates, values = [rate.value for _, rate, *_ in points], [value.value for *_, value, _ in points]
     front = [point for point in points if point[3]]
     (panel,) = canvas.panels(ax, PARETO_IN)
@@ -218,19 +250,26 @@ def plot_pareto(study: Study, ax: Axes | None = None, *, caption: bool = True) -
         panel.xaxis.set_major_locator(steps)
         panel.xaxis.set_major_formatter("{x:,.0f}")
     sizes = sorted({trial.batch_size for trial, *_ in points})
-    # Those of a size together: hundreds of trials make few marks for a file to hold.
-    for number, size in enumerate(sizes):
-        look = size_color(size, sizes), series_style(number)[1]
+    owners = {id(trial): number for number, one in enumerate(shown) for trial in one.trials}
+    # Those of a size, or a study, together: hundreds of trials make few marks for a file to hold.
+    for number, group in enumerate(range(len(shown)) if several else sizes):
+        look: Look = series_style(number)
+        look = look if several else (size_color(group, sizes), look[1])
+        own = [p for p in points if group == (owners[id(p[0])] if several else p[0].batch_size)]
         for best in (False, True):
-            alike = [p for p in points if p[0].batch_size == size and p[3] == best]
+            alike = [point for point in own if point[3] == best]
             across, up = [p[1].value for p in alike], [p[2].value for p in alike]
             draw.bars(panel, across, [p[2].ends for p in alike], look[0])
             draw.bars(panel, up, [p[1].ends for p in alike], look[0], across=True)
             if alike:
                 draw.points(panel, across, up, *look, size=6.5, hollow=not best, zorder=2.5 + best)
+    for trial, rate, value, _ in points if several else ():
+        answer = shown[owners[id(trial)]].decide().trial
+        if answer and trial.trial_id == answer.trial_id:
+            draw.ring(panel, rate.value, value.value)
     panel.margins(y=0.1)
     panel.autoscale_view(scalex=False)
-    common.quality_axis(panel, quality, values, judged=study.trials[0].objective)
+    common.quality_axis(panel, quality, values, judged=points[0][0].objective)
     # The border of what some trial beats, from edge to edge.
     left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
     edge = bottom if quality.direction == "max" else top
@@ -238,13 +277,14 @@ def plot_pareto(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     values = [value.value for *_, value, _ in (front[0], *front)] + [edge]
     panel.plot(rates, values, drawstyle="steps-pre", color=MUTED, linewidth=1.1, zorder=1)
     panel.set_ylim(bottom, top)
-    common.name_sizes(panel, sizes, most=14)
+    common.name_series(panel, shown, sizes, most=14)
     title = f"{common.metric_title(quality)} against throughput"
-    canvas.write_title(panel, title, columns=7, fewest=1)
-    shown = [study.decide().as_judged(trial) for trial, *_ in points]
+    canvas.write_title(panel, title, columns=3 if several else 7, fewest=1)
+    judged = [shown[owners[id(trial)]].decide().as_judged(trial) for trial, *_ in points]
     filled = "Filled: no other trial is both faster and better."
-    notes = common.far_off_note(study), common.bars_text(shown, quality)
-    common.write_conditions([panel], study, filled, *notes, caption=caption and ax is None)
+    filled += " Rings: the answers." if several else ""
+    notes = common.far_off_note(shown), common.bars_text(judged, quality)
+    common.write_conditions([panel], shown, filled, *notes, caption=caption and ax is None)
     return panel
 
 
@@ -285,7 +325,7 @@ def _curve(trial: TrialRecord, metric: str) -> Curve:
 
 
 def plot_learning_curves(
-    study: Study,
+    studies: Studies,
     ax: Axes | None = None,
     *,
     against: Literal["updates", "examples", "seconds"] | None = None,
@@ -295,10 +335,12 @@ def plot_learning_curves(
 
     Three panels, one below the other, show the same curves against updates, examples and seconds of
     training: where large batches lose in the second and win in the third, they pay. Each curve is
-    of the trial of its batch size that `study.decide()` compares, else of the best one.
+    of the trial of its batch size that `study.decide()` compares, else of the best one. Several
+    studies have one curve each, that of the answer.
 
     Args:
-        study: A study, from `load_study`.
+        studies: A study, from `load_study`. Or several with one objective: a list, or a dict that
+            names them.
         ax: Axes whose place the panels take. If None, a new figure.
         against: What to show them against, in a single panel. If None, all three.
         caption: Whether to write at most two lines below a new figure.
@@ -311,15 +353,30 @@ def plot_learning_curves(
             f"`against` must be one of {', '.join(BUDGETS)}, or None for all of them. "
             f"Received: against={against!r}."
         )
-    quality, curves = learning_curves(study)
+    shown = studies_of(studies)
+    several, found = len(shown) > 1, [learning_curves(study) for study in shown]
+    quality, curves = found[0]
     sizes = [trial.batch_size for trial, _ in curves]
+    drawn = [
+        (trial, curve, (size_color(trial.batch_size, sizes), series_style(number)[1]))
+        for number, (trial, curve) in enumerate(curves)
+    ]
+    if several:
+        answers = [one.decide().trial for one in shown]
+        drawn = [
+            (trial, curve, series_style(number))
+            for number, (answer, (_, own)) in enumerate(zip(answers, found, strict=True))
+            for trial, curve in own
+            if answer and trial.trial_id == answer.trial_id
+        ]
+    if not drawn:
+        raise common.missing_data(shown[0], "an answer, whose training is shown")
     budgets = BUDGETS if against is None else (against,)
     height_in = CURVES_IN if against else 1.9 * CURVES_IN
     panels = canvas.panels(ax, height_in, (1,) * len(budgets), share_x=False)
     for panel, budget in zip(panels, budgets, strict=True):
         panel.set_xlabel(_LABELS[budget], fontsize=canvas.TEXT_PT)
-        for number, (trial, curve) in enumerate(curves):
-            color, marker = size_color(trial.batch_size, sizes), series_style(number)[1]
+        for trial, curve, (color, marker) in drawn:
             places = [spent[BUDGETS.index(budget)] for spent, _ in curve]
             values = [value.value for _, value in curve]
             draw.band(panel, places, [value.ends for _, value in curve], color)
@@ -328,14 +385,14 @@ def plot_learning_curves(
             draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
         panel.set_xscale("log")
         plain_log_labels(panel.xaxis)
-        values = [value.value for _, curve in curves for _, value in curve]
+        values = [value.value for _, curve, _ in drawn for _, value in curve]
         common.quality_axis(panel, quality, values)
-    common.name_sizes(panels[0], sizes, most=_MOST_NAMES)
-    title = f"{common.metric_title(quality)} over training, by batch size"
-    canvas.write_title(panels[0], title, columns=_MOST_NAMES, fewest=1)
-    banded = any(value.ends for _, curve in curves for _, value in curve)
+    common.name_series(panels[0], shown, sizes, most=_MOST_NAMES)
+    title = f"{common.metric_title(quality)} over training{'' if several else ', by batch size'}"
+    canvas.write_title(panels[0], title, columns=3 if several else _MOST_NAMES, fewest=1)
+    banded = any(value.ends for _, curve, _ in drawn for _, value in curve)
     bands = "Bands: 95 % interval of the mean over training runs." if banded else ""
     tracing = "Training time includes tracing, but no validation." if "seconds" in budgets else ""
-    notes = (common.far_off_note(study), bands, tracing)
-    common.write_conditions(panels, study, *notes, caption=caption and ax is None)
+    notes = ("" if several else common.far_off_note(shown), bands, tracing)
+    common.write_conditions(panels, shown, *notes, caption=caption and ax is None)
     return panels[0]

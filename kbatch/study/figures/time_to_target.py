@@ -13,8 +13,9 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.plotting.draw import batch_axis, plain_log_labels
 from kbatch.records.training_run import EpochRecord, Target, epochs_to_target
+from kbatch.study.comparison import Studies, studies_of
 from kbatch.study.figures import common
-from kbatch.study.study import Study, refuse_empty
+from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord, mean_of
 from kbatch.training.metrics import metric_words
 
@@ -111,7 +112,7 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
 
 
 def plot_time_to_target(
-    study: Study, ax: Axes | None = None, *, target: float | None = None, caption: bool = True
+    studies: Studies, ax: Axes | None = None, *, target: float | None = None, caption: bool = True
 ) -> Axes:
     """Plot the training time and the updates to a target by batch size, on logarithmic axes.
 
@@ -120,68 +121,86 @@ def plot_time_to_target(
     updates is S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162). Each batch size is
     shown by its trial with the fewest updates. A target counts as met at the end of an epoch.
     Training time includes tracing, but no validation. If all batch sizes train at one learning
-    rate, large ones may need more updates for that reason alone.
+    rate, large ones may need more updates for that reason alone. Several studies have a line each,
+    without the curve and the line of perfect scaling.
 
     Args:
-        study: A study, from `load_study`.
+        studies: A study, from `load_study`. Or several with one objective: a list, or a dict that
+            names them.
         ax: Axes whose place the panels take. If None, a new figure.
         target: Value of `study.quality_metric` to reach. Default: the one of `StopAtTarget`.
         caption: Whether to write at most two lines below a new figure.
 
     Raises:
-        ValueError: If there is no target or nothing to show, with what to do.
+        ValueError: If there is no target or nothing to show, with what to do, or if the studies do
+            not fit together.
     """
-    refuse_empty(study)
-    aim = target_of(study, target)
-    points = target_points(study, aim)
-    fit, fit_text = fitted(points)
-    met = [size for size, (met, _) in points.items() if met]
-    seconds, updates = (
-        {size: _positive([*map(cost, spent)]) for size, (_, spent) in points.items()}
-        for cost in (_seconds, _updates)
-    )
+    shown = studies_of(studies)
+    several, aim = len(shown) > 1, target_of(shown[0], target)
+    if any(target_of(study, target) != aim for study in shown):
+        raise ValueError(
+            "Studies with different targets need one: give `target=0.95`, say (in a terminal "
+            f"`--target 0.95`). Received: target=None, and {len(shown)} studies."
+        )
+    found = [target_points(study, aim) for study in shown]
+    fit, fit_text = (None, "") if several else fitted(found[0])
     failed = [
         (trial.batch_size, "no updates" if trial.status == "completed" else trial.outcome)
+        for study, points in zip(shown, found, strict=True)
         for trial in study.trials
         if trial.batch_size not in points
     ]
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
-    batch_axis(lower, [*points, *(size for size, _ in failed)], common.BATCH_LABEL)
-    _draw_costs(upper, seconds, met, None, below=bool(failed))
-    _draw_costs(lower, updates, met, fit, below=bool(failed))
-    alarm = ""
-    if not draw.missing((upper, lower), failed):
-        which = join_words(at_most([f"{size:,} ({why})" for size, why in failed]))
-        alarm = f"\N{MULTIPLICATION X} Without a result: batch size {which}."
+    sizes = [size for points in found for size in points]
+    missed = any(not met for points in found for met, _ in points.values())
+    batch_axis(lower, [*sizes, *(size for size, _ in failed)], common.BATCH_LABEL)
+    barred = False
+    for panel, cost in ((upper, _seconds), (lower, _updates)):
+        costs = [
+            {size: (met, _positive([*map(cost, spent)])) for size, (met, spent) in points.items()}
+            for points in found
+        ]
+        for number, own in enumerate(costs):
+            _draw_costs(panel, number, own, fit if panel is lower else None, alone=not several)
+        _end_axis(panel, [one for own in costs for one in own.values()], below=bool(failed))
+        barred = any(one.ends for own in costs for _, one in own.values())
+    said = draw.missing((upper, lower), failed)
+    which = join_words(at_most([f"{size:,} ({why})" for size, why in failed]) or [""])
+    alarm = f"\N{MULTIPLICATION X} Without a result: batch size {which}."
+    if several:
+        common.name_series(upper, shown, ())
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
     sign = "≥" if aim.direction == "max" else "≤"
     aim_text = f"{metric_words(aim.metric)} {sign} {setting(aim.value)}"
-    canvas.write_title(upper, f"Training time and updates to {aim_text}", columns=2, fewest=1)
-    notes = fit_text, f"{common.BARS}." if any(one.ends for one in updates.values()) else ""
+    title = f"Training time and updates to {aim_text}"
+    canvas.write_title(upper, title, columns=3 if several else 2, fewest=1)
+    hollow = "Hollow: target not met." if several and missed else ""
+    notes = fit_text, hollow, f"{common.BARS}." if barred else ""
+    alarm = None if failed and several else alarm if failed and not said else ""
     caption = caption and ax is None
-    common.write_conditions((upper, lower), study, *notes, alarm=alarm, caption=caption)
+    common.write_conditions((upper, lower), shown, *notes, alarm=alarm, caption=caption)
     return upper
 
 
 def _draw_costs(
     panel: Axes,
-    costs: Mapping[int, Estimate[float]],
-    met_by: Sequence[int],
+    number: int,
+    costs: Mapping[int, tuple[bool, Estimate[float]]],
     fit: StepsToTarget | None,
     *,
-    below: bool,
+    alone: bool,
 ) -> None:
-    """Draw one of the costs, with room `below` for the sizes that have no result."""
+    """Draw one of the costs of a study; if it is alone, with the line of perfect scaling."""
     panel.set_yscale("log")
-    sizes, (color, marker) = list(costs), series_style(0)
-    met = [(size, costs[size]) for size in met_by]
-    missed = [(size, cost.value) for size, cost in costs.items() if size not in met_by]
+    sizes, (color, marker) = list(costs), series_style(number)
+    met = [(size, cost) for size, (was_met, cost) in costs.items() if was_met]
+    missed = [(size, cost.value) for size, (was_met, cost) in costs.items() if not was_met]
     if met:
         curve = draw.along(fit.steps, sizes[0], sizes[-1]) if fit else ()
-        draw.series(panel, 0, met, label="target met", line=curve)
+        draw.series(panel, number, met, label="target met" if alone else "", line=curve)
         first, cost = met[0]
-        if first < sizes[-1]:
+        if first < sizes[-1] and alone:
             ends = np.array([first, sizes[-1]])
             line = {"linewidth": 1.0, "linestyle": "--", "label": "perfect scaling"}
             panel.plot(ends, cost.value * first / ends, color=MUTED, zorder=1, **line)
@@ -189,7 +208,8 @@ def _draw_costs(
     for place in missed:
         draw.points(panel, place[:1], place[1:], color, marker, hollow=True)
         draw.arrow(panel, place, 20, color)
-        draw.text(panel, "not met", place, (0, 21), va="bottom")
+        if alone:
+            draw.text(panel, "not met", place, (0, 21), va="bottom")
     if fit is not None:
         critical, ends = fit.critical_batch_size.value, fit.critical_batch_size.ends
         if critical is not None and sizes[0] <= critical <= sizes[-1]:
@@ -199,10 +219,14 @@ def _draw_costs(
             draw.guide(panel, critical)
             words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
             draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
+
+
+def _end_axis(panel: Axes, costs: Sequence[tuple[bool, Estimate[float]]], *, below: bool) -> None:
+    """End the axis around what was measured, with room `below` for sizes without a result."""
     # The line of perfect scaling leaves the panel: what was measured is what matters.
-    low = min(cost.low or cost.value for cost in costs.values())
-    high = max(cost.high or cost.value for cost in costs.values())
+    low = min(cost.low or cost.value for _, cost in costs)
+    high = max(cost.high or cost.value for _, cost in costs)
     stretch = max(1.15, (high / low) ** 0.1)
     bottom = low / stretch ** (3 if below else 1.5)
-    panel.set_ylim(bottom, high * stretch ** (3 if missed else 1))
+    panel.set_ylim(bottom, high * stretch ** (1 if all(met for met, _ in costs) else 3))
     plain_log_labels(panel.yaxis)
