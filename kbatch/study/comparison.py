@@ -309,8 +309,7 @@ def _described(study: Study) -> dict[str, str]:
         follow = {"learning_rate", *(follow if isinstance(follow, (list, tuple)) else ())}
         left_out = {"objective", *(f"optimizer.{name}" for name in follow)}
         facts = sorted(search.facts.items(), key=lambda fact: fact[0].startswith("hyperparameter"))
-        of_policy = (".dtype", ".dtype_policy")
-        found |= {n: text for n, text in facts if n not in left_out and not n.endswith(of_policy)}
+        found |= {n: text for n, text in facts if n not in left_out and "dtype" not in n}
         for name, value in search.settings.items():
             if name not in _NOT_GIVEN:
                 several = isinstance(value, (list, tuple))

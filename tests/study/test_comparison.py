@@ -143,6 +143,7 @@ def test_compare_finds_differences_in_the_records_and_names_the_rest():
         return dataclasses.replace(made, facts=facts, environment=environment)
 
     facts = {"optimizer": "Adam", "optimizer.epsilon": "1e-07", "x": "10 rows", "epochs": "2"}
+    facts |= {"compile(loss).dtype_policy.dtype": "float32"}  # The policy has a column.
     other = {"optimizer": "SGD", "optimizer.momentum": "0.9", "x": "20 rows", "epochs": "2"}
     first = study_of("a", 0.9, search=search(facts, seed=1))
     second = study_of("b", 0.9, search=search(other, {"keras": "3.14.0"}, seed=2), optimizer="SGD")
