@@ -307,6 +307,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Under {policy} an update takes {ratio} as in float32 on this processor: "
         '`dtype_policy="float32"` is faster.'
     ),
+    "data_not_copied": (
+        "Each training run reads the `PyDataset` in the state that the run before left, because it "
+        "cannot be copied: {error}. Give a function that makes it, `batch_size -> PyDataset`."
+    ),
     "own_path": "`{callback}` writes a file for each trial: {own} in place of {given}.",
     # Reasons, each the end of a sentence: why a search for memory ended at its size.
     "in_window": "its memory lies in the window",

@@ -456,7 +456,11 @@ class TimedFit:
             first_epoch=self._done,
             # A batch that replicas share must not have rows of two epochs.
             endless=not (self._several or given_steps),
+            # A later `fit` of the run continues with the state that the earlier one left.
+            fresh=not (self._fits or self._done),
         )
+        if data.not_copied and not self._fits:
+            self.notes.append(Note.of("data_not_copied", error=data.not_copied))
         if batches.validation_data is not None and not can_validate(self.model):
             raise InputError(
                 "A model with its own `train_step` needs a `test_step`, or a `call` and a compiled "

@@ -1,6 +1,8 @@
 """Every form of data: a sample of rows, and batches of any size."""
 
 import pickle
+import threading
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -10,6 +12,7 @@ import small_models as models
 import tensorflow as tf
 from batch_data import Rows
 
+import kbatch
 from kbatch.errors import DataEnded, InputError
 from kbatch.search.train import SharedInput
 from kbatch.training.data.batches import in_blocks
@@ -128,7 +131,7 @@ def test_a_sequence_is_shuffled_by_batches_and_told_where_an_epoch_ends():
         [len(x) for x, _ in dataset] + [float(next(iter(dataset))[0][0, 0])] for _ in range(6)
     ]
     assert len({order[-1] for order in orders}) > 1
-    assert sequence.epoch_ends == 11
+    assert sequence.epoch_ends == 12
     kept = batches_of(TrainingData(batched(32), shuffle=False)).dataset
     np.testing.assert_allclose(np.concatenate([x for x, _ in kept]), X)
 
@@ -364,3 +367,46 @@ def test_labels_of_the_other_kind_are_refused_with_what_to_give(loss, one_hot, a
     else:
         with pytest.raises(InputError, match=advice):
             data.build(model)
+
+
+class Hooked(Rows):
+    """Writes down its hooks and reads."""
+
+    log: ClassVar[list] = []
+
+    def __getitem__(self, index):
+        self.log.append(index)
+        return super().__getitem__(index)
+
+    def on_epoch_begin(self):
+        self.log.append(f"begin {self.epoch_ends}")
+
+    def on_epoch_end(self):
+        super().on_epoch_end()
+        self.log.append("end")
+
+
+def test_the_hooks_of_a_sequence_come_in_the_order_of_keras():
+    logs = []
+    for given in (lambda x, **_: x, kbatch.training_dataset):
+        Hooked.log.clear()
+        data = given(Hooked(20), batch_size=8, shuffle=False)
+        models.mlp().fit(data, epochs=2, shuffle=False, verbose=0)
+        logs.append([*Hooked.log])
+    assert logs[0] == [0, 1, "end", "begin 1", 0, 1, 2, "end", "begin 2", 0, 1, 2, "end"]
+    assert logs[1] == logs[0][:-1]  # A dataset does not know that it was read for the last time.
+
+
+@pytest.mark.parametrize("lock", [None, threading.Lock()])
+def test_each_training_run_begins_with_a_fresh_copy_of_a_sequence(lock):
+    rows = Hooked(20)
+    rows.lock = lock
+    data = TrainingData(rows, validation_data=Hooked(8))
+    starts = []
+    for fresh in (True, False, True):
+        Hooked.log.clear()
+        list(data.batches(8, seed=0, fresh=fresh).dataset)
+        starts += [one for one in Hooked.log if "begin" in str(one)]
+    assert starts == (["begin 1", "begin 2", "begin 1"] if lock is None else starts)
+    assert rows.epoch_ends == (0 if lock is None else 3)
+    assert ("lock" in (data.not_copied or "")) == (lock is not None)

@@ -1,5 +1,6 @@
 """The forms that training data are given in."""
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,13 +43,11 @@ def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> 
             "Received: a PyDataset with num_batches=0."
         )
     spec = keras.tree.map_structure(_common_spec, *known)
-    rng, begun = np.random.default_rng(seed), False
+    rng = np.random.default_rng(seed)
 
     def epoch() -> Iterator[int]:
-        nonlocal begun
-        if begun:  # Threads may read batches until the next epoch begins.
-            data.on_epoch_end()
-        begun = True
+        # As Keras does, also before the first one. Threads may read batches until an epoch begins.
+        data.on_epoch_end()
         data.on_epoch_begin()
         count = data.num_batches
         if shuffle and count is not None:
@@ -69,6 +68,25 @@ def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> 
 
     numbers = tf.data.Dataset.from_generator(epoch, output_signature=tf.TensorSpec((), tf.int64))
     return numbers.map(batch, num_parallel_calls=max(1, data.workers), deterministic=True)
+
+
+# Larger arrays in a PyDataset are not copied.
+_MOST_COPIED_BYTES = 2**26
+
+
+def fresh_copy(data: Any) -> tuple[Any, str | None]:
+    """Copy a PyDataset, whose hooks and reads may change it; return why it could not be copied.
+
+    Large arrays are shared. Other data are returned as they are.
+    """
+    if not isinstance(data, keras.utils.PyDataset):
+        return data, None
+    held = [one for value in vars(data).values() for one in keras.tree.flatten(value)]
+    large = [one for one in held if getattr(one, "nbytes", 0) > _MOST_COPIED_BYTES]
+    try:
+        return copy.deepcopy(data, {id(one): one for one in large}), None
+    except Exception as error:  # Files, locks and the user's own objects raise anything.
+        return data, f"{type(error).__name__}: {error}"
 
 
 def _read(data: keras.utils.PyDataset, number: int) -> Any:

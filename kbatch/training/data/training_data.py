@@ -27,6 +27,7 @@ from kbatch.training.data.forms import (
     called_for,
     check_class_weight,
     each_part,
+    fresh_copy,
     gives_batches,
     is_batched,
     is_dataset,
@@ -145,6 +146,9 @@ class TrainingData:
         makes_batches = isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
         self.is_function = callable(self.x) and not makes_batches
         self._cuts: Cuts = {}  # Where validation data begin to repeat.
+        # Of `x` and the validation data, if they are a `PyDataset`: those of the last training run.
+        self._copies: dict[str, Any] = {}
+        self.not_copied: str | None = None  # Why training runs share a `PyDataset`.
         self._rows: ArrayRows | None = None  # All, with the graphs that shuffle and gather them.
 
     def __reduce__(self):
@@ -257,9 +261,15 @@ class TrainingData:
         validation_steps: int | None = None,
         endless: bool = False,  # Arrays go on from epoch to epoch: to begin an iterator takes time.
         first_epoch: int = 0,  # Arrays begin with the order of this epoch.
+        fresh: bool | None = None,  # Whether a `PyDataset` is a new copy or the last one.
     ) -> Batches:
         """Return all rows in batches of one size, each epoch of arrays in an order of its own."""
         x, y, weight, validation_data = self._split()
+        if fresh is not None:
+            x, validation_data = (
+                self._copied(name, one, fresh)
+                for name, one in (("x", x), ("validation_data", validation_data))
+            )
         order = epoch_steps = None
         if of_dataset := gives_batches(x):
             dataset = batches_of(x, model, batch_size, shuffle=self.shuffle, seed=seed)
@@ -297,6 +307,12 @@ class TrainingData:
             train_batch_size=batch_size,
         )
         return Batches(dataset, *validation, examples, order, of_dataset, epoch_steps)
+
+    def _copied(self, name: str, data: Any, fresh: bool) -> Any:
+        if fresh or name not in self._copies:
+            self._copies[name], why = fresh_copy(data)
+            self.not_copied = self.not_copied or why
+        return self._copies[name]
 
     def count_examples(self, build: Callable[[], keras.Model], batch_size: int) -> int | None:
         """Count the training examples of an epoch, None where they are not known before it.
@@ -363,7 +379,7 @@ class TrainingData:
         # To read a dataset again may fill a buffer of shuffling.
         if self._sample is None:
             self._check_given()
-            data: Any = as_dataset(self.x)
+            data: Any = as_dataset(fresh_copy(self.x)[0])
             self._sample = _first_elements(data) if is_dataset(data) else self._first_rows()
         return self._sample
 
