@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from pathlib import Path
 
 import inference_factory
 import input_profile_factory
@@ -61,6 +62,11 @@ SAMPLES |= {f"{name} of many studies": lambda n=name: several(n, 5) for name in 
 # Studies that differ in several hyperparameters have more and longer texts.
 TUNED = ("learning_curves", "learning_rates", "noise_scale", "pareto", "trials")
 SAMPLES |= {f"{name} of many": lambda: tuned_study(14) for name in TUNED}
+DATA = Path(__file__).parent.parent / "docs" / "data"
+# Small sizes take about the same time.
+SAMPLES["inference_operating_curve of many"] = lambda: kbatch.InferenceProfile.load(
+    DATA / "inference.json"
+)
 
 
 def draw(name, width_in):

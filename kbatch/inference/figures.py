@@ -64,7 +64,7 @@ def plot_inference_operating_curve(
     keep to it. The arguments are those of `plot_inference_throughput`; a `ValueError` says that
     nothing was timed.
     """
-    timed, rounds = _timed(profile), []
+    timed, rounds, named = _timed(profile), [], []
     (panel,) = canvas.panels(ax, height_in(1))
     panel.set_xscale("log")
     canvas.vertical_grid(panel)
@@ -75,14 +75,18 @@ def plot_inference_operating_curve(
         places = [(1e3 * _time_s(row, quantile), row.batch_size / row.median_s) for row in measured]
         draw.series(panel, index, [(ms, Estimate(rate)) for ms, rate in places], label=label)
         color = series_style(index)[0] if index else MUTED
-        # Sizes of the others are about the same: named all, none could be read.
-        for row, place in [*zip(measured, places, strict=True)][-1 if index else 0 :]:
-            draw.text(panel, f"{row.batch_size:,}", place, (0, 6), va="baseline", color=color)
+        # Sizes of the others are about the same: of these the largest is named.
+        least = measured[-1].batch_size if index else 1
+        named += [
+            (place, f"{row.batch_size:,}" if row.batch_size >= least else "", color)
+            for row, place in zip(measured, places, strict=True)
+        ]
         rounds += [len(row.times_s) for row in measured]
     targets = _targets(profile)
     for target_ms, _ in targets:
         panel.axvline(target_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
     draw.names_above(panel, targets, panel.get_xlim(), color=ALARM_TEXT)
+    draw.label_points(panel, named[::-1])
     panel.yaxis.set_major_formatter("{x:,.0f}")
     draw.plain_log_labels(panel.xaxis)
     panel.set_xlabel(f"{time_name(profile.target_ms and profile.quantile)} of a batch (ms)")

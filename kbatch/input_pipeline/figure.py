@@ -54,6 +54,7 @@ def plot_input_pipeline(
     upper.set_xlim(0, max((begin + duration for begin, duration in computed), default=1.0))
     upper.set_ylim(0, 1)
     upper.set_yticks([])
+    upper.xaxis.set_major_formatter("{x:,g}")
     upper.set_xlabel("Time (ms)")
     _draw_bars(lower, profile, _NARROW_NAME_CHARACTERS if narrow else _NAME_CHARACTERS)
     rounds = pluralize(len(profile.step.durations_s), "round")

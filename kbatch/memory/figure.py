@@ -47,7 +47,8 @@ def plot_memory(
     middle, edge = (0.01, (low + high) / 2), panel.get_yaxis_transform()
     draw.text(panel, f"window {window}", middle, ha="left", color=MUTED, xycoords=edge)
     line = ""
-    if fit is not None:
+    peaks = {p.batch_size: p.peak_memory_bytes for p in result.probes if p.peak_memory_bytes}
+    if fit is not None and draw.follows(fit.predict, peaks):
         curve = draw.along(lambda size: fit.predict(size) / unit, sizes[0], sizes[-1])
         look = {"color": series_style(0)[0], "linewidth": 1.2, "linestyle": ":"}
         panel.plot(*zip(*curve, strict=True), **look)
@@ -71,7 +72,7 @@ def plot_memory(
     draw.text(panel, words, place, (right_pt, up_pt), ha=ha, va=va, bold=True)
     panel.set_ylim(0, _TOP * limit)
     panel.set_ylabel(f"Peak memory ({unit_name})")
-    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_major_formatter("{x:,g}")
     where = where_measured(result.environment) if result.environment else [result.device]
     facts = [*where, result.dtype_policy, pluralize(len(result.probes), "run")]
     canvas.write_title(panel, f"{result.title}: {pluralize(answer, 'example')}", columns=4)

@@ -26,6 +26,7 @@ from kbatch.records.json_codec import write_whole_file
 INK = "#24292f"
 MUTED = "#59636e"
 GRID = "#d9dee3"
+FAINT = "#afb8c1"
 PAPER = "#ffffff"
 ALARM = "#d55e00"
 # Vermilion, dark enough for small text on paper.
@@ -37,7 +38,7 @@ MOST_WIDTH_IN = 40.0
 SMALL_PT = 7.5
 TEXT_PT = 8
 # Mean width of the digits that tick labels consist of, in font sizes.
-_DIGIT_EM = 0.62
+DIGIT_EM = 0.62
 # What the labels of the y axis take of the width, without its title.
 _LABELS_IN = 0.7
 _LINE_SPACING = 1.35
@@ -98,7 +99,7 @@ def label_room(ax: Axes) -> float:
     width_in = figure_of(ax).get_figwidth()
     # Labels take a larger part of a narrow figure.
     shrunk = min(1.0, (width_in - _LABELS_IN) / width_in)
-    return 72 * width_in * ax.get_position().width * shrunk / (TEXT_PT * _DIGIT_EM)
+    return 72 * width_in * ax.get_position().width * shrunk / (TEXT_PT * DIGIT_EM)
 
 
 def panels(
@@ -184,9 +185,11 @@ def write_title(
         longest = max(map(len, names)) + _HANDLE_CHARACTERS
         columns = max(1, min(columns, int(share * _ROW_CHARACTERS) // longest))
         rows += -(-len(names) // columns)
+        # matplotlib fills column by column: in this order, each row is read from left to right.
+        order = [i for column in range(columns) for i in range(column, len(names), columns)]
         legend = ax.legend(
-            handles,
-            names,
+            [handles[i] for i in order],
+            [names[i] for i in order],
             loc="lower left",
             bbox_to_anchor=(0, 1),
             ncols=columns,

@@ -2,24 +2,26 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from matplotlib.transforms import Transform
+from matplotlib.transforms import Bbox, Transform
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.plotting.canvas import (
     ALARM,
     ALARM_TEXT,
+    DIGIT_EM,
     INK,
     MUTED,
     PAPER,
     SMALL_PT,
     TEXT_PT,
+    figure_of,
     label_room,
     series_style,
     width_share,
@@ -32,6 +34,8 @@ Bounds = Sequence[tuple[float, float] | None]
 _ABOVE, _NAME_ROW = 1.12, 0.085
 # More marks of a series are pixels in a vector file: as shapes thousands are heavy and slow.
 _MOST_MARKS = 500
+# What labels and a title take of the height of a figure.
+_AROUND_IN = 1.0
 # Width of "memory" above a mark, in characters of tick labels.
 _REASON_CHARACTERS = 6
 
@@ -59,6 +63,12 @@ def along(curve: Callable[[float], float], low: float, high: float) -> list[tupl
     """Return points of a fitted curve for logarithmic axes, which have no place for 0."""
     places = np.geomspace(low, high, 100).tolist()
     return [(place, value) for place in places if (value := curve(place)) > 0]
+
+
+def follows(curve: Callable[[float], float], measured: Mapping[int, float]) -> bool:
+    """Return whether a fitted curve misses no measured value by more than a fifth."""
+    shares = [curve(place) / value for place, value in measured.items()]
+    return min(shares) > 1 / 1.2 and max(shares) < 1.2
 
 
 def points(
@@ -143,6 +153,31 @@ def text(
         path_effects=[withStroke(linewidth=2.5, foreground=PAPER)],
         parse_math=False,
     )
+
+
+def label_points(panel: Axes, points: Sequence[tuple[tuple[float, float], str, Color]]) -> None:
+    """Write the words of each point beside it if there is room, the first ones first.
+
+    Words cover neither others nor a point. The limits of both axes must be final.
+    """
+    in_axes = (panel.transData - panel.transAxes).transform([place for place, *_ in points])
+    height_pt = 72 * (figure_of(panel).get_figheight() - _AROUND_IN) * panel.get_position().height
+    spots = in_axes * (label_room(panel) * TEXT_PT * DIGIT_EM, height_pt)
+    taken = [Bbox.from_bounds(x - 3.5, y - 3.5, 7, 7) for x, y in spots.tolist()]
+    for (place, words, color), (x, y) in zip(points, spots.tolist(), strict=True):
+        wide, high = DIGIT_EM * SMALL_PT * len(words) + 3, 1.2 * SMALL_PT
+        for ha, left_pt, up_pt in (
+            ("center", -wide / 2, 4 + high / 2),
+            ("left", 5, 0),
+            ("right", -5 - wide, 0),
+            ("center", -wide / 2, -4 - high / 2),
+        ):
+            box = Bbox.from_bounds(x + left_pt, y + up_pt - high / 2, wide, high)
+            if words and box.y0 > 0 and not any(map(box.overlaps, taken)):
+                taken.append(box)
+                right_pt = {"center": 0.0, "left": 6.0, "right": -6.0}[ha]
+                text(panel, words, place, (right_pt, up_pt), ha=ha, color=color)
+                break
 
 
 def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -> None:
@@ -242,7 +277,7 @@ def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
     ax.set_xlim(sizes[0] / margin, sizes[-1] * margin)
     ax.xaxis.set_major_locator(FixedLocator(batch_ticks(sizes, most)))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{round(size):d}"))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{round(size):,}"))
     ax.set_xlabel(label)
 
 

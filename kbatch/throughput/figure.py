@@ -1,6 +1,7 @@
 """The figure of a sweep of batch sizes: throughput, time and memory, what failed, and answers."""
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -180,16 +181,22 @@ def _draw_peaks(panel: Axes, peaks: Mapping[str, dict[int, int]], limit_bytes: i
     words = ""
     for index, (policy, known) in enumerate(peaks.items()):
         rows, line = [(size, Estimate(float(peak))) for size, peak in known.items()], []
-        if (fit := fit_memory(known)) is not None:
+        # Allocators take memory in steps: a line that misses them says nothing.
+        fit = fit_memory(known)
+        if fit is not None and draw.follows(fit.predict, known):
             words = "Dotted: fitted line of the memory."
             line = draw.along(fit.predict, min(known), max(known))
         draw.series(panel, index, rows, label=policy, line=line, style=":")
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
     panel.set_ylabel("Peak memory\n(weights included)")
-    highest = max(peak for known in peaks.values() for peak in known.values())
-    if limit_bytes is not None and limit_bytes < _FAR * highest:
+    shown = [peak for known in peaks.values() for peak in known.values()]
+    if limit_bytes is not None and limit_bytes < _FAR * max(shown):
+        shown.append(limit_bytes)
         draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}", below=True)
+    # From one power of two to another, so that there are two labels at least.
+    low, high = math.floor(math.log2(min(shown) / 1.1)), math.ceil(math.log2(1.1 * max(shown)))
+    panel.set_ylim(2.0**low, 2.0**high)
     return words
 
 

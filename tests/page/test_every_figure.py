@@ -6,7 +6,7 @@ import re
 
 import matplotlib
 import pytest
-from figure_samples import SAMPLES, cut_texts, draw, text_overlaps, words
+from figure_samples import SAMPLES, cut_texts, draw, shown_texts, text_overlaps, words
 from figure_studies import TARGET, gpu_study, learned_study, target_study, tuned_study
 from matplotlib import pyplot
 from matplotlib.figure import Figure
@@ -46,6 +46,8 @@ def test_no_text_covers_another_or_is_cut(name, width_in):
     assert len(axes.get_label().split()) > 5
     assert text_overlaps(figure) == []
     assert cut_texts(figure) == []
+    # Thousands have a comma everywhere.
+    assert not re.search(r"(?<![\d.,])\d{4,}", " ".join(t.get_text() for t in shown_texts(figure)))
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.plotting import draw
-from kbatch.plotting.canvas import detached_axes, figure_bytes, panels, svg_address
+from kbatch.plotting.canvas import detached_axes, figure_bytes, panels, svg_address, write_title
 from kbatch.plotting.draw import batch_axis, batch_ticks, plain_log_labels
 
 
@@ -35,7 +35,7 @@ def test_the_axis_is_logarithmic_to_base_two_with_plain_integers():
     batch_axis(ax, [1024, 16, 128], "Batch size")
     assert ax.get_xscale() == "log"
     assert ax.xaxis.get_transform().base == 2
-    assert [text.get_text() for text in ax.get_xticklabels()] == ["16", "128", "1024"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["16", "128", "1,024"]
     low, high = ax.get_xlim()
     assert 0 < low < 16 < 1024 < high
 
@@ -45,6 +45,17 @@ def test_axes_that_were_removed_from_their_figure_are_refused():
     for use in (lambda: panels(ax, 3.0), lambda: figure_bytes(ax, ".png")):
         with pytest.raises(ValueError, match="give others"):
             use()
+
+
+def test_write_title_puts_the_names_of_series_in_rows_from_left_to_right():
+    panel = detached_axes(3)
+    for name in (names := [f"{2**n}" for n in range(7)]):
+        panel.plot([1], [1], label=name)
+    write_title(panel, "Title", columns=3)
+    panel.figure.draw_without_rendering()
+    texts = panel.get_legend().get_texts()
+    boxes = {text.get_text(): text.get_window_extent() for text in texts}
+    assert sorted(boxes, key=lambda name: (-round(boxes[name].y0), boxes[name].x0)) == names
 
 
 MARGINS_IN = 1.0
@@ -86,3 +97,8 @@ def test_a_file_of_ten_thousand_marks_stays_small_and_its_pixels_come_along_in_a
     pixels = Image.open(io.BytesIO(base64.b64decode(found[1]))).width
     # As sharp as a PNG file.
     assert pixels == pytest.approx(float(found[2]) * 200 / 72, abs=1)
+
+
+def test_follows_finds_a_line_that_misses_a_measurement_by_half():
+    assert draw.follows(lambda size: 2.0 * size, {1: 2.2, 8: 15.0})
+    assert not draw.follows(lambda size: 2.0 * size, {1: 3.0, 8: 16.0})

@@ -142,6 +142,17 @@ def test_three_panels_show_the_same_values_against_what_was_spent():
         assert panel.get_ylim() == axes.get_ylim()
 
 
+def test_plot_learning_curves_of_a_loss_ends_where_the_means_do():
+    losses = (0.01, 0.02), (0.5, 0.3), (0.9, 0.8)  # Their intervals reach below zero.
+    runs = [make_execution(32, epochs=make_epochs([1.1 - v for v in run])) for run in losses]
+    study = make_study(make_trial(32, *runs, objective=Objective("val_loss", "min")))
+    panel = plot_learning_curves(study, against="updates")
+    low, high = panel.get_ylim()
+    assert 0 < low < 1.12 / 3 < 1.41 / 3 < high < 0.6
+    (band,) = panel.collections
+    assert band.get_paths()[0].vertices[:, 1].min() == 0
+
+
 def test_one_panel_can_be_asked_for():
     axes = plot_learning_curves(learned_study(), against="seconds")
     assert [a.get_xlabel() for a in panels(axes)] == ["Training time (s)"]

@@ -10,6 +10,7 @@ from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
 from kbatch.page.numbers import at_most, join_words
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
+from kbatch.plotting.draw import plain_log_labels
 from kbatch.study.compare import conditions, differing, missing_text, trial_name
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
@@ -114,6 +115,19 @@ def quality_of(trial: TrialRecord, quality: Objective) -> Estimate[float] | None
 def metric_title(metric: Objective) -> str:
     words = metric_words(metric.name)
     return f"{words[0].upper()}{words[1:]}"
+
+
+def end_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
+    """End the y axis where the values do; that of a loss which falls tenfold is logarithmic."""
+    low, high = min(values), max(values)
+    if metric.direction == "min" and 0 < 10 * low < high:
+        panel.set_yscale("log")
+        margin = (high / low) ** 0.08
+        panel.set_ylim(low / margin, high * margin)
+        plain_log_labels(panel.yaxis)
+    else:
+        margin = 0.08 * (high - low) or 0.08 * abs(high) or 1.0
+        panel.set_ylim(low - margin, high + margin)
 
 
 def quality_axis(

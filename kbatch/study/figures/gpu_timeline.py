@@ -131,6 +131,7 @@ def plot_gpu_timeline(
         panel.set_ylabel(label)
         panel.yaxis.set_major_formatter("{x:,g}")
     panels[-1].set_xlim(0, usage.duration_s)
+    panels[-1].xaxis.set_major_formatter("{x:,g}")
     panels[-1].set_xlabel("Time (s)")
     canvas.write_title(panels[0], title, columns=2)
     notes = why, missing_text(getattr(watched, "missing", 0)), *map(_summary, gpus)

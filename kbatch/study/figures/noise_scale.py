@@ -119,7 +119,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
             if len(runs[size]) > 1:
                 panel.plot(*zip(*run, strict=True), color=color, linewidth=0.5, alpha=0.4)
         means = [fmean(values[epoch]) for epoch in sorted(values)]
-        panel.plot(sorted(values), means, color=color, linewidth=1.4)
+        panel.plot(sorted(values), means, color=color, linewidth=1.2)
         place = epochs + late_width * (number + 1) / len(sizes)
         late: Any = trial.noise_scale
         if late.value is not None:
@@ -133,6 +133,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
     panel.axvline(epochs + late_width / (2 * len(sizes)), color=GRID, linewidth=1)
     steps = max(1, round(epochs / (8 * canvas.width_share(panel))))
     panel.set_xticks([*range(steps, epochs + 1, steps)])
+    panel.xaxis.set_major_formatter("{x:,.0f}")
     panel.set_xlabel("Epoch (right of the line: the late half)")
     panel.set_ylabel("Gradient noise scale\n(examples)")
     plain_log_labels(panel.yaxis)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Literal
@@ -120,10 +121,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     scalings = [scaling for trial in trials if (scaling := trial.last.scaling)]
     given = {float(f"{s.learning_rate / s.learning_rate_ratio:.3g}") for s in scalings} - {0.0}
     values = [value.value for *_, value in points if value]
-    panel.margins(y=0.1)
-    if quality.direction == "min" and 0 < 10 * min(values) < max(values):
-        panel.set_yscale("log")  # A loss is many times as large at a rate that is too high.
-        plain_log_labels(panel.yaxis)
+    common.end_axis(panel, quality, values)
     common.quality_axis(panel, quality, values, judged=trials[0].objective)
     every = [*given, *(rate for rate, *_ in points)]
     low, high = min(every), max(every)
@@ -275,7 +273,7 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     edge = bottom if quality.direction == "max" else top
     rates = [left, *(rate.value for _, rate, *_ in front), front[-1][1].value]
     values = [value.value for *_, value, _ in (front[0], *front)] + [edge]
-    panel.plot(rates, values, drawstyle="steps-pre", color=MUTED, linewidth=1.1, zorder=1)
+    panel.plot(rates, values, ds="steps-pre", color=canvas.FAINT, lw=0.8, zorder=1)
     panel.set_ylim(bottom, top)
     common.name_series(panel, shown, sizes, most=14)
     title = f"{common.metric_title(quality)} against throughput"
@@ -373,20 +371,25 @@ def plot_learning_curves(
         raise common.missing_data(shown[0], "an answer, whose training is shown")
     budgets = BUDGETS if against is None else (against,)
     height_in = CURVES_IN if against else 1.9 * CURVES_IN
+    every = [value.value for _, curve, _ in drawn for _, value in curve]
+    floor = 0.0 if min(every) >= 0 else -math.inf  # An interval of a loss may reach below zero.
     panels = canvas.panels(ax, height_in, (1,) * len(budgets), share_x=False)
     for panel, budget in zip(panels, budgets, strict=True):
         panel.set_xlabel(_LABELS[budget], fontsize=canvas.TEXT_PT)
         for trial, curve, (color, marker) in drawn:
             places = [spent[BUDGETS.index(budget)] for spent, _ in curve]
             values = [value.value for _, value in curve]
-            draw.band(panel, places, [value.ends for _, value in curve], color)
+            bounds = [
+                value.ends and (max(value.ends[0], floor), value.ends[1]) for _, value in curve
+            ]
+            draw.band(panel, places, bounds, color)
             panel.plot(places, values, color=color, linewidth=1.4)
             look = (ALARM, "X") if trial.outcome == "diverged" else (color, marker)
             draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
         panel.set_xscale("log")
         plain_log_labels(panel.xaxis)
-        values = [value.value for _, curve, _ in drawn for _, value in curve]
-        common.quality_axis(panel, quality, values)
+        common.end_axis(panel, quality, every)
+        common.quality_axis(panel, quality, every)
     common.name_series(panels[0], shown, sizes, most=_MOST_NAMES)
     title = f"{common.metric_title(quality)} over training{'' if several else ', by batch size'}"
     canvas.write_title(panels[0], title, columns=3 if several else _MOST_NAMES, fewest=1)
