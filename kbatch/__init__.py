@@ -42,6 +42,7 @@ _HOME_OF = {
     "plot_learning_curves": "kbatch.study.figures.quality",
     "plot_learning_rates": "kbatch.study.figures.quality",
     "plot_pareto": "kbatch.study.figures.quality",
+    "plot_search": "kbatch.study.figures.search",
     "plot_time_to_target": "kbatch.study.figures.time_to_target",
     "plot_trials": "kbatch.study.figures.trials",
     "Study": "kbatch.study.study",

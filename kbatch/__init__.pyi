@@ -33,6 +33,7 @@ from kbatch.study.figures.noise_scale import plot_noise_scale as plot_noise_scal
 from kbatch.study.figures.quality import plot_learning_curves as plot_learning_curves
 from kbatch.study.figures.quality import plot_learning_rates as plot_learning_rates
 from kbatch.study.figures.quality import plot_pareto as plot_pareto
+from kbatch.study.figures.search import plot_search as plot_search
 from kbatch.study.figures.time_to_target import plot_time_to_target as plot_time_to_target
 from kbatch.study.figures.trials import plot_trials as plot_trials
 from kbatch.study.study import Study as Study

@@ -12,6 +12,7 @@ from figure_studies import (
     max_batch_result,
     rates_study,
     target_study,
+    timed,
     tuned_study,
 )
 from matplotlib.text import Annotation, Text
@@ -39,6 +40,7 @@ SAMPLES = {
     "memory": max_batch_result,
     "noise_scale": lambda: learned_study(3),
     "pareto": lambda: learned_study(3),
+    "search": lambda: timed(learned_study(3), workers=2),
     "time_to_target": lambda: target_study(3),
     "training_profile": training_profile,
     "trials": lambda: learned_study(3),

@@ -1,5 +1,6 @@
 """Studies and results that hold what the figures show, realistic enough to be looked at."""
 
+import dataclasses
 import math
 import random
 
@@ -16,7 +17,7 @@ from records_factory import make_usage as usage_of
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.notes import Note
-from kbatch.records.training_run import EpochRecord, Outcomes, Target
+from kbatch.records.training_run import EpochRecord, Outcomes, Plan, Target
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 EXAMPLES = 1437
@@ -91,6 +92,21 @@ def rates_study(objective=VAL_ACCURACY):
         trial(128, 6, 0.1, status="failed", epochs=(lost,)),
         make_trial(4096, status="out_of_memory"),
     )
+
+
+def timed(study, *, workers=1):
+    """The study with a plan, and with runs one after the other or so many at a time."""
+    trials, at_s = [], [1e9] * workers
+    for trial in study.trials:
+        runs = []
+        for run in trial.executions:
+            began_at, train_s = min(at_s), run.train_s or 1.0
+            at_s[at_s.index(began_at)] += 1.5 * train_s + 0.5
+            spans = ((began_at, train_s, 1.5 * train_s),)
+            runs.append(dataclasses.replace(run, spans=spans))
+        trials.append(dataclasses.replace(trial, executions=tuple(runs)))
+    plan = Plan(1, "float32", None, "fits", 1024, "", began_at=1e9 - 5, duration_s=4.0)
+    return dataclasses.replace(study, trials=tuple(trials), plan=plan)
 
 
 def tuned_study(count, *, name="digits"):

@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 21_625,  # Without docstrings, comments and blank lines.
-    "files in kbatch": 127,
+    "lines of code in kbatch": 21_772,  # Without docstrings, comments and blank lines.
+    "files in kbatch": 128,
     "record types": 82,
     "properties": 148,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 28_220,
-    "kbatch.search.tuner": 20_157,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_218,  # HyperModel
+    "lines of tests": 28_301,
+    "kbatch.search.tuner": 20_167,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_228,  # HyperModel
     "kbatch.memory.find": 8_027,  # find_max_batch_size
-    "kbatch.study.study": 5_921,  # load_study
+    "kbatch.study.study": 5_925,  # load_study
     "kbatch.training.accumulation.accumulate": 3_786,  # accumulate_gradients
 }
 TO_DO = {

@@ -39,7 +39,7 @@ from kbatch.search import BASE_BATCH_SIZE
 # The functions `kbatch.plot_...` of a study, and those of other records: the memory is that of the
 # file which `find_max_batch_size` or `kbatch max-batch --output` left.
 STUDY_FIGURES = ("trials", "learning-rates", "pareto", "learning-curves", "time-to-target")
-STUDY_FIGURES += ("noise-scale", "gpu-timeline")
+STUDY_FIGURES += ("noise-scale", "gpu-timeline", "search")
 FIGURES = (*STUDY_FIGURES, "memory")
 
 

@@ -210,6 +210,9 @@ class ExecutionRecord:
     data_wait_s: float | None = None  #: Seconds of it spent waiting for data, None if not measured.
     #: Seconds from the start to the end, validation and callbacks included, or None.
     total_s: float | None = None
+    #: For each call of `fit`: when it began, its seconds of training with the first step, and all
+    #: its seconds. A run that continues or repeats a short run has those of the short run too.
+    spans: tuple[tuple[float, ...], ...] = ()
     epochs: tuple[EpochRecord, ...] = ()  #: The epochs, in order.
     #: Metrics that keras-tuner was given: those of the best epoch, or what a `HyperModel.fit` of
     #: the user's returned.
@@ -460,4 +463,5 @@ class Plan:
     notes: tuple[Note, ...] = ()  #: What a reader of all executions must know of it.
     #: Seconds of a train step by itself and of each example in it; None where none was timed.
     step_s: tuple[float, float] | None = None
+    began_at: float | None = None  #: When making it began.
     duration_s: float = 0.0  #: Seconds that making it took.

@@ -103,7 +103,7 @@ def make_plan(
         build_elsewhere: As `build`, and can be pickled for another process.
         known: The plan so far, if larger batch sizes have been added since. It keeps its policy.
     """
-    began_s = time.perf_counter()
+    began_at, began_s = time.time(), time.perf_counter()
     model_of = functools.cache(build)
 
     @functools.cache
@@ -139,7 +139,8 @@ def make_plan(
         if is_cut(facts, size, plan.largest_batch_size):
             note = compare_parts(model, data, size)
             plan = dataclasses.replace(plan, parts_equal=note is None, parts_note=note)
-    return dataclasses.replace(plan, duration_s=time.perf_counter() - began_s)
+    took_s = time.perf_counter() - began_s
+    return dataclasses.replace(plan, began_at=began_at, duration_s=took_s)
 
 
 def outgrown(plan: Plan, settings: PlanSettings) -> bool:

@@ -202,7 +202,7 @@ def train(
     waiting = files.short_run(number)
     if waiting is not None and short is None:
         repeated = waiting.epochs_repeated + len(waiting.epochs)
-        begun = dataclasses.replace(begun, epochs_repeated=repeated)
+        begun = dataclasses.replace(begun, epochs_repeated=repeated, spans=waiting.spans)
     record = functools.partial(_record, begun, timed)
     for callback in call.callbacks:
         if hasattr(callback, "follow_trial"):  # A `LivePlot`, without the modules that draw it.
@@ -316,6 +316,7 @@ def _record(
         begun,
         status=status,
         failure=failure,
+        spans=(*begun.spans, *timed.spans),
         usage=timed.monitor and timed.monitor.usage,
         length=timed.length,
         budget=timed.budget,
@@ -391,6 +392,7 @@ class TimedFit:
         self.best_epoch = BestEpoch(settings.objective, settings.objective_parts)
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
+        self.spans: list[tuple[float, ...]] = []  # Of all calls of `fit`.
         self.notes: list[Note] = []
         self.rate_callbacks: dict[str, None] = {}  # Names of those that set the learning rate.
         self.averages_validated = False  # Moving averages of the weights.
@@ -553,7 +555,8 @@ class TimedFit:
         last = [best, check, self.clock.last, end_early]
         own = [self.clock, first, *self._watched(theirs)]
         own += self._set_steps(batches, call, theirs)
-        started_s = time.perf_counter()
+        began_at, started_s = time.time(), time.perf_counter()
+        trained_s = self.clock.train_s or 0.0
         try:
             waits = waiting_for_data(self.model, batches.dataset)
             with warnings.catch_warnings(), without_retracing_advice(), waits:
@@ -576,7 +579,9 @@ class TimedFit:
                     **call,
                 )
         finally:
-            self.total_s += time.perf_counter() - started_s
+            all_s = time.perf_counter() - started_s
+            self.total_s += all_s
+            self.spans.append((began_at, (self.clock.train_s or 0.0) - trained_s, all_s))
         # Metrics whose function needs all rows become means over micro-batches.
         if coupled := _metrics_of_parts(self.model, size):
             self.notes.append(Note.of("metrics_of_parts", names=", ".join(coupled)))

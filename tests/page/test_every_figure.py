@@ -7,7 +7,7 @@ import re
 import matplotlib
 import pytest
 from figure_samples import SAMPLES, cut_texts, draw, shown_texts, text_overlaps, words
-from figure_studies import TARGET, gpu_study, learned_study, target_study, tuned_study
+from figure_studies import TARGET, gpu_study, learned_study, target_study, timed, tuned_study
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from records_factory import make_study, make_trial
@@ -98,6 +98,7 @@ def test_device_units_and_what_failed_are_named(name):
 @pytest.mark.parametrize("name", OF_STUDIES)
 def test_one_trial_is_enough_and_an_empty_study_says_what_to_run(name):
     given = {"time_to_target": target_study(sizes=(16,), missed=()), "gpu_timeline": gpu_study()}
+    given["search"] = timed(learned_study(sizes=(64,)))
     one = given.get(name, learned_study(sizes=(64,)))
     one = make_study(next(trial for trial in one.trials if trial.status == "completed"))
     assert cut_texts(plot(name, one).figure) == []

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import re
+import time
 
 import keras
 import pytest
@@ -187,6 +188,10 @@ def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
         assert begins == ["2 sizes", "trial 1/2", "trial 2/2"][:lines]
         assert out.getvalue().count(", learning rate 0.0") == (2 if lines else 0)
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", out.getvalue())
+        for run in (run for trial in tuner.study.trials for run in trial.executions):
+            ((began_at, train_s, all_s),) = run.spans
+            assert tuner.study.plan.began_at <= began_at <= time.time() - all_s
+            assert (train_s, all_s) == pytest.approx((run.train_s, run.total_s))
     # What another process reads meanwhile.
     assert [study.trials[-1].status for study in seen] == ["running"] * 2
     starts = [f"Running: {ended} of at most 2 complete trainings" for ended in (0, 1)]

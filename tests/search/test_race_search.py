@@ -58,6 +58,7 @@ def test_race_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
     whole = [e for t in study.trials for e in t.executions if e.length == "complete"]
     assert {len(e.epochs) for e in whole} == {4}
     assert not any(e.epochs_repeated for e in whole)
+    assert 2 in {len(e.spans) for e in whole}  # A short run, and its continuation.
     first = tuner.hypermodel.seed
     for trial in study.trials:
         scaling = trial.executions[0].scaling

@@ -15,7 +15,14 @@ _MOST_CURVES = 24
 def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
     """Offer the figures for which studies have the data, that of the decision first."""
     # Each file of figures is loaded when it is needed: a search draws those of the trials alone.
-    from kbatch.study.figures import gpu_timeline, noise_scale, quality, time_to_target, trials
+    from kbatch.study.figures import (
+        gpu_timeline,
+        noise_scale,
+        quality,
+        search,
+        time_to_target,
+        trials,
+    )
 
     studies: tuple[Study, ...] = (result,) if isinstance(result, Study) else result.studies
     for study in studies:
@@ -61,4 +68,7 @@ def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
         gpu_timeline.watched_usage(result)
         title = "GPUs during the named trial"
         offer(gpu_timeline.plot_gpu_timeline, title, gpu_timeline.HEIGHT_IN)
+    with contextlib.suppress(ValueError):
+        search.search_bars(study)
+        offer(search.plot_search, "The search over time", search.HEIGHT_IN)
     return tuple(found)

@@ -1,0 +1,183 @@
+"""The figure of a search over time: its training runs, and the answer after each of them."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from kbatch.page.numbers import duration_text, setting
+from kbatch.plotting import canvas, draw
+from kbatch.plotting.canvas import ALARM, MUTED, size_color
+from kbatch.study.compare import is_complete
+from kbatch.study.decision import Decision, decide
+from kbatch.study.figures import common
+from kbatch.study.study import Study, refuse_empty
+from kbatch.study.trial import TrialRecord
+
+HEIGHT_IN = 3.8
+# A pause is cut out of the axis if it is longer than these seconds, and than this share of the time
+# in which training runs ran.
+_LONGEST_PAUSE_S, _LONGEST_PAUSE = 60.0, 0.2
+# The answer is computed for so many moments at most.
+_MOST_ANSWERS = 60
+_MOST_NAMES = 8
+_UNITS = ((7200.0, "h", 3600.0), (120.0, "min", 60.0), (0.0, "s", 1.0))
+
+# A training run, or the part of it that one call of `fit` trained: its place among those that ran
+# at the same time, from 0; when it began; its seconds of training, and of all else; and the trial
+# with this run alone.
+Bar = tuple[int, float, float, float, TrialRecord]
+
+
+def search_bars(study: Study) -> tuple[list[Bar], list[tuple[float, float]]]:
+    """Return all training runs in the order of time, and the pauses that are cut out.
+
+    Times are seconds since the search began, without the pauses. Of a pause it is when it was, and
+    how long.
+    """
+    refuse_empty(study)
+    runs: list[Any] = [
+        (*span, dataclasses.replace(trial, executions=(run,)))
+        for trial in study.trials
+        for run in trial.executions
+        for span in run.spans
+    ]
+    if not runs:
+        raise common.missing_data(study, "records of when training runs began")
+    runs.sort(key=lambda run: run[:3])
+    origin = end_at = runs[0][0]
+    if study.plan is not None and (planned_at := study.plan.began_at) is not None:
+        origin, end_at = planned_at, planned_at + study.plan.duration_s
+    longest_s = max(_LONGEST_PAUSE_S, _LONGEST_PAUSE * sum(all_s for _, _, all_s, _ in runs))
+    bars: list[Bar] = []
+    pauses: list[tuple[float, float]] = []
+    lanes: list[float] = []  # When the last run of each ends.
+    cut_s = 0.0
+    for began_at, train_s, all_s, trial in runs:
+        if (pause_s := began_at - end_at) > longest_s:
+            pauses.append((end_at - origin - cut_s, pause_s))
+            cut_s += pause_s
+        end_at = max(end_at, began_at + all_s)
+        lane = next((n for n, until in enumerate(lanes) if until <= began_at), len(lanes))
+        lanes[lane : lane + 1] = [began_at + all_s]
+        bars.append((lane, began_at - origin - cut_s, train_s, all_s - train_s, trial))
+    return bars, pauses
+
+
+def search_answers(study: Study, bars: Sequence[Bar]) -> list[tuple[float, Decision]]:
+    """Return the decision after each training run with its time, the last one as it is now.
+
+    Each is made of the records of the runs that had ended, as `study.decide()` makes it.
+    """
+    ends = {id(trial.last): began + train_s + rest_s for _, began, train_s, rest_s, trial in bars}
+    moments = sorted({*ends.values()})
+    decided, settings = study.decide(), study.search.settings if study.search else {}
+    known: dict[str, Any] = {"tolerance": decided.tolerance, "confidence": decided.confidence}
+    found = []
+    for moment in moments[: -1 : -(-len(moments) // _MOST_ANSWERS)]:
+        trials = [
+            dataclasses.replace(trial, executions=runs)
+            for trial in study.trials
+            if (runs := tuple(run for run in trial.executions if ends.get(id(run), 0.0) <= moment))
+        ]
+        found.append((moment, decide(trials, settings, **known)))
+    return [*found, (moments[-1], decided)]
+
+
+def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -> Axes:
+    """Plot the training runs of a search over wall-clock time, and the answer after each of them.
+
+    Each bar is a training run in the colour of its batch size. It shows training first, then
+    validation and callbacks in a lighter colour. It is hollow if the search ended the run early,
+    and a cross ends a run that failed. Runs that ran at the same time lie one above the other, a
+    row for each worker. The grey bar is the plan. Below is the batch size that `study.decide()`
+    would have named at that time: a thick line if the answer was certain, a thin one if not. A
+    pause, such as between two calls of `search`, is cut out and marked.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/digits")
+    >>> kbatch.plot_search(study).figure.savefig("search.png")
+
+    Args:
+        study: A study, from `load_study`.
+        ax: Axes whose place the panels take. If None, a new figure.
+        caption: Whether to write at most two lines below a new figure.
+
+    Returns:
+        The upper Axes.
+
+    Raises:
+        ValueError: If the study is empty, or its records do not say when training runs began.
+    """
+    bars, pauses = search_bars(study)
+    lanes = 1 + max(lane for lane, *_ in bars)
+    sizes = sorted({trial.batch_size for *_, trial in bars})
+    total_s = max(began + train_s + rest_s for _, began, train_s, rest_s, _ in bars)
+    unit, one_s = next((name, one) for least, name, one in _UNITS if total_s >= least)
+    upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
+    for size, whole in itertools.product(sizes, (True, False)):
+        own = [b for b in bars if b[4].batch_size == size and is_complete(b[4].last) == whole]
+        lane, began, train, rest = np.array([bar[:4] for bar in own] or np.empty((0, 4))).T
+        look: dict[str, Any] = {"edgecolor": size_color(size, sizes), "linewidth": 0.6}
+        look |= {"height": 0.6, "color": size_color(size, sizes)}
+        upper.barh(lane, train / one_s, left=began / one_s, **look, fill=whole)
+        upper.barh(lane, rest / one_s, left=(began + train) / one_s, **look, alpha=0.35)
+    failed = [b for b in bars if b[4].status in ("failed", "out_of_memory")]
+    places = [(sum(bar[1:4]) / one_s, bar[0]) for bar in failed]
+    draw.points(upper, [x for x, _ in places], [y for _, y in places], ALARM, "X", size=7, zorder=4)
+    planned = study.plan is not None and study.plan.began_at is not None
+    if study.plan is not None and planned:
+        upper.barh(lanes, study.plan.duration_s / one_s, 0.6, color=MUTED)
+    rows = [*(f"worker {n + 1}" if lanes > 1 else "training" for n in range(lanes)), "plan"]
+    upper.yaxis.set_major_locator(FixedLocator(range(lanes + planned)))
+    upper.yaxis.set_major_formatter(FixedFormatter(rows[: lanes + planned]))
+    upper.set_ylim(lanes + planned - 0.4, -0.6)
+    found = search_answers(study, bars)
+    ends = [moment for moment, _ in found[1:]] + [total_s]
+    for (moment, decided), end in zip(found, ends, strict=True):
+        if (size := decided.batch_size) is not None:
+            color, width = size_color(size, sizes), 7.0 if decided.certain else 1.6
+            span = [moment / one_s, max(end, moment + 0.01 * total_s) / one_s]
+            lower.plot(span, [size, size], color=color, linewidth=width, solid_capstyle="butt")
+    lower.set_yscale("log", base=2)
+    lower.set_ylim(sizes[0] / 1.6, sizes[-1] * 1.6)
+    ticks = draw.batch_ticks(sizes, 6)
+    lower.yaxis.set_major_locator(FixedLocator(ticks))
+    lower.yaxis.set_major_formatter(FixedFormatter([f"{size:,}" for size in ticks]))
+    lower.yaxis.set_minor_locator(NullLocator())
+    for panel in (upper, lower):
+        canvas.vertical_grid(panel)
+        for moment, _ in pauses:
+            draw.guide(panel, moment / one_s)
+    for moment, pause_s in pauses:
+        words, place = f"pause of {duration_text(pause_s)}", (moment / one_s, 1.0)
+        draw.text(
+            upper, words, place, (3, -2), ha="left", va="top", xycoords=upper.get_xaxis_transform()
+        )
+    lower.set_xlim(0, 1.03 * total_s / one_s)
+    lower.set_xlabel(f"Time since the search began ({unit})")
+    lower.set_ylabel("Answer: batch size\n(examples)")
+    for size in sizes[:: -(-len(sizes) // _MOST_NAMES)]:
+        upper.plot([], [], "s", color=size_color(size, sizes), label=f"{size:,}")
+    title = "Training runs of the search, by batch size"
+    canvas.write_title(upper, title, columns=_MOST_NAMES, fewest=1)
+    early = any(trial.last.length != "complete" for *_, trial in bars)
+    hollow = "Hollow: runs that the search ended early." if early else ""
+    notes = (_answer_text(study), "Light: validation and callbacks.", hollow)
+    common.write_conditions((upper, lower), [study], *notes, caption=caption and ax is None)
+    return upper
+
+
+def _answer_text(study: Study) -> str:
+    """Say what the lines of the answer mean, and what it is in the end."""
+    decided = study.decide()
+    if decided.batch_size is None:
+        return ""
+    sure = "certain" if decided.certain else "not certain"
+    rate = f" at {setting(decided.learning_rate)}" if decided.learning_rate else ""
+    return f"Answer: batch size {decided.batch_size:,}{rate} ({sure}). Thick line: certain."
