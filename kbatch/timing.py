@@ -124,7 +124,6 @@ class TimingPlan:
     block_s: float = 0.05  # Least seconds that a setting runs in a round.
     precision: float = 0.05  # Share of the median, to each side of its 95 % interval.
     rounds_beyond: int = 30  # Most rounds after the needed calls were made.
-    first_calls_count: bool = True  # Whether the budget pays for tracing and compiling.
 
 
 def timed_enough(blocks: Sequence[Sequence[float]], plan: TimingPlan) -> bool:
@@ -180,7 +179,7 @@ class Sweep(abc.ABC):
         self.blocks: dict[Setting, list[tuple[float, ...]]] = {}
         self.not_run: dict[Setting, Note] = {}  # Why; those that ran out of memory among them.
         self.timing, self._chosen, self.progress, self.clock = timing, chosen, progress, clock
-        self._order, self._began_s, self._first_calls_s = random.Random(seed), clock(), 0.0
+        self._order, self._began_s = random.Random(seed), clock()
         self._calls: dict[Setting, Call] = {}
         self._needed_calls: dict[Setting, int] = {}  # Where they are not those of the plan.
         self._ended: dict[Any, tuple[int, Note]] = {}  # The last size of a series, and why.
@@ -203,9 +202,8 @@ class Sweep(abc.ABC):
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the start, warming up included; first calls where the plan says so."""
-        free_s = 0.0 if self.timing.first_calls_count else self._first_calls_s
-        return self.clock() - self._began_s - free_s
+        """Seconds since the start, warming up included."""
+        return self.clock() - self._began_s
 
     def warm_up(
         self, settings: Iterable[Setting], *, needed_calls: int | None = None
@@ -260,7 +258,6 @@ class Sweep(abc.ABC):
             return None
         self._calls[setting], warm_up = found
         self.blocks[setting], self.warm_ups[setting] = [], warm_up._replace(returned=None)
-        self._first_calls_s += warm_up.first_call_s
         return warm_up
 
     def run(self) -> None:
@@ -347,3 +344,13 @@ class Sweep(abc.ABC):
         # Twice the size takes up to twice as long, and so do all smaller ones together.
         elif 4 * time_s * self.timing.needed_calls * contenders > rest_s:
             self._ended[setting.series] = setting.size, Note.of("too_slow_to_time")
+
+
+# Share of a time budget in which memory is measured, and what timing has at least, however long the
+# start of a worker process took.
+SHARE_FOR_MEMORY, _LEAST_SHARE = 0.3, 0.1
+
+
+def time_left_s(time_budget_s: float, *, began_s: float) -> float:
+    """Return what is left of a time budget for timing."""
+    return max(began_s + time_budget_s - time.perf_counter(), _LEAST_SHARE * time_budget_s)

@@ -202,11 +202,6 @@ def test_the_rounds_end_with_the_time_and_each_setting_had_a_block(budget_s):
     assert max(budget_s, first_round_s) <= calls.clock.now_s < max(budget_s, first_round_s) + 10
 
 
-@pytest.mark.parametrize(("counted", "spent_s"), [(True, 102.0), (False, 2.0)])
-def test_first_calls_that_compile_are_charged_to_the_budget_unless_told(counted, spent_s):
-    assert rounds({"a": (100.0, 1.0)}, first_calls_count=counted)[2] == spent_s
-
-
 def test_fresh_calls_take_no_part():
     calls = Calls(lambda size: 0.01, chosen=True)
     calls.admit(Setting("a", 1))

@@ -7,10 +7,10 @@ profile.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import math
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,11 +49,13 @@ from kbatch.records.notes import Note
 from kbatch.timing import (
     DEFAULT_SIZES,
     LARGER_SIZES,
+    SHARE_FOR_MEMORY,
     Setting,
     Sweep,
     TimingPlan,
     WarmUp,
     check_seconds,
+    time_left_s,
 )
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import global_policy
@@ -119,7 +121,8 @@ def profile_inference(
             looked for and verified by fresh calls, on the first call path and policy, with room
             for calls that are 20 % slower later, or more where rounds scatter more.
         quantile: Share of the calls that has to keep to a target, in (0, 1).
-        time_budget_s: Seconds for timing; the memory of each policy may take as long again.
+        time_budget_s: Seconds for the whole call. Memory takes at most about a third of them. A
+            call that has begun is not stopped, and two sizes are measured however long they take.
         measure_memory: Whether to measure memory. Without, nothing guards against a batch that
             needs too much.
         memory_limit_bytes: As in `find_max_batch_size`.
@@ -152,14 +155,9 @@ def profile_inference(
                 f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
             )
     check_seconds(time_budget_s=time_budget_s)
-    timing = TimingPlan(float(time_budget_s), calls_for_quantile(quantile))
+    began_s, needed_calls = time.perf_counter(), calls_for_quantile(quantile)
     sizes, larger = DEFAULT_SIZES, LARGER_SIZES
     if latency_slo_ms is not None:
-        timing = dataclasses.replace(
-            timing,
-            time_budget_s=_SHARE_BEFORE_CHECKS * timing.time_budget_s,
-            rounds_beyond=timing.rounds_beyond if batch_sizes is not None else 0,
-        )
         sizes, larger = DEFAULT_SIZES[::_STEP_WITH_TARGET], ()
     if batch_sizes is not None:
         sizes, larger = check_batch_sizes(batch_sizes), ()
@@ -180,9 +178,14 @@ def profile_inference(
                 inputs.rows,
                 sizes,
                 memory_limit_bytes=limit_bytes,
-                time_budget_s=time_budget_s,
+                ends_s=began_s + SHARE_FOR_MEMORY * time_budget_s,
                 say=progress.say,
             )
+        left_s = time_left_s(time_budget_s, began_s=began_s)
+        timing = TimingPlan(left_s, needed_calls)
+        if latency_slo_ms is not None:
+            beyond = timing.rounds_beyond if batch_sizes is not None else 0
+            timing = TimingPlan(_SHARE_BEFORE_CHECKS * left_s, needed_calls, rounds_beyond=beyond)
         dependence = BatchDependence(models, inputs.rows)
         sweep = InferenceSweep(
             {
@@ -223,7 +226,7 @@ def profile_inference(
         )
         if latency_slo_ms is None:
             return profile
-        return verify_target(profile, sweep, first, time_budget_s=time_budget_s)
+        return verify_target(profile, sweep, first, time_budget_s=left_s)
 
 
 def measure_predict_memory(
@@ -232,21 +235,21 @@ def measure_predict_memory(
     sizes: Sequence[int],
     *,
     memory_limit_bytes: int | None,
-    time_budget_s: float,
+    ends_s: float,
     say: Callable[[str], None],
 ) -> MemoryPass:
-    """Measure the memory of predictions in a worker process that may die of it."""
+    """Measure the memory of predictions in a worker process that may die of it, until a time."""
     # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
     why_here = "model on the GPU" if gpu_in_use() else None
     say(f"measuring memory in {'this process' if why_here else 'a worker process'}")
     data, policy = TrainingData(rows), global_policy()
     found = MemoryPass()
-    for name, model in models.items():
+    for others, (name, model) in zip(range(len(models), 0, -1), models.items(), strict=True):
+        part_ends_s = time.perf_counter() + (ends_s - time.perf_counter()) / others
         load = Workload(lambda model=model: model, data, policy, training=False)
         with open_probes(load, memory_limit_bytes=memory_limit_bytes, why_here=why_here) as probes:
-            one = memory_pass(
-                probes, sizes, dtype_policy=name, time_budget_s=time_budget_s, say=say
-            )
+            left_s = part_ends_s - time.perf_counter()  # After the start of the process.
+            one = memory_pass(probes, sizes, dtype_policy=name, time_budget_s=left_s, say=say)
         found = MemoryPass(
             (*found.records, *one.records), one.limit_bytes, (*found.notes, *one.notes)
         )

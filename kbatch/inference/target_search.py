@@ -187,6 +187,8 @@ class LatencyTargetSearch:
 
 # A look takes at least these seconds: 59 short calls would be over within one hiccup.
 _LEAST_CHECK_S = 0.3
+# What the first look has at least, as a share of the time budget.
+_FIRST_CHECK_SHARE = 0.1
 # How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
 _SLOW_ROUND = 1.645
 _LEAST_DRIFT = 0.2
@@ -227,6 +229,8 @@ def verify_target(
             setting = Setting(series, size)
             if setting in sweep.warm_ups or sweep.admit(setting) is not None:
                 left_s = time_budget_s - sweep.spent_s
+                if not search.checks:  # A promise is worth a little more time.
+                    left_s = max(left_s, _FIRST_CHECK_SHARE * time_budget_s)
                 calls = min(calls, int(left_s / sweep.warm_ups[setting].call_s))
                 if calls < calls_for_quantile(profile.quantile):
                     search.stop()

@@ -44,8 +44,6 @@ Change = tuple[ChangeRecord, tf.data.Dataset | None]
 
 # Batches that a block takes at least after the first: one to settle and one that counts.
 _LATER_BATCHES = 2
-# Changes are tried that might take so much longer than there is time.
-_LONGER = 1.5
 
 
 def try_changes(
@@ -72,7 +70,7 @@ def try_changes(
         batch_s = rows * reading.record.duration_s / reading.record.examples
         block_s = first_batch_s + _LATER_BATCHES * (batch_s + reading.step_s)
     sources = {record.name: changed for record, changed in changes if changed is not None}
-    names = list(sources)[: max(0, int(_LONGER * left_s / (FEWEST_ROUNDS * block_s)) - 1)]
+    names = list(sources)[: max(0, int(left_s / (FEWEST_ROUNDS * block_s)) - 1)]
     needed_s = FEWEST_ROUNDS * block_s * (len(sources) + 1)
     short = Note.of("no_time_for_changes", needed=format_number(needed_s, 2))
     reasons = {name: short for name in sources if name not in names}

@@ -94,8 +94,8 @@ def profile_input_pipeline(
             as it has workers), arrays as `x`, `(x, y)` or `(x, y, sample_weight)`, or a function
             `batch_size -> tf.data.Dataset`.
         batch_size: Examples in a batch; None for those the dataset has, 32 for arrays.
-        time_budget_s: Seconds to measure, in addition to tracing the model. At least three rounds
-            are made, which need about ten starts of the pipeline, so a slow start takes longer.
+        time_budget_s: Seconds for the whole call. At least three rounds are made, which need about
+            ten starts of the pipeline, so a slow start takes longer.
         remedies: Whether to try changes to the pipeline.
         cache_bytes: Bytes of memory that a cache may take when it is tried.
         verbose: As in `find_max_batch_size`; the bar shows how much of the time is spent.
@@ -110,26 +110,26 @@ def profile_input_pipeline(
     if not cache_bytes >= 0:
         raise ValueError(f"`cache_bytes` must be at least 0. Received: cache_bytes={cache_bytes}.")
     progress = MeasuringProgress("input pipeline", verbose, time_budget_s=time_budget_s)
+    began_s = time.perf_counter()
+    remedies = remedies and gives_batches(dataset)
+    base_s = time_budget_s * (1 - _CHANGES_SHARE if remedies else 1)
+    base_ends_s, ends_s = began_s + base_s, began_s + time_budget_s
     with progress, kept_seeds():
         trained = model_builder(model)()
         check_compiled(trained)
         source = pipeline_of(dataset, trained, batch_size=batch_size)
-        remedies = remedies and gives_batches(dataset)
-        base_s = time_budget_s * (1 - _CHANGES_SHARE if remedies else 1)
-        began_s = time.perf_counter()
         progress.say("reading the pipeline alone")
         unfilled = fill_cache(source, base_s * FILL_SHARE)
         reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
         reading = reading._replace(batches=tuple(map(held_on_device, reading.batches)))
-        spent_s = time.perf_counter() - began_s
         with borrowed_step(trained, reading.batches[0]) as step:
             progress.say("training on some of its batches")
             reading = _warmed_up(reading, step)
-            began_s = time.perf_counter()
             progress.say("measuring pipeline, train step and both together")
-            rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
-            profile = _measured(reading, step, trained, rounds_s=rounds_s, budget_s=time_budget_s)
-            spent_s += time.perf_counter() - began_s
+            now_s = time.perf_counter()
+            # At least a part of the time, but not more than all of it.
+            rounds_s = max(base_ends_s - now_s, min(_ROUNDS_SHARE * base_s, ends_s - now_s), 0.0)
+            profile = _measured(reading, step, trained, rounds_s=rounds_s, ends_s=ends_s)
             if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
                 progress.say("trying changes to the pipeline")
                 changes = try_changes(
@@ -138,12 +138,12 @@ def profile_input_pipeline(
                     step,
                     even=profile.is_even,
                     cache_bytes=cache_bytes,
-                    budget_s=time_budget_s - max(base_s, spent_s),
+                    budget_s=ends_s - time.perf_counter(),
                 )
                 profile = dataclasses.replace(profile, changes=changes)
     cache = None if unfilled is None else Note.of("input_cache_unfilled", reason=unfilled)
     noted = tuple(note for note in (cache, python_note(source)) if note is not None)
-    return dataclasses.replace(profile, noted=noted)
+    return dataclasses.replace(profile, noted=noted, time_budget_s=time_budget_s)
 
 
 _KERAS_BATCH_SIZE = 32
@@ -219,12 +219,14 @@ def _warmed_up(reading: InputPass, step: StepCall) -> InputPass:
 _CONTENDERS, _STARTED = 3, 2
 # A pause of the machine in a second reading as short as the first would count as one of the data.
 _MOST_AGAIN = 2
+# Training lasts so long at least where it is measured once more after the rounds.
+_LEAST_S = 0.1
 # Batches that the rounds train on and those that were read may differ by this factor.
 _ALIKE = 1.1
 
 
 def _measured(
-    reading: InputPass, step: StepCall, model: keras.Model, *, rounds_s: float, budget_s: float
+    reading: InputPass, step: StepCall, model: keras.Model, *, rounds_s: float, ends_s: float
 ) -> InputPipelineProfile:
     """Time the rounds; where a long reading had another rate, train for as long as it took."""
     source, record = reading.source, None
@@ -237,6 +239,8 @@ def _measured(
         "together": lambda: reading_block(source, training, step),
     }
     end_s = time.perf_counter() + rounds_s
+    if alone.counting != "epochs" and end_s + reading.duration_s > ends_s:
+        end_s -= reading.duration_s  # For a second reading.
     found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of(results) for name, results in found.items()}
     pipeline, block = rates["pipeline"].samples_per_second, found["together"][-1]
@@ -244,11 +248,11 @@ def _measured(
     if alone.counting != "epochs":
         record = reading.record
         if not record.agrees_with(pipeline):
-            # The first reading may have met cold files.
-            once_s = reading.duration_s
+            # The first reading may have met cold files, or a pause of the machine.
+            once_s = min(reading.duration_s, max(0.0, ends_s - time.perf_counter()))
             record = read_pass(source, least_s=once_s, most_s=_MOST_AGAIN * once_s).record
         if not record.agrees_with(pipeline):
-            whole_s = record.duration_s
+            whole_s = min(record.duration_s, max(_LEAST_S, ends_s - time.perf_counter()))
             block = reading_block(source, BlockLength(0.0, whole_s, whole_s, "start"), step)
             waited_s = sum(span.wait_s for span in block.spans)
             record = dataclasses.replace(record, wait_share=waited_s / block.duration_s)
@@ -262,7 +266,7 @@ def _measured(
         changes=(),
         noted=(),
         dtype_policy=model.dtype_policy.name,
-        time_budget_s=budget_s,
+        time_budget_s=rounds_s,
         environment=read_environment(),
         long_run=record,
         together_comparable=alone.counting == training.counting and like_those_read,

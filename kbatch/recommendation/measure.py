@@ -149,18 +149,11 @@ def recommend(
             with reason_kept("noise", unknown):
                 given = {"batch_size": base, "at_once": fits, "budget_s": part_s, "seed": seed}
                 pilot = run_pilot(model, data, **given)
-        pipeline = None
+        pipeline = parts = None
         with kept_state(model):
             sum_sparse_gradients(model)  # As a search trains.
             fitting = [size for size in sizes if fits is None or size <= fits]
-            timing = TimingPlan(
-                begin("saturation"),
-                needed_calls=12,
-                block_s=0.03,
-                precision=0.02,
-                # XLA may take a minute for each shape; without it the second one serves all.
-                first_calls_count=bool(model.jit_compile),
-            )
+            timing = TimingPlan(begin("saturation"), needed_calls=12, block_s=0.03, precision=0.02)
             updates = timed_updates(
                 model,
                 functools.partial(data.sample, model=model),
@@ -174,15 +167,14 @@ def recommend(
             timings = {one.batch_size: one.median_s for one in fastest_ways(updates)}
             # Larger ones go through in parts, unless the model has a step of its own.
             cut = sizes[len(fitting) :] if timings and user_step(model) is None else ()
+            if pilot is not None or cut:
+                parts = parts_note(model, data.sample(rows_to_compare(fits), model, fewest=1))
             if timings:
                 part_s = begin("input")
                 with reason_kept("input", unknown):
                     pipeline = _input(model, data, timings, base=base, budget_s=part_s, seed=seed)
             else:
                 unknown["saturation"] = Note.of("nothing_ran")
-        parts = None
-        if pilot is not None or cut:
-            parts = parts_note(model, data.sample(rows_to_compare(fits), model, fewest=1))
     optimizer = inner_optimizers(model)[0]
     return Recommendation(
         model_name=model.name,
@@ -262,13 +254,15 @@ def _memory(
     say: Callable[[str], None],
 ) -> MemoryPass:
     """Measure the memory of some sizes, as far as limit and time allow."""
+    ends_s = time.perf_counter() + budget_s
     with open_probes(load, memory_limit_bytes=limit_bytes) as probes:
         facts = probes.facts()
         if facts.examples == 1:
             raise InputError("The data have one example: give more rows. Received: 1 example.")
         last = _sizes(asked, facts.examples)[-1]
         sizes = {1, *(min(_SMALLEST * _GROWTH**k, last) for k in range(last.bit_length()))}
-        given = {"dtype_policy": facts.dtype_policy, "time_budget_s": budget_s, "say": say}
+        given = {"dtype_policy": facts.dtype_policy, "say": say}
+        given["time_budget_s"] = ends_s - time.perf_counter()  # After the start of the process.
         found = memory_pass(probes, sorted(sizes), **given)
         ran = sum(one.peak_bytes is not None for one in found.records)
         if ran == 1 < len(found.records):  # The step to the second was too large for a line.

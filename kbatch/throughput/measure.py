@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,16 @@ from kbatch.memory.workload import Workload
 from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.throughput.result import TimedUpdate, TrainingProfile
-from kbatch.timing import DEFAULT_SIZES, LARGER_SIZES, Setting, Sweep, TimingPlan, check_seconds
+from kbatch.timing import (
+    DEFAULT_SIZES,
+    LARGER_SIZES,
+    SHARE_FOR_MEMORY,
+    Setting,
+    Sweep,
+    TimingPlan,
+    check_seconds,
+    time_left_s,
+)
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import global_policy
@@ -37,7 +47,7 @@ def profile_training(
     y: Any = None,
     *,
     batch_sizes: Iterable[int] | None = None,
-    time_budget_s: float = 20.0,
+    time_budget_s: float = 60.0,
     measure_memory: bool = True,
     memory_limit_bytes: int | None = None,
     seed: int = 0,
@@ -63,8 +73,8 @@ def profile_training(
         y: Targets of arrays.
         batch_sizes: Micro-batch sizes in ascending order. None for powers of two as far as data,
             memory and time allow, up to 4096, or 65536 while throughput grows and memory suffices.
-        time_budget_s: Seconds for the steps; tracing, compiling and the start of the worker
-            process are not counted, and memory may take as long again.
+        time_budget_s: Seconds for the whole call. Memory takes at most about a third of them. A
+            step that has begun is not stopped, and two sizes are measured however long they take.
         measure_memory: Whether to measure memory. Without, nothing guards against a size that
             needs too much.
         memory_limit_bytes: As in `find_max_batch_size`.
@@ -79,6 +89,7 @@ def profile_training(
         ValueError: If a size is not positive, sizes do not ascend, or the model cannot be trained.
     """
     check_seconds(time_budget_s=time_budget_s)
+    began_s = time.perf_counter()
     chosen = batch_sizes is not None
     sizes = DEFAULT_SIZES if batch_sizes is None else check_batch_sizes(batch_sizes)
     limit_bytes = check_memory_limit(memory_limit_bytes)
@@ -108,7 +119,7 @@ def profile_training(
                     probes,
                     filled(sizes, facts.examples),
                     dtype_policy=facts.dtype_policy,
-                    time_budget_s=time_budget_s,
+                    time_budget_s=began_s + SHARE_FOR_MEMORY * time_budget_s - time.perf_counter(),
                     say=progress.say,
                 )
         run = start()
@@ -121,11 +132,10 @@ def profile_training(
             run.batch,
             measured,
             TimingPlan(
-                time_budget_s,
+                time_left_s(time_budget_s, began_s=began_s),
                 needed_calls=_ROUNDS,
                 rounds_beyond=_MOST_ROUNDS - _ROUNDS,
                 precision=0.03,
-                first_calls_count=False,
             ),
             larger=larger,
             examples=run.examples,

@@ -271,7 +271,7 @@ def tried(*, batch_s, budget_s, even=True, duration_s=1.0):
 
 def test_as_many_changes_are_tried_as_there_is_time_for(monkeypatch):
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
-    found = tried(batch_s=0.05, budget_s=0.5)
+    found = tried(batch_s=0.05, budget_s=0.7)
     assert [name for name, change in found.items() if change.changed is not None] == ["prefetch"]
     late = tried(batch_s=1e-3, budget_s=-1.0)  # More than its part went before.
     assert "about 0.018 s" in late["prefetch"].reason
