@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Numbers that somebody chose, which are written without trailing zeros.
 _CHOSEN = {"learning rate", "weight decay"}
+# Of a figure in a page: texts have the size of those in tables, in two columns and on a telephone.
+_COLUMN_IN = 4.2
 # A column of longer texts is none for a terminal.
 _LONGEST = 60
 
@@ -118,19 +120,13 @@ def _word(value: Any) -> str:
 
 def html_text(results: Sequence[Any], apart: str = "") -> str:
     """Write results as one HTML page."""
-    from kbatch.plotting.canvas import WIDTH_IN, detached_axes, svg_address
+    from kbatch.plotting.canvas import detached_axes, svg_address
 
     drawings, offered = {}, [result.figures() for result in results]
-    # For a desk and print; and for a telephone or two columns, where texts stay as large.
-    widths = {"wide": WIDTH_IN, "narrow": 3.6}
     for place, figures in enumerate(offered, start=1):
         for figure in figures:
-            drawing: dict[str, str] = {}
-            for name, width_in in widths.items():
-                if name == "narrow" or figure is figures[0]:
-                    axes = figure.draw(detached_axes(figure.height_in, width_in=width_in))
-                    drawing |= {name: svg_address(axes), **_texts_of(axes)}
-            drawings[place, figure.name] = drawing
+            axes = figure.draw(detached_axes(figure.height_in, width_in=_COLUMN_IN))
+            drawings[place, figure.name] = {"address": svg_address(axes), **_texts_of(axes)}
     shown = {"results": results, "apart": apart, "figures": offered, "drawings": drawings}
     return templates().get_template("report.html").render(shown)
 

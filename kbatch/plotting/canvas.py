@@ -6,6 +6,7 @@ well, so that a figure also works in black and white.
 """
 
 import base64
+import colorsys
 import io
 import math
 import re
@@ -18,6 +19,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import get_registered_canvas_class
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
@@ -59,6 +61,7 @@ _METADATA: dict[str, dict[str, str | None]] = {
 _REPEATABLE: dict[Any, Any] = {"svg.hashsalt": "kbatch", "svg.fonttype": "path", "pdf.fonttype": 42}
 _DESCRIPTION = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
 # Hundredths of a point nobody sees; the scale of a glyph, 0.015625, stays whole.
+_COLOR = re.compile(r"#[0-9a-f]{6}\b")
 _MORE_DIGITS = re.compile(r"(?<=[1-9]\.\d\d)\d+|(?<=\d0\.\d\d)\d+")
 
 
@@ -144,7 +147,7 @@ def tidy(ax: Axes) -> None:
     ax.grid(visible=False, axis="x", which="both")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.spines["bottom"].set(color=MUTED, linewidth=0.8)
-    ax.tick_params(axis="y", length=0, labelsize=TEXT_PT, labelcolor=INK)
+    ax.tick_params(axis="y", length=0, left=False, labelsize=TEXT_PT, labelcolor=INK)
     ax.tick_params(axis="x", color=MUTED, labelsize=TEXT_PT, labelcolor=INK)
     for text in (ax.xaxis.label, ax.yaxis.label):
         text.set(color=INK, fontsize=TEXT_PT)
@@ -328,10 +331,25 @@ def _printed(figure: Figure, suffix: str, metadata: Mapping[str, str | None]) ->
     return content.getvalue()
 
 
+def _in_the_dark(color: str) -> str:
+    """Return a colour as light as another is dark, between those of the page and of its text."""
+    hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
+    return to_hex(colorsys.hls_to_rgb(hue, 0.94 - 0.85 * lightness, saturation))
+
+
 def svg_address(ax: Axes) -> str:
-    """Render a figure as the address of an image within a page; it loses its backgrounds."""
+    """Render a figure as the address of an image within a page; it loses its backgrounds.
+
+    On a dark page each colour keeps its hue, and light ones are dark.
+    """
     figure = figure_of(ax)
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set(facecolor="none", edgecolor="none")
     svg = _MORE_DIGITS.sub("", _printed(figure, ".svg", _METADATA[".svg"]).decode())
+    colors = sorted(set(_COLOR.findall(svg)))
+    svg = _COLOR.sub(lambda color: f"var(--{color[0][1:]},{color[0]})", svg)
+    dark = ";".join(f"--{color[1:]}:{_in_the_dark(color)}" for color in colors)
+    rules = f"svg{{{dark}}}image{{filter:invert(.9) hue-rotate(180deg)}}"
+    style = f"<style>@media screen and (prefers-color-scheme:dark){{{rules}}}</style>"
+    svg = svg.replace("<defs>", f"{style}<defs>", 1)
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"

@@ -87,6 +87,17 @@ def test_no_page_is_wider_than_its_window_and_no_table_than_a_desk_or_tablet(tmp
     assert {name: wider for name, wider in found.items() if "360" not in name and any(wider)} == {}
 
 
+def test_figures_stand_in_two_columns_over_the_width_of_a_desk_and_in_one_on_a_tablet(tmp_path):
+    write_report(RECORDS["study"], tmp_path / "study.html")
+    look = """return [...page.querySelectorAll(".figures")].map((grid) => [grid.offsetWidth,
+      ...[...grid.querySelectorAll("img")].map((img) => [img.offsetLeft, img.offsetWidth])]);"""
+    found = browse(tmp_path, ["study"], [600, 1200], look)
+    for grid, first, second, *_ in (one for one in found["study 1200"] if len(one) > 2):
+        assert first[0] < first[0] + first[1] < second[0] and first[1] + second[1] > 0.9 * grid
+    for grid, *images in found["study 600"]:
+        assert {width for _, width in images} == {grid}
+
+
 def test_a_table_is_sorted_by_a_press_and_what_is_missing_stays_last(tmp_path):
     write_report(RECORDS["largest batch"], tmp_path / "found.html")
     (found,) = browse(tmp_path, ["found"], [1200], SORTED).values()
