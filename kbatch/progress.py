@@ -58,27 +58,28 @@ class ConsoleLine:
 
 
 class NotebookLine:
-    """An output of its own in a notebook's cell, which alone it replaces by IPython's `display`."""
+    """One output in a notebook's cell for all lines; IPython's `display` replaces it alone."""
 
     changes = True
 
     def __init__(self, display: Any):
         self._display = display
         self._handle: Any = None
+        self._lines: list[str] = []
 
     def update(self, name: str, share: float | None, figures: str) -> None:
         bar = "" if share is None else f" {round(_BAR_WIDTH * share) * '━':·<{_BAR_WIDTH}}"
-        self.show({"text/plain": f"{name}{bar}: {figures}"})
+        self.show({"text/plain": "\n".join([*self._lines, f"{name}{bar}: {figures}"])})
 
     def print(self, text: str) -> None:
-        """Print a line, below which the changing one begins again."""
-        self.close()
-        print(text)
+        """Add a line that stays, below which the changing one begins again."""
+        self._lines.append(text)
+        self.show({"text/plain": "\n".join(self._lines)})
 
     def close(self) -> None:
         if self._handle is not None:
-            self.show({"text/plain": ""})
-            self._handle = None
+            self.show({"text/plain": "\n".join(self._lines)})
+            self._handle, self._lines = None, []
 
     def show(self, bundle: Mapping[str, str], **given: Any) -> None:
         """Show contents by their types in place of those before."""

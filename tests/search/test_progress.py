@@ -159,7 +159,7 @@ class Place:
         self.screen.places[self.number] = data
 
 
-def test_a_notebook_changes_outputs_of_its_own_only(capsys):
+def test_a_notebook_has_one_output_for_all_lines_which_alone_changes(capsys):
     display = Screen()
     display({"text/plain": "the user's table"}, raw=True, display_id=True)
     line = NotebookLine(display)
@@ -169,8 +169,10 @@ def test_a_notebook_changes_outputs_of_its_own_only(capsys):
     line.print("trial 1 ended")
     line.update("trial 2", 0.5, "50 %")
     line.close()
-    assert display.texts == ["the user's table", "", ""]
-    assert capsys.readouterr().out == "trial 1 ended\n"
+    assert display.texts == ["the user's table", "trial 1 ended"]
+    line.print("of the next search")
+    assert display.texts[2:] == ["of the next search"]
+    assert capsys.readouterr().out == ""
 
 
 def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
