@@ -11,6 +11,7 @@ from training_profile_factory import in_executions, left_out, training_profile
 from kbatch.memory.result import ProbeRecord
 from kbatch.records.notes import Note
 from kbatch.study.comparison import compare
+from kbatch.study.trial import Objective
 
 # One of each kind, with all that it may hold.
 RECORDS = {
@@ -34,6 +35,9 @@ FORMS = RECORDS | {
     "study of three executions": learned_study(3),
     "study without a result": make_study(
         make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
+    ),
+    "comparison without an answer": compare(
+        *(make_study(make_trial(64, objective=Objective("val_f1", "max")), name=n) for n in "ab")
     ),
     "inference of nothing": inference_factory.make_profile(
         inference_factory.make_failed(1), memory=(), memory_limit_bytes=None, environment=None

@@ -39,7 +39,7 @@ _OF_POLICY = re.compile(r" \([0-9a-f]{8}\)$")
 _NOT_KNOWN = {
     "one_execution": "trained with one seed",
     "pinned": "the seed changes nothing",
-    "no_outcomes": "no common validation examples",
+    "no_outcomes": "validation examples not paired",
     "heavy_tails": "few validation examples decide",
 }
 
@@ -227,7 +227,8 @@ def _sentence(row: Row, metric: str) -> str:
         said = f"{row['study']} shows no difference in {words} beyond the noise"
     elif quality in ("more accurate", "less accurate", "better", "worse"):
         by = next(v for name, v in row.items() if name in ("better by", "better by (points)"))
-        unit = " points" if is_fraction(metric) else ""
+        units = {"samples_per_second": " samples/s", "seconds_to_target": " s"}
+        unit = " points" if is_fraction(metric) else units.get(metric, "")
         said = f"{row['study']} is {quality} by {format_number(abs(by))}{unit}"
     elif quality == "no answer":
         said = f"{row['study']} has no answer"

@@ -97,7 +97,7 @@ def test_compare_pairs_runs_by_seed_only_if_both_have_the_seeds():
             study_of("short", 0.95, 0.95, search=RACE, length="short"),
             "not known (not trained to the end)",
         ),
-        (study_of("d", 0.95, 0.96, 0.95, key="z"), "not known (no common validation examples)"),
+        (study_of("d", 0.95, 0.96, 0.95, key="z"), "not known (validation examples not paired)"),
     ],
 )
 def test_compare_claims_nothing_if_the_noise_is_not_known(other, words):
@@ -208,7 +208,7 @@ def test_a_figure_of_studies_has_one_scale_and_names_each_with_its_answer(plot):
         )
         for trial in second.trials
     ]
-    studies = {"one": first, "other": make_study(*longer)}
+    studies = {"one": first, "other": make_study(*longer, make_trial(2, trial_id="small"))}
     limits = []
     for shown in (studies, dict(reversed(studies.items()))):
         axes = plot(shown)

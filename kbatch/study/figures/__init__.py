@@ -44,9 +44,8 @@ def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
         if len(quality.pareto_points(*studies)[1]) > 1:
             offer(quality.plot_pareto, "Quality against throughput", quality.PARETO_IN)
     with contextlib.suppress(ValueError):
-        curves = [curve for study in studies for _, curve in quality.learning_curves(study)[1]]
-        count = sum(len(curve) > 1 for curve in curves)
-        if count and (len(studies) > 1 or count <= _MOST_CURVES):  # Several have one each.
+        curves = [curve for _, curve in quality.learning_curves(*studies)[1]]
+        if 0 < sum(len(curve) > 1 for curve in curves) <= _MOST_CURVES:
             for against, words in (("updates", "updates"), ("seconds", "training time")):
                 place, title = quality.BUDGETS.index(against), f"Learning curves over {words}"
                 if any(spent[place] for curve in curves for spent, _ in curve):

@@ -98,12 +98,12 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     """
     shown = studies_of(studies)
     several, found = len(shown) > 1, [rate_lines(study) for study in shown]
-    quality, lines = found[0]
+    quality, keys = found[0][0], dict.fromkeys(key for _, lines in found for key in lines)
     (panel,) = canvas.panels(ax, RATES_IN)
     canvas.vertical_grid(panel)
     panel.set_xlabel("Learning rate", fontsize=canvas.TEXT_PT)
     worst = 0.04 if quality.direction == "max" else 0.96  # At the edge of the worst values.
-    sizes, texts = sorted({size for size, _ in lines}), [*dict.fromkeys(text for _, text in lines)]
+    sizes, texts = sorted({size for size, _ in keys}), [*dict.fromkeys(text for _, text in keys)]
     for number, (_, own) in enumerate(found):
         for (size, text), line in own.items():
             look: Look = size_color(size, sizes), series_style(sizes.index(size))[1]
@@ -294,15 +294,24 @@ _MOST_NAMES = 8  # What fits in a row above the panels.
 Curve = list[tuple[tuple[float, ...], Estimate[float]]]
 
 
-def learning_curves(study: Study) -> tuple[Objective, list[tuple[TrialRecord, Curve]]]:
-    """Return the metric, and a trial of each batch size with its learning curve."""
-    refuse_empty(study)
-    quality, decided = study.quality_metric, study.decide()
-    shown, far = common.one_of_each_size(study, study.trials).values(), common.far_off(study)
-    judged = [decided.as_judged(trial) for trial in shown if trial not in far]
-    curves = [(t, curve) for t in judged if quality and (curve := _curve(t, quality.name))]
-    if quality is None or not curves:
-        raise common.missing_data(study, "epochs with a metric of quality")
+def learning_curves(*studies: Study) -> tuple[Objective, list[tuple[TrialRecord, Curve]]]:
+    """Return the metric, and a trial of each batch size with its learning curve.
+
+    Of several studies it is the trial of each answer.
+    """
+    quality, curves = None, []
+    for study in studies:
+        refuse_empty(study)
+        quality, decided = study.quality_metric, study.decide()
+        shown, far = common.one_of_each_size(study, study.trials).values(), common.far_off(study)
+        if len(studies) > 1:
+            shown = [decided.trial] if decided.trial else []
+        judged = [decided.as_judged(trial) for trial in shown if trial not in far]
+        own = [(t, curve) for t in judged if quality and (curve := _curve(t, quality.name))]
+        if not own:
+            raise common.missing_data(study, "epochs with a metric of quality")
+        curves += own
+    assert quality is not None
     return quality, curves
 
 
@@ -352,31 +361,18 @@ def plot_learning_curves(
             f"Received: against={against!r}."
         )
     shown = studies_of(studies)
-    several, found = len(shown) > 1, [learning_curves(study) for study in shown]
-    quality, curves = found[0]
+    several, (quality, curves) = len(shown) > 1, learning_curves(*shown)
     sizes = [trial.batch_size for trial, _ in curves]
-    drawn = [
-        (trial, curve, (size_color(trial.batch_size, sizes), series_style(number)[1]))
-        for number, (trial, curve) in enumerate(curves)
-    ]
-    if several:
-        answers = [one.decide().trial for one in shown]
-        drawn = [
-            (trial, curve, series_style(number))
-            for number, (answer, (_, own)) in enumerate(zip(answers, found, strict=True))
-            for trial, curve in own
-            if answer and trial.trial_id == answer.trial_id
-        ]
-    if not drawn:
-        raise common.missing_data(shown[0], "an answer, whose training is shown")
+    colors = [series_style(n)[0] if several else size_color(s, sizes) for n, s in enumerate(sizes)]
     budgets = BUDGETS if against is None else (against,)
     height_in = CURVES_IN if against else 1.9 * CURVES_IN
-    every = [value.value for _, curve, _ in drawn for _, value in curve]
+    every = [value.value for _, curve in curves for _, value in curve]
     floor = 0.0 if min(every) >= 0 else -math.inf  # An interval of a loss may reach below zero.
     panels = canvas.panels(ax, height_in, (1,) * len(budgets), share_x=False)
     for panel, budget in zip(panels, budgets, strict=True):
         panel.set_xlabel(_LABELS[budget], fontsize=canvas.TEXT_PT)
-        for trial, curve, (color, marker) in drawn:
+        for number, (trial, curve) in enumerate(curves):
+            color, marker = colors[number], series_style(number)[1]
             places = [spent[BUDGETS.index(budget)] for spent, _ in curve]
             values = [value.value for _, value in curve]
             bounds = [
@@ -393,7 +389,7 @@ def plot_learning_curves(
     common.name_series(panels[0], shown, sizes, most=_MOST_NAMES)
     title = f"{common.metric_title(quality)} over training{'' if several else ', by batch size'}"
     canvas.write_title(panels[0], title, columns=3 if several else _MOST_NAMES, fewest=1)
-    banded = any(value.ends for _, curve, _ in drawn for _, value in curve)
+    banded = any(value.ends for _, curve in curves for _, value in curve)
     bands = "Bands: 95 % interval of the mean over training runs." if banded else ""
     tracing = "Training time includes tracing, but no validation." if "seconds" in budgets else ""
     notes = ("" if several else common.far_off_note(shown), bands, tracing)
