@@ -36,10 +36,10 @@ from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BUDGET_S
 from kbatch.search import BASE_BATCH_SIZE
 
-# The functions `kbatch.plot_...` of a study, and those of other records: the memory is that of the
-# file which `find_max_batch_size` or `kbatch max-batch --output` left.
-STUDY_FIGURES = ("trials", "learning-rates", "pareto", "learning-curves", "time-to-target")
-STUDY_FIGURES += ("noise-scale", "gpu-timeline", "search")
+# The functions `kbatch.plot_...` of one study or several, of one study, and of other records: the
+# memory is that of the file which `find_max_batch_size` or `kbatch max-batch --output` left.
+SHARED_FIGURES = ("trials", "learning-rates", "pareto", "learning-curves", "time-to-target")
+STUDY_FIGURES = (*SHARED_FIGURES, "noise-scale", "gpu-timeline", "search")
 FIGURES = (*STUDY_FIGURES, "memory")
 
 
@@ -338,9 +338,10 @@ def _plot(options: argparse.Namespace) -> None:
         )
     load = MaxBatchSizeResult.load if name == "memory" else load_study
     results = _named_by_path(options.studies, [load(path) for path in options.studies])
-    if len(results) > 1 and name in ("noise-scale", "gpu-timeline", "memory"):
+    if len(results) > 1 and name not in SHARED_FIGURES:
         raise ValueError(
-            f"The figure `{name}` takes one study. Received: {len(results)} for `--figure {name}`."
+            f"The figure `{name}` shows one study. For several choose one of "
+            f"{', '.join(SHARED_FIGURES)}. Received: {len(results)} for `--figure {name}`."
         )
     if len(results) > 1:
         from kbatch.study.comparison import compare

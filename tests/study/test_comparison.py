@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from figure_samples import OF_SEVERAL, several
+from figure_samples import several
 from records_factory import make_environment, make_execution, make_search, make_study, make_trial
 
 import kbatch
-from kbatch.cli.main import main
+from kbatch.cli.main import SHARED_FIGURES, STUDY_FIGURES, main
 from kbatch.page.result import write_report
 from kbatch.plotting.canvas import figure_bytes
 from kbatch.records.training_run import Outcomes
@@ -183,7 +183,7 @@ def test_a_dict_names_studies_also_equal_ones():
     assert found == kbatch.compare([dataclasses.replace(A, name=n) for n in ("first", "again")])
 
 
-FIGURES = [getattr(kbatch, f"plot_{name}") for name in OF_SEVERAL]
+FIGURES = [getattr(kbatch, f"plot_{name.replace('-', '_')}") for name in SHARED_FIGURES]
 
 
 @pytest.mark.parametrize("plot", FIGURES)
@@ -247,9 +247,12 @@ def test_a_figure_refuses_what_is_no_study_or_does_not_fit(plot):
     ):
         with pytest.raises(ValueError, match=words):
             plot(given)
-    for plot_one in (kbatch.plot_noise_scale, kbatch.plot_gpu_timeline):
-        with pytest.raises(ValueError, match="A study is needed"):
-            plot_one([A, B])
+
+
+@pytest.mark.parametrize("name", [name for name in STUDY_FIGURES if name not in SHARED_FIGURES])
+def test_a_figure_of_one_study_refuses_several(name):
+    with pytest.raises(ValueError, match=r"A study is needed.*Received: \["):
+        getattr(kbatch, f"plot_{name.replace('-', '_')}")([A, B])
 
 
 def test_kbatch_plot_draws_studies_together_and_prints_their_table(tmp_path, monkeypatch, capsys):
@@ -262,7 +265,7 @@ def test_kbatch_plot_draws_studies_together_and_prints_their_table(tmp_path, mon
     assert printed.startswith("Compared with Adam, ") and printed.endswith("\nboth.svg\n")
     assert "Rings: the answers." in (tmp_path / "both.svg").read_text(encoding="utf-8")
     assert main(["plot", *files, "--figure", "noise-scale"]) == 1
-    assert "takes one study" in capsys.readouterr().err
+    assert "shows one study" in capsys.readouterr().err
 
 
 class Study(kbatch.Study):
