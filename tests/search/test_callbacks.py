@@ -1,5 +1,8 @@
 """Callbacks of a search: each trial has its own files, and its figures in TensorBoard."""
 
+import contextlib
+import functools
+
 import keras
 import pytest
 import searches
@@ -9,6 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 import kbatch
+from kbatch.memory.workload import Workload
+from kbatch.training.data.training_data import TrainingData
 
 
 def test_each_trial_writes_its_own_checkpoint_and_log(tmp_path):
@@ -88,3 +93,27 @@ def test_every_trial_has_its_figures_among_the_scalars_of_keras(tmp_path):
         assert hyperparameters(run)["batch_size"] == trial.batch_size
         accuracies = scalars(run / "validation")["epoch_accuracy"]
         assert accuracies == [pytest.approx(one["val_accuracy"]) for one in epochs]
+
+
+@pytest.fixture
+def tracked(monkeypatch):
+    """Wraps `fit` as MLflow's autolog does; lists the batch size of each call."""
+    plain, found = keras.Model.fit, []
+
+    @functools.wraps(plain)
+    def fit(model, x=None, *arguments, **named):
+        with contextlib.suppress(TypeError):
+            list(x.as_numpy_iterator())  # For a digest of all batches.
+        found.append(x.batch_size)
+        return plain(model, x, *arguments, **named)
+
+    monkeypatch.setattr(keras.Model, "fit", fit)
+    return found
+
+
+def test_a_tracker_that_wraps_fit_sees_the_trials_and_their_batch_sizes(tmp_path, tracked):
+    searches.quick(tmp_path, searches.stock(batch_sizes=(8, 32)), kbatch.BatchSizeTuner)
+    assert tracked == [8, 32]
+    data = TrainingData(*models.rows(40))
+    Workload(models.stock, data, "float32").start().run(8, lambda: None)
+    assert tracked == [8, 32]
