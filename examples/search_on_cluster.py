@@ -35,7 +35,7 @@ def ray(directory):
 
     ray.init()
     try:
-        yield kbatch.ray_executor(num_cpus=1)
+        yield kbatch.ray_executor(num_cpus=1)  # And num_gpus=1, if the cluster has GPUs.
     finally:
         ray.shutdown()
 

@@ -145,12 +145,12 @@ def ray_executor(**options: Any) -> Any:
     Example:
 
     >>> ray.init()
-    >>> executor = kbatch.ray_executor(num_gpus=1, memory=8e9)
+    >>> executor = kbatch.ray_executor(memory=8e9)  # One GPU a task, if Ray has any.
     >>> tuner = kbatch.BatchSizeTuner(hypermodel, "val_accuracy", executor=executor)
 
     Args:
         **options: What `ray.remote` takes for each task, such as `num_cpus`, `num_gpus` and
-            `memory` in bytes.
+            `memory` in bytes. Default of `num_gpus`: 1 if the cluster has GPUs.
 
     Raises:
         ImportError: If Ray is not installed.
@@ -165,7 +165,7 @@ def ray_executor(**options: Any) -> Any:
 
 
 class _RayExecutor:
-    def __init__(self, ray: Any, options: Mapping[str, Any]):
+    def __init__(self, ray: Any, options: dict[str, Any]):
         self._ray, self._options = ray, options
 
     def put(self, value: Any) -> Any:
@@ -173,6 +173,8 @@ class _RayExecutor:
         return self._ray.put(value)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "_RayFuture":
+        if self._ray.cluster_resources().get("GPU"):  # Without a number, each task sees all GPUs.
+            self._options.setdefault("num_gpus", 1)
         task = self._ray.remote(**self._options)(function)
         return _RayFuture(self._ray, task.remote(*arguments))
 

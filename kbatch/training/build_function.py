@@ -103,7 +103,7 @@ def settings_to_inner(model: Any) -> None:
     `compile` puts the loss scale around an optimizer under mixed_float16. Keras's loss scale has
     all settings of an optimizer, such as `clipnorm` or `exclude_from_weight_decay`, and uses none.
     """
-    if not loss_scaled(model):
+    if not isinstance(model, keras.Model) or not loss_scaled(model):
         return
     plain = vars(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
     own = {"name", "built", "initial_scale", "dynamic_growth_steps", "loss_scale_factor"}

@@ -5,8 +5,10 @@ import itertools
 import os
 import re
 import signal
+import sys
 import threading
 import time
+import types
 
 import pytest
 import searches
@@ -268,3 +270,18 @@ def test_an_executor_that_holds_data_is_given_them_once(tmp_path):
     assert executor.files == [[]] * 4
     assert executor.searches == ["a reference"] * 4
     assert [size > 1.2e6 for size in held] == [True]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "asked"), [(2.0, {}, 1), (2.0, {"num_gpus": 0.5}, 0.5), (0.0, {}, None)]
+)
+def test_a_task_of_ray_gets_one_gpu_if_there_is_any(monkeypatch, gpus, options, asked):
+    given = []
+    task = types.SimpleNamespace(remote=lambda *arguments: arguments)
+    fake = types.SimpleNamespace(
+        cluster_resources=lambda: {"CPU": 2.0} | ({"GPU": gpus} if gpus else {}),
+        remote=lambda **named: lambda function: given.append(named) or task,
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    kbatch.ray_executor(**options).submit(print, 1)
+    assert [one.get("num_gpus") for one in given] == [asked]
