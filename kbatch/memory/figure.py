@@ -3,6 +3,7 @@
 from matplotlib.axes import Axes
 
 from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
+from kbatch.memory.search import memory_curve
 from kbatch.page.document import Figure
 from kbatch.page.numbers import memory_text, percent, pluralize, where_measured
 from kbatch.plotting import canvas, draw
@@ -47,11 +48,12 @@ def plot_memory(
     middle, edge = (0.01, (low + high) / 2), panel.get_yaxis_transform()
     draw.text(panel, f"window {window}", middle, ha="left", color=MUTED, xycoords=edge)
     line = ""
-    peaks = {p.batch_size: p.peak_memory_bytes for p in result.probes if p.peak_memory_bytes}
-    if fit is not None and draw.follows(fit.predict, peaks):
-        curve = draw.along(lambda size: fit.predict(size) / unit, sizes[0], sizes[-1])
+    peaks = result.memory_bytes
+    curve = memory_curve(peaks)
+    if fit is not None and curve is not None and draw.follows(curve, peaks):
+        places = draw.along(lambda size: curve(size) / unit, sizes[0], sizes[-1])
         look = {"color": series_style(0)[0], "linewidth": 1.2, "linestyle": ":"}
-        panel.plot(*zip(*curve, strict=True), **look)
+        panel.plot(*zip(*places, strict=True), **look)
         fixed, each = memory_text(max(fit.fixed_bytes, 0)), max(fit.bytes_per_example, 0.0)
         line = f"Dotted: fitted line, {fixed} and {memory_text(each)} per example."
     for index, (kind, label) in enumerate(_KINDS.items()):

@@ -15,7 +15,7 @@ it is taken for a jump. How well this does is measured in `benchmarks/max_batch_
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -187,28 +187,54 @@ class MemoryFit(NamedTuple):
         return (most_bytes - self.fixed_bytes) / self.bytes_per_example
 
 
+def memory_curve(memory_bytes: Mapping[int, float]) -> Callable[[float], float] | None:
+    """Return the bytes of any batch size by the line through two measured sizes or more.
+
+    They are at least what smaller sizes took that lie above the line.
+    """
+    fit = fit_memory(memory_bytes)
+    if fit is None:
+        return None
+    above = {b: m for b, m in memory_bytes.items() if m > (1 + _NOISE) * fit.predict(b)}
+    return lambda batch_size: max(
+        fit.predict(batch_size), *(m for b, m in above.items() if b <= batch_size), 0.0
+    )
+
+
 def predict_memory(memory_bytes: Mapping[int, float], batch_size: int) -> float:
     """Estimate the bytes of a batch size from the line through two measured sizes or more."""
-    if (fit := fit_memory(memory_bytes)) is None:
+    if (curve := memory_curve(memory_bytes)) is None:
         raise ValueError(
             "A line needs the memory of two sizes: measure more of them, with memory. "
             f"Received: memory of the sizes {sorted(memory_bytes)}."
         )
-    return fit.predict(batch_size)
+    return curve(batch_size)
+
+
+# Peaks of one size differ by up to this share from run to run: a line that is farther off is wrong.
+_NOISE = 0.1
 
 
 def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
-    """Fit a line by least squares, each size weighted by 1 / M(b)^2."""
-    # A measurement errs by a share of its value: small sizes show the fixed part, large ones the
-    # slope.
-    if len(memory_bytes) < 2:
-        return None
-    sizes = np.array(list(memory_bytes), float)
-    memory = np.array(list(memory_bytes.values()), float)
-    weights = 1 / np.maximum(memory, 1.0)
-    each, fixed = np.polyfit(sizes, memory, 1, w=weights).tolist()
-    # Less than a byte over all of them is rounding.
-    return MemoryFit(fixed, each if abs(each) * max(sizes) >= 1 else 0.0)
+    """Fit a line by least squares, each size weighted by 1 / M(b)^2.
+
+    Memory is the larger of several lines, and the last one holds for large sizes. So the smallest
+    sizes are left out until the line is near all others.
+    """
+    sizes = np.array(sorted(memory_bytes), float)
+    memory = np.array([memory_bytes[int(size)] for size in sizes], float)
+    fit = None
+    for first in range(max(0, len(sizes) - 1)):
+        # A measurement errs by a share of its value: small sizes show the fixed part, large ones
+        # the slope.
+        b, m = sizes[first:], np.maximum(memory[first:], 1.0)
+        each, fixed = np.polyfit(b, m, 1, w=1 / m).tolist()
+        # Less than a byte over all of them is rounding.
+        each = each if abs(each) * b[-1] >= 1 else 0.0
+        fit = MemoryFit(fixed, each)
+        if np.all(np.abs(fixed + each * b - m) <= _NOISE * m):
+            break
+    return fit
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:

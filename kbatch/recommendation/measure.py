@@ -173,6 +173,8 @@ def recommend(
             if timings:
                 part_s = begin("input")
                 with reason_kept("input", unknown):
+                    if time.perf_counter() >= ends_s:
+                        raise InputError("`time_budget_s` was spent on the other limits")
                     pipeline = _input(model, data, timings, base=base, budget_s=part_s, seed=seed)
             else:
                 unknown["saturation"] = Note.of("nothing_ran")

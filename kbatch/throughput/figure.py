@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from kbatch.analysis.intervals import Estimate, quantile_upper_bound
 from kbatch.analysis.scaling_curve import Timed, fit_rounds
 from kbatch.memory.result import MemoryRecord, peaks_under
-from kbatch.memory.search import fit_memory
+from kbatch.memory.search import memory_curve
 from kbatch.page.document import Figure
 from kbatch.page.numbers import count_range, memory_text, where_measured
 from kbatch.plotting import canvas, draw
@@ -182,10 +182,10 @@ def _draw_peaks(panel: Axes, peaks: Mapping[str, dict[int, int]], limit_bytes: i
     for index, (policy, known) in enumerate(peaks.items()):
         rows, line = [(size, Estimate(float(peak))) for size, peak in known.items()], []
         # Allocators take memory in steps: a line that misses them says nothing.
-        fit = fit_memory(known)
-        if fit is not None and draw.follows(fit.predict, known):
+        curve = memory_curve(known)
+        if curve is not None and draw.follows(curve, known):
             words = "Dotted: fitted line of the memory."
-            line = draw.along(fit.predict, min(known), max(known))
+            line = draw.along(curve, min(known), max(known))
         draw.series(panel, index, rows, label=policy, line=line, style=":")
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))

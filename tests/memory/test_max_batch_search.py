@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.memory.search import MEMORY_WINDOW, MaxBatchSearch, fit_memory
+from kbatch.memory.search import MEMORY_WINDOW, MaxBatchSearch, fit_memory, predict_memory
 from kbatch.records.notes import Note
 
 GB = 1e9
@@ -187,6 +187,20 @@ def test_a_noisy_line_is_that_of_the_normal_equations():
         memory = {b: (1e8 + 3e6 * b) * (1 + rng.normal(0, 0.02)) for b in (1, 30, 90, 200, 600)}
         fit = fit_memory(memory)
         np.testing.assert_allclose(fit, naive_fit(memory), rtol=1e-6, err_msg=str(memory))
+
+
+def test_small_sizes_above_the_line_of_large_ones_do_not_bend_it():
+    # Measured with a convolutional autoencoder under 64 MiB, in MiB.
+    memory = {1: 12.17, 4: 12.16, 35: 21.3, 84: 47.0, 89: 56.4, 93: 60.2}
+    assert predict_memory(memory, 93) == pytest.approx(60.2, rel=0.07)
+    assert predict_memory(memory, 110) == pytest.approx(68, abs=3)
+    assert predict_memory(memory, 2) == predict_memory(memory, 10) == 12.17
+    for seed in range(20):  # The larger of a flat part and a line.
+        rng = np.random.default_rng(seed)
+        flat, each = 10 ** rng.uniform(6, 9), 10 ** rng.uniform(3, 7)
+        known = {b: max(flat, each * b) * (1 + rng.normal(0, 0.01)) for b in 4 ** np.arange(8)}
+        found = predict_memory({int(b): m for b, m in known.items()}, 4**8)
+        assert found == pytest.approx(max(flat, each * 4**8), rel=0.1 if each * 4**6 > flat else 4)
 
 
 def test_memory_that_does_not_grow_has_no_slope():
