@@ -6,6 +6,7 @@ a part, the test that fails says which one.
 
 import contextlib
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -25,6 +26,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+from keras.src.trainers.trainer import model_supports_jit
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 from keras.src.utils.tracking import Tracker
 from tensorflow.core.protobuf import config_pb2
@@ -38,6 +40,7 @@ __all__ = [
     "class_weight_to_sample_weights",
     "is_op_determinism_enabled",
     "make_class_weight_map_fn",
+    "model_supports_jit",
     "squeeze_or_expand_to_same_rank",
     "train_validation_split",
 ]
@@ -130,6 +133,24 @@ def build_symbolically(model: Any, batch: Any) -> None:
     )
     with tf.init_scope():
         model._symbolic_build(data_batch=symbols)
+
+
+@contextlib.contextmanager
+def left_to_keras() -> Iterator[list[Any]]:
+    """List the models that are compiled with `jit_compile="auto"` within: no attribute shows it."""
+    found: list[Any] = []
+    plain = keras.Model.compile
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def compile_noted(model: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(model, *args, **kwargs).arguments
+        found[:] = [one for one in found if one is not model]
+        found.extend([model] if given.get("jit_compile", "auto") == "auto" else [])
+        plain(model, *args, **kwargs)
+
+    with replaced([(keras.Model, "compile", compile_noted)]):
+        yield found
 
 
 def compiling(model: Any) -> AbstractContextManager[None]:

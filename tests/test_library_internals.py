@@ -212,6 +212,19 @@ def tuner(tmp_path_factory):
     return tuner
 
 
+def test_left_to_keras_lists_what_the_last_compile_leaves():
+    given = {"auto": "auto", True: True, False: False, "default": None}
+    with internals.left_to_keras() as found:
+        built = {name: keras.Sequential([layers.Dense(1)]) for name in (*given, "again")}
+        for name, value in given.items():
+            built[name].compile("sgd", "mse", **({} if value is None else {"jit_compile": value}))
+        for value in ("auto", False):
+            built["again"].compile("sgd", "mse", jit_compile=value)
+    assert found == [built["auto"], built["default"]]
+    built[True].compile("sgd", "mse")  # Not within.
+    assert len(found) == 2
+
+
 def test_an_optimizer_lists_the_losses_that_it_scales():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0)
     with internals.scaled_losses(optimizer) as losses:

@@ -279,6 +279,9 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The first update used the learning rate {used:.3g}, not the {built:.3g} that the model "
         "was built with: {by} set it."
     ),
+    "compiled_by_xla": (
+        "Train steps are compiled by XLA, {speedup} times as fast as without: `jit_compile=True`."
+    ),
     "one_step_an_execution": "Keras started each step by itself, which takes longer: {reason}.",
     "too_short_to_time": (
         "A training run was too short to measure samples/s: they need three steps after the first."

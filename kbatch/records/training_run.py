@@ -464,4 +464,6 @@ class Plan:
     #: Seconds of a train step by itself and of each example in it; None where none was timed.
     step_s: tuple[float, float] | None = None
     began_at: float | None = None  #: When making it began.
+    #: Whether XLA compiles the steps of models that leave it to Keras; None if Keras chooses.
+    jit_compile: bool | None = None
     duration_s: float = 0.0  #: Seconds that making it took.

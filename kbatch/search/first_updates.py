@@ -30,7 +30,7 @@ from kbatch.training.dtype_policy import (
     overflows,
     skips_all_updates,
 )
-from kbatch.training.model import loss_scaled, replica_count, user_step
+from kbatch.training.model import installed_step, is_compiled, loss_scaled, replica_count, user_step
 from kbatch.training.state import kept_state
 from kbatch.training.step_call import StepCall
 from kbatch.training.steps_per_execution import set_steps
@@ -53,11 +53,15 @@ _ROUNDS_AHEAD, _MOST_ROUNDS = 2, 5
 class Updates:
     """Updates of a model on rows of its data."""
 
-    def __init__(self, model: Any, data: TrainingData, *, counted: bool = False):
+    def __init__(
+        self, model: Any, data: TrainingData, *, counted: bool = False, compiled: bool = True
+    ):
+        self._compiled = compiled  # By XLA, if it compiles the model.
         self.model, self._replicas = model, replica_count(model)
         policy = model.dtype_policy.name
         self.run = Workload(lambda: model, data, policy, replicas=self._replicas).start()
         self.seconds: dict[int, float] = {}  # Of a step, by rows.
+        self.first_s: dict[int, float] = {}  # Of the first one, which XLA may compile.
         self._peak_bytes: dict[int, int] = {}  # By rows.
         # How often the loss scale was halved before an update, by rows; None where it never made
         # one.
@@ -74,7 +78,7 @@ class Updates:
         except MEMORY_ERRORS as error:
             # XLA on a CPU frees the weights that it was to update if it runs out.
             on_cpu = self.run.memory.device == "CPU:0"
-            freed = on_cpu and bool(self.model.jit_compile) and ran_out_of_memory(error)
+            freed = on_cpu and is_compiled(self.model) and ran_out_of_memory(error)
             if freed or device_is_lost(error):
                 raise DeviceLostError() from error
             raise
@@ -83,8 +87,13 @@ class Updates:
         model = self.model
         with dtype_policy_scope(model.dtype_policy.name), kept_state(model) as state:
             step = StepCall(model, state)
+            full_rows = getattr(installed_step(model), "full_rows", None)
+            if full_rows is not None:
+                full_rows.assign(rows if self._compiled else 0)
             if rows not in self._overflows:
+                began_s = time.perf_counter()
                 self._begin(rows, step)
+                self.first_s[rows] = time.perf_counter() - began_s
             batches = self._batches[rows]
             self.run.memory.reset()
             step_s = _execution_s(step, batches)

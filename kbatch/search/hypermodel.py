@@ -54,6 +54,7 @@ from kbatch.search.plan import (
     MOMENTS_EVERY,
     CutBatches,
     PlanSettings,
+    choose_xla,
     compare_parts,
     expected_seconds,
     float32_note,
@@ -80,7 +81,7 @@ from kbatch.training.dtype_policy import (
 )
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.learning_rate import scale_model
-from kbatch.training.model import ModelFacts, check_trainable, compile_full_batches, replica_count
+from kbatch.training.model import ModelFacts, check_trainable, replica_count, set_xla
 from kbatch.training.shared_graph import SharedGraph
 from kbatch.training.state import check_seed, kept_seeds
 from kbatch.training.steps_per_execution import Steps
@@ -380,11 +381,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         tuner: Any,
         *,
         float32_because: str | None = None,
+        trainings: float | None = None,
+        left_s: float | None = None,
     ) -> None:
         """Read the plan of a search, or make it if there is none for its batch sizes.
 
         A HyperModel with its own `fit` has no plan: its models train as it was written. A reason
         `float32_because` makes a new plan, by which the search trains in float32.
+
+        If it is known how many complete `trainings` of each size follow in this process, and the
+        seconds that are left for them, the plan chooses whether XLA compiles their steps.
         """
         project = Path(tuner.project_dir)
         self.plan = load_if_readable(Plan, project / PLAN_NAME)
@@ -405,16 +411,42 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         ):
             return
         elsewhere = functools.partial(build_to_train, self.wrapped, hp, self.seed)
+        models: dict[str, Any] = {}
+        chosen = known.jit_compile if known else False if trainings else None
 
         def build(policy: str) -> Any:
             model = built_by(tuner, lambda: self._built(hp, policy))
             self._check_model(model, policy)
+            set_xla(accumulation.sum_sparse_gradients(model), chosen)
             # Training runs use the graph that is traced here.
-            return self.graph.model_for(accumulation.sum_sparse_gradients(model))
+            models[policy] = self.graph.model_for(model)
+            return models[policy]
 
         data = self._data_to_measure(hp, call)
         plan = make_plan(build, data, settings, build_elsewhere=elsewhere, known=known)
         self.graph.release(but=plan.dtype_policy)
+        model = models.get(plan.dtype_policy or "")
+        if trainings and plan.jit_compile is None and getattr(model, "chooses_xla", False):
+
+            def expected_s(plan: Plan) -> float:
+                expected = self.expected_seconds(call, plan)
+                return trainings * sum(steps_s for steps_s, _ in expected.values())
+
+            if expected_s(plan):
+                # That of each size and of validation, or two of each run.
+                count = len(self.batch_sizes)
+                shapes = count + 1 if self.graph.is_kept() else 2 * (count * trainings + 1)
+                with kept_seeds():
+                    plan = choose_xla(
+                        plan,
+                        model,
+                        data,
+                        self.batch_sizes,
+                        expected_s,
+                        shapes=shapes,
+                        left_s=left_s,
+                    )
+                self.graph.describe()
         self._keep(plan, project)
 
     def _data_to_measure(self, hp: keras_tuner.HyperParameters, call: FitCall) -> TrainingData:
@@ -425,9 +457,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             data = dataclasses.replace(data, x=cut)
         return data
 
-    def expected_seconds(self, call: FitCall) -> dict[int, tuple[float, float]]:
-        """Return what a training run of each size will take; empty if unknown."""
-        if self.plan is None or self.plan.step_s is None:
+    def expected_seconds(
+        self, call: FitCall, plan: Plan | None = None
+    ) -> dict[int, tuple[float, float]]:
+        """Return what a training run of each size will take by a plan; empty if unknown."""
+        plan = plan or self.plan
+        if plan is None or plan.step_s is None:
             return {}
         data, size = self._shared.data(call.data), self.base_batch_size
         try:
@@ -437,7 +472,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if examples is None:
             return {}
         return expected_seconds(
-            self.plan,
+            plan,
             self.batch_sizes,
             epochs=call.epochs,
             examples=examples,
@@ -549,7 +584,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
             if self.micro_batch_size == "auto" and plan.micro_batch_size is not None:
                 validation = min(validation, plan.micro_batch_size)
-            compile_full_batches(model)
+            set_xla(model, plan.jit_compile)
             model = self.graph.model_for(model)
             if short is not None and not self.graph.is_kept():
                 model = short.model  # It may have state that only itself holds.

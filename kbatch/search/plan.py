@@ -9,7 +9,7 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -18,7 +18,15 @@ import tensorflow as tf
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.device.failures import device_is_lost, failure_text, ran_out_of_memory
 from kbatch.device.memory import gpu_visible
-from kbatch.errors import DataEnded, InputError, OutOfMemoryError, PolicyUnsupported, RecordError
+from kbatch.errors import (
+    DataEnded,
+    DeviceLostError,
+    InputError,
+    OutOfMemoryError,
+    PolicyUnsupported,
+    RecordError,
+)
+from kbatch.library_internals import model_supports_jit
 from kbatch.memory.probe import MaxBatchExperiment, open_probes
 from kbatch.memory.search import MEMORY_WINDOW, expected_bytes
 from kbatch.memory.workload import Workload
@@ -31,12 +39,12 @@ from kbatch.training.data.forms import as_dataset, first_of_each, is_dataset
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import HALF
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import ModelFacts, replica_count
+from kbatch.training.model import ModelFacts, replica_count, set_xla, uninstall_step
 from kbatch.training.state import kept_seeds
 from kbatch.training.steps_per_execution import Steps, Training, steps_within, why_one
 
-# Codes of the notes on the policy.
-ON_POLICY = ("float32_instead", "half_slower")
+# Codes of the notes that stay when a plan changes.
+ON_POLICY = ("float32_instead", "half_slower", "compiled_by_xla")
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8
 # No worker process runs the largest batch if it is expected to take at most this share of the
@@ -47,6 +55,10 @@ _SURE_SHARE = 0.25
 # write its files; of an epoch, for callbacks and to start a validation. A validation has no
 # backward pass, which takes two thirds of a step.
 _RUN_S, _EPOCH_S, _FORWARD = 0.07, 0.015, 1 / 3
+
+# XLA saves at most this share of the seconds of a step, and takes at least these for a shape.
+_MOST_SAVED, _LEAST_COMPILE_S = 0.75, 0.6
+_XLA_ROUNDS = 3  # In which steps are timed with and without it, in turns.
 
 Build = Callable[[str], keras.Model]  # Builds a new model under a dtype policy.
 
@@ -133,6 +145,7 @@ def make_plan(
             largest_batch_size=settings.batch_sizes[-1],
             model=model_fingerprint(model),
             notes=notes,
+            jit_compile=None if known is None else known.jit_compile,
             step_s=_step_s(updates, model, most, settings),
         )
         size = size_of(plan, facts, plan.largest_batch_size)
@@ -141,6 +154,65 @@ def make_plan(
             plan = dataclasses.replace(plan, parts_equal=note is None, parts_note=note)
     took_s = time.perf_counter() - began_s
     return dataclasses.replace(plan, began_at=began_at, duration_s=took_s)
+
+
+def choose_xla(
+    plan: Plan,
+    model: Any,
+    data: TrainingData,
+    batch_sizes: Sequence[int],
+    expected_s: Callable[[Plan], float],
+    *,
+    shapes: float,
+    left_s: float | None,
+) -> Plan:
+    """Let XLA compile the steps of a search if that takes less time than it saves.
+
+    Args:
+        plan: A plan that has timed steps.
+        model: A model that trains by the plan. Its steps are compiled if the plan says so.
+        data: The training data.
+        batch_sizes: The sizes of the search.
+        expected_s: Returns the seconds that the train steps of the search take by a plan.
+        shapes: How many shapes XLA would compile, those that are timed here included.
+        left_s: Seconds that are left to the search. If None, it has no limit.
+    """
+    plain_s = expected_s(plan)
+    share = 1.0 if left_s is None else min(1.0, left_s / plain_s)
+    most = min(plan.micro_batch_size or batch_sizes[-1], batch_sizes[-1])
+    sizes = sorted({min(batch_sizes[0], most), most})
+    least_s = _LEAST_COMPILE_S * shapes
+    if _MOST_SAVED * share * plain_s < least_s or not model_supports_jit(model):
+        return dataclasses.replace(plan, jit_compile=False)
+    before = vars(model).get("train_step"), model.train_function
+    try:
+        set_xla(model, True)
+        plain = Updates(model, data, counted=True, compiled=False)
+        by_xla = Updates(model, data, counted=True)
+        for rows in sizes:
+            for _ in range(_XLA_ROUNDS):
+                plain.step_s(rows)
+                by_xla.step_s(rows)
+            gain = 1 - by_xla.seconds[rows] / plain.seconds[rows]
+            if rows < most and gain * share * plain_s < least_s:
+                break
+        else:
+            timed = dataclasses.replace(plan, step_s=_line(plain.seconds))
+            found = dataclasses.replace(plan, step_s=_line(by_xla.seconds), jit_compile=True)
+            plain_s, xla_s = expected_s(timed), expected_s(found)
+            if share * (plain_s - xla_s) > (shapes - len(sizes)) * by_xla.first_s[sizes[-1]]:
+                note = Note.of("compiled_by_xla", speedup=format_number(plain_s / xla_s, 2))
+                return dataclasses.replace(found, notes=(*plan.notes, note))
+    except DeviceLostError:
+        raise
+    except Exception:  # XLA compiles not every model, and says so by many errors.
+        pass
+    # It trains by the graph that was traced before.
+    uninstall_step(model)
+    if before[0] is not None:
+        model.train_step = before[0]
+    model.jit_compile, model.train_function = False, before[1]
+    return dataclasses.replace(plan, jit_compile=False)
 
 
 def outgrown(plan: Plan, settings: PlanSettings) -> bool:
@@ -372,8 +444,12 @@ def _step_s(
             found.step_s(rows)
     except Exception:  # Training raises it again, and the trial records it.
         return None
-    seconds = sorted(found.seconds.items())
-    (few, few_s), (many, many_s) = seconds[0], seconds[-1]
+    return _line(found.seconds)
+
+
+def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
+    """Return the seconds of a step by itself and of an example, from steps of different sizes."""
+    (few, few_s), (many, many_s) = min(seconds.items()), max(seconds.items())
     example_s = max(0.0, many_s - few_s) / max(1, many - few)
     return max(0.0, few_s - few * example_s), example_s
 

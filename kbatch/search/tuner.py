@@ -17,6 +17,7 @@ from keras_tuner.engine.trial import TrialStatus
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, names_rate
+from kbatch.analysis.race import LEAST_NEEDED, MOST_NEEDED
 from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError, InputError, RecordError
 from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
@@ -400,8 +401,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
         hp = self.oracle.get_space()
         hp.values["batch_size"] = self.hypermodel.base_batch_size
         self.progress.plan_begins()
+        count = self.oracle.remaining_trials() * self.executions_per_trial
+        trainings = count / len(self.hypermodel.batch_sizes)
+        if self._race is not None:
+            asked: Any = self.decides_by.get("max_trainings")
+            most = MOST_NEEDED if asked is None else asked / len(self.hypermodel.batch_sizes)
+            trainings = min(most, (LEAST_NEEDED + MOST_NEEDED) / 2)
+        left_s = self.time.left_s()
         try:
-            self.hypermodel.ensure_plan(hp, call, self)
+            self.hypermodel.ensure_plan(hp, call, self, trainings=trainings, left_s=left_s)
         except (InputError, RecordError) as error:
             raise keras_tuner.errors.FatalValueError(str(error)) from None
         except keras_tuner.errors.FatalError:

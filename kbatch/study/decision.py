@@ -182,6 +182,8 @@ class Decision:
                     found[name] = values if values[1:] else values[0]
         if (run.steps_per_execution or 1) > 1:
             found["steps_per_execution"] = run.steps_per_execution
+        if any(note.code == "compiled_by_xla" for note in run.notes):
+            found["jit_compile"] = True
         if (run.accumulation_steps or 1) > 1:
             found["micro_batch_size"] = run.micro_batch_size
         if run.dtype_policy != "float32":

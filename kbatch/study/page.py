@@ -207,7 +207,9 @@ def _cost(trials: Sequence[TrialRecord], progress: Progress | None) -> str:
     took = f", which took {duration_text(seconds)}" if seconds else ""
     if progress is not None and progress.search_s is not None:
         took = f" in {duration_text(progress.search_s)}"
-    return f"Search: {count} complete training{'' if count == '1' else 's'}{took}."
+    notes = (note for run in runs for note in run.notes if note.code == "compiled_by_xla")
+    xla = next((f" Compiled by XLA: {n.values['speedup']} times as fast." for n in notes), "")
+    return f"Search: {count} complete training{'' if count == '1' else 's'}{took}.{xla}"
 
 
 def _trainings(trials: Sequence[TrialRecord]) -> str:

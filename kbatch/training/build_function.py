@@ -11,7 +11,7 @@ import keras
 import keras_tuner
 
 from kbatch.errors import InputTypeError
-from kbatch.library_internals import metrics_in_float32
+from kbatch.library_internals import left_to_keras, metrics_in_float32
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.dtype_policy import check_own_dtypes, dtype_policy_scope
 from kbatch.training.model import accumulation_of, loss_scaled
@@ -70,10 +70,12 @@ def build_under(
         PolicyUnsupported: If the model cannot be built under the policy.
     """
     scope = contextlib.nullcontext() if policy is None else dtype_policy_scope(policy)
-    with scope, seeded(seed):
+    with scope, seeded(seed), left_to_keras() as found:
         model: Any = hypermodel.build(hp)
-    if isinstance(model, keras.Model) and not hasattr(model, "optimizer"):
-        model.optimizer = None  # It is not compiled yet.
+    if isinstance(model, keras.Model):
+        model.chooses_xla = any(model is one for one in found)
+        if not hasattr(model, "optimizer"):
+            model.optimizer = None  # It is not compiled yet.
     if policy is not None:
         check_own_dtypes(model, policy)
         metrics_in_float32(model)

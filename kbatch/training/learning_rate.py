@@ -346,6 +346,8 @@ def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: boo
     if installed_step(model) is None:
         TrainStep(model).install()  # It makes no update at the end of data of unknown length.
     installed_step(model).prepare = None if built else prepare
+    if run.jit_compile and not model.run_eagerly:
+        model.jit_compile = True
     if steps_per_execution and run.steps_per_execution is not None:
         model.steps_per_execution = run.steps_per_execution
     # What was traced before has the former values in it.

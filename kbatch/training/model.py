@@ -1,6 +1,7 @@
 """What decides how a model trains, and train steps of kbatch in the place of Keras's."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -149,16 +150,24 @@ class TrainStep:
         return keras.Model.train_step(self.model, data) if step is None else step(data)
 
 
-def compile_full_batches(model: Any) -> None:
-    """Let XLA compile Keras's train step for full batches only, if it compiles it for all.
+def set_xla(model: Any, chosen: bool | None = None) -> None:
+    """Let XLA compile Keras's train step for full batches only, if it compiles the step.
 
     The last batch of an epoch has another shape at each batch size. The number of examples of a
     full batch is `full_rows` of the step.
+
+    Args:
+        model: A compiled model.
+        chosen: Whether XLA compiles a model whose `jit_compile` is "auto". If None, Keras chooses.
     """
-    several = replica_count(model) > 1 or model.run_eagerly
-    if several or not model.jit_compile or user_step(model) is not None:
+    if replica_count(model) > 1 or model.run_eagerly or user_step(model) is not None:
         return
-    step = installed_step(model) or TrainStep(model)
+    if chosen is not None and getattr(model, "chooses_xla", False):
+        model.jit_compile = chosen
+    if not model.jit_compile:
+        return
+    step = installed_step(model)
+    step = TrainStep(model) if step is None else copy.copy(step)
     with tf.init_scope(), tf.device("CPU:0"):
         step.full_rows = tf.Variable(tf.constant(0), trainable=False)
     model.jit_compile = False

@@ -70,6 +70,11 @@ class SharedGraph:
         read_settings(fresh, settings)
         return fresh
 
+    def describe(self) -> None:
+        """Describe the kept models as they are, after kbatch itself has changed their steps."""
+        for policy, (model, _) in self._kept.items():
+            self._kept[policy] = model, description(model, followed_settings(model))
+
     def is_kept(self) -> bool:
         """Return whether the next model may be one that is kept."""
         return bool(self._kept)

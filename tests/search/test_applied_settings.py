@@ -13,6 +13,7 @@ from batch_data import Rows, examples
 from records_factory import make_execution, make_study, make_trial
 
 import kbatch
+from kbatch.records.notes import Note
 from kbatch.training.dtype_policy import dtype_policy_scope
 
 layers, optimizers, schedules = keras.layers, keras.optimizers, keras.optimizers.schedules
@@ -274,3 +275,15 @@ def test_the_recipe_makes_the_updates_of_the_trial(tmp_path, form, call):
     ended = call in ("updates", "stopping")
     assert ("callbacks_needed" in [note.code for note in decision.notes]) is ended
     assert (len(run.epochs) < asked) is ended
+
+
+def test_apply_lets_xla_compile_what_it_compiled_in_the_trial():
+    noted = (Note.of("compiled_by_xla", speedup="2.1"),)
+    for compiled, notes in ((False, ()), (True, noted)):
+        run = make_execution(
+            optimizer="Adam", dtype_policy="float32", jit_compile=compiled, notes=notes
+        )
+        decision = make_study(make_trial(64, run)).decide()
+        assert decision.apply(models.mlp).jit_compile is compiled
+        assert decision.settings.get("jit_compile", False) is compiled
+        assert ("Compiled by XLA: 2.1 times as fast." in decision.page.cost) is compiled

@@ -1,6 +1,7 @@
 """The plan of a search: made once, kept, and halved where memory runs out after all."""
 
 import dataclasses
+import functools
 import json
 import weakref
 from typing import ClassVar
@@ -17,8 +18,10 @@ import kbatch
 from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import PLAN_NAME, Plan
-from kbatch.search.plan import halved, most_in_memory, notes_on_size, size_of
-from kbatch.training.model import ModelFacts
+from kbatch.search.plan import choose_xla, halved, most_in_memory, notes_on_size, size_of
+from kbatch.training.data.training_data import TrainingData
+from kbatch.training.model import ModelFacts, is_compiled
+from kbatch.training.steps_per_execution import set_steps
 
 layers = keras.layers
 PLAN = Plan(1, "float32", 32, "fits", 32, "")
@@ -353,3 +356,53 @@ def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
     told = json.loads((tmp_path / "search/trial_0000/trial.json").read_text())
     assert told["status"] == "FAILED"
     assert "max_consecutive_failed_trials" in told["message"]
+
+
+class Texts(layers.Layer):
+    """XLA cannot compile it."""
+
+    def call(self, x):
+        return x + 0.0 * tf.cast(tf.strings.length(tf.strings.as_string(x)), x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("inner", "plain_s", "xla_s", "left_s", "tried", "taken"),
+    [
+        ((), 5.0, 0.0, None, False, False),  # XLA may save 3.75 s, and takes 0.6 s for 7 shapes.
+        ((), 1e6, 0.0, 5.0, False, False),
+        ((), 1e6, 1e6, None, True, False),
+        ((), 1e6, 1.0, None, True, True),
+        ((Texts(),), 1e6, 1.0, None, True, False),
+    ],
+    ids=["short", "budget", "no gain", "gain", "not compilable"],
+)
+def test_choose_xla_pays_for_the_shapes(inner, plain_s, xla_s, left_s, tried, taken):
+    model, data = models.mlp(inner=inner), TrainingData(*models.rows(16))
+    model.chooses_xla = True
+    set_steps(model, 1)
+    traced, steps_seen = model.make_train_function() or model.train_function, []
+
+    def expected_s(plan):
+        steps_seen.append(plan.step_s)
+        return xla_s if plan.jit_compile else plain_s
+
+    before = dataclasses.replace(PLAN, step_s=(1.0, 0.0))
+    found = choose_xla(before, model, data, (4,), expected_s, shapes=7, left_s=left_s)
+    assert found.jit_compile is taken
+    assert [note.code for note in found.notes] == ["compiled_by_xla"] * taken
+    assert is_compiled(model) is taken
+    assert (model.train_function is traced) is not taken
+    assert (found.step_s == before.step_s) is not taken
+    if not tried:
+        assert steps_seen == [before.step_s]
+
+
+def test_a_search_sets_what_the_plan_chose_for_models_that_leave_it_to_keras(tmp_path):
+    plant(tmp_path, jit_compile=True, micro_batch_size=None, reason="given")
+    settings = {"micro_batch_size": None}
+    by_plan = runs(search(tmp_path, sizes=(8,), settings=settings))
+    assert [run.jit_compile for run in by_plan] == [True]
+    plant(tmp_path / "given", jit_compile=True, micro_batch_size=None, reason="given")
+    given = functools.partial(models.mlp, jit_compile=False)
+    obeyed = runs(search(tmp_path / "given", given, sizes=(8,), settings=settings))
+    assert [run.jit_compile for run in obeyed] == [False]
