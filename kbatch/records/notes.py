@@ -162,8 +162,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "lower learning rate does not help."
     ),
     "part_not_finite": (
-        "Under {policy}, {part} makes finite data NaN or infinite before the first update: a lower "
-        "learning rate does not help."
+        "Under {policy}, {part} makes finite data NaN or infinite {when}: look there before you "
+        "lower the learning rate."
     ),
     "float16_overflows": (
         "Float16 overflows under {policy}: {how}. Its largest number is 65,504: scale the data, or "

@@ -18,6 +18,7 @@ from kbatch.device.failures import MEMORY_ERRORS, device_is_lost, ran_out_of_mem
 from kbatch.errors import DataEnded, DeviceLostError, PolicyUnsupported
 from kbatch.library_internals import compute_loss, forward, replaced_layer_calls
 from kbatch.memory.workload import Workload
+from kbatch.page.numbers import pluralize
 from kbatch.records.machine import SHORTEST_S
 from kbatch.records.notes import Note
 from kbatch.records.training_run import EpochRecord
@@ -31,7 +32,7 @@ from kbatch.training.dtype_policy import (
     skips_all_updates,
 )
 from kbatch.training.model import installed_step, is_compiled, loss_scaled, replica_count, user_step
-from kbatch.training.state import kept_state
+from kbatch.training.state import assign, copies_of, kept_state
 from kbatch.training.step_call import StepCall
 from kbatch.training.steps_per_execution import set_steps
 
@@ -253,13 +254,14 @@ def overflow_text(model: Any, epochs: Sequence[EpochRecord]) -> str | None:
 
 
 # Rows of a batch that is looked at, and the seconds after which no further batch is.
-_ROWS, _LOOKED_S = 256, 5.0
+_ROWS, _LOOKED_S = 256, 2.0
 
 
 def why_not_finite(model: Any, data: TrainingData) -> Note | None:
-    """Find what is not finite before any update: data, or what a layer or the loss makes of them.
+    """Find what is not finite: data, or what a layer or the loss makes of them.
 
-    If it is none of these, return None.
+    The model trains for some updates if nothing is found before. If it is none of these, return
+    None.
     """
     found = data.batches(_ROWS, model, seed=None, validation_batch_size=_ROWS)
     counts: dict[str, list[int]] = {}
@@ -279,9 +281,37 @@ def why_not_finite(model: Any, data: TrainingData) -> Note | None:
     if any(bad for bad, _ in counts.values()):
         texts = [f"{bad:,} of {n:,} rows of {name}" for name, (bad, n) in counts.items() if bad]
         return Note.of("data_not_finite", found=" and ".join(texts))
+    updates = 0
+    if part is None:
+        part, updates = _after_updates(model, found.dataset)
     if part is None:
         return None
-    return Note.of("part_not_finite", part=part, policy=model.dtype_policy.name)
+    when = f"after {pluralize(updates, 'update')}" if updates else "before the first update"
+    return Note.of("part_not_finite", part=part, policy=model.dtype_policy.name, when=when)
+
+
+# Updates that are tried, and the largest weight with which a learning rate has not diverged.
+_MOST_UPDATES, _LARGEST_WEIGHT = 200, 1e4
+
+
+def _after_updates(model: Any, dataset: Any) -> tuple[str | None, int]:
+    """Train until the loss is not finite; name what makes it so, and return the updates before."""
+    until_s = time.monotonic() + _LOOKED_S
+    if user_step(model) is not None or not model.built:
+        return None, 0
+    with dtype_policy_scope(model.dtype_policy.name):
+        for made, batch in enumerate(dataset.repeat().take(_MOST_UPDATES)):
+            weights = copies_of(model.weights)
+            model.reset_metrics()
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+            logs: Any = model.train_on_batch(x, y, weight, return_dict=True)
+            if not np.isfinite(logs["loss"]):
+                small = all(np.abs(one).max(initial=0) < _LARGEST_WEIGHT for one in weights)
+                assign(model.weights, weights)
+                return (first_not_finite(model, batch) if small else None), made
+            if time.monotonic() > until_s:
+                break
+    return None, 0
 
 
 def _named_parts(element: Any) -> Iterator[tuple[str, Any]]:

@@ -182,6 +182,10 @@ def logarithm(y, p):
     return -keras.ops.mean(keras.ops.log(p * 0 + y))
 
 
+def falling(y, p):
+    return keras.ops.mean(keras.ops.log(p))  # It pushes `p` below 0.
+
+
 @pytest.mark.parametrize(
     ("where", "found"),
     [
@@ -190,6 +194,7 @@ def logarithm(y, p):
         ("validation", "2 of 20 rows of validation `x`['a']"),
         ("layer", "layer 'reciprocal'"),
         ("loss", "the loss 'logarithm'"),
+        ("later", "the loss 'falling'"),
         (None, None),
     ],
 )
@@ -202,12 +207,14 @@ def test_what_is_not_finite_is_named(where, found):
     elif where == "loss":
         y[7] = 0
     divisor = 0 if where == "layer" else 1
-    inner = [layers.Lambda(lambda x: 1 / (divisor * x), name="reciprocal"), layers.Dense(1)]
+    inner = [layers.Lambda(lambda x: 1 / (divisor * x), name="reciprocal")]
+    inner.append(layers.Dense(1, kernel_initializer="ones"))
     inputs = keras.Input((2,), name="a")
     model = keras.Model({"a": inputs}, inner[1](inner[0](inputs)))
-    model.compile("sgd", logarithm)
+    model.compile(keras.optimizers.SGD(0.2), falling if where == "later" else logarithm)
     data = TrainingData({"a": x}, y, validation_data=({"a": xv}, np.ones((20, 1))))
     note = why_not_finite(model, data)
+    assert where != "later" or "after" in note.values["when"]
     assert (note and (note.values.get("found") or note.values["part"])) == found
 
 
