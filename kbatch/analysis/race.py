@@ -67,9 +67,12 @@ MOST_NEEDED, LEAST_NEEDED = 2.5, 1.5
 # What a run tells is divided by its seconds to this power. With 0, seconds would not count. With 1,
 # a race would take fewer seconds and name slower sizes.
 PRICED = 0.5
-# Deviations of the logarithm of seconds: the plan's error for a size, a change of the machine's
-# speed that lasts for about `DRIFT_RUNS` runs, and the noise of a single run.
-PLAN_ERROR, DRIFT, DRIFT_RUNS, TIME_NOISE = 0.1, 1.0, 5.0, 0.05
+# Deviations of the logarithm of seconds: a change of the machine's speed that lasts for about
+# `DRIFT_RUNS` runs, and the noise of a single run.
+DRIFT, DRIFT_RUNS, TIME_NOISE = 1.0, 5.0, 0.05
+# The plan's error for a size is the first of these deviations. Another one is taken if the runs are
+# `SURER` times as likely with it: other work disturbed the timing of the plan.
+PLAN_ERRORS, SURER = (0.1, 0.3, 1.0), 10.0
 
 
 @dataclass(frozen=True)
@@ -593,10 +596,15 @@ def _seconds(task: RaceTask, runs: Sequence[Run]) -> dict[int, float]:
             sizes.append(run.batch_size)
     places = np.arange(len(logs))
     drift = DRIFT**2 * np.exp(-np.abs(np.subtract.outer(places, places)) / DRIFT_RUNS)
-    same = PLAN_ERROR**2 * np.equal.outer(sizes, sizes)
-    weights = np.linalg.solve(drift + same + TIME_NOISE**2 * np.eye(len(logs)), logs)
+    same, fits = np.equal.outer(sizes, sizes), []
+    for deviation in PLAN_ERRORS if logs else ():
+        covariance = drift + deviation**2 * same + TIME_NOISE**2 * np.eye(len(logs))
+        weights = np.linalg.solve(covariance, logs)
+        likelihood = -float(logs @ weights + np.linalg.slogdet(covariance)[1]) / 2
+        fits.append((likelihood - math.log(SURER) * bool(fits), deviation**2, weights))
+    _, variance, weights = max(fits, key=lambda fit: fit[0], default=(0.0, 0.0, np.zeros(0)))
     slower = max(0.0, float(drift[-1] @ weights)) if logs else 0.0
-    errors = {size: PLAN_ERROR**2 * float(np.equal(sizes, size) @ weights) for size in set(sizes)}
+    errors = {size: variance * float(np.equal(sizes, size) @ weights) for size in set(sizes)}
     return {
         size: task.seconds[size] * math.exp(slower + errors.get(size, 0.0))
         for size in task.batch_sizes

@@ -290,6 +290,15 @@ def test_measured_seconds_correct_the_plan(planned):
     assert search.judged() is not None
 
 
+def test_measured_seconds_count_more_than_a_plan_that_was_disturbed():
+    search = Search(seconds={size: 20_000 / size for size in SIZES})  # In truth 10 + 1,000 / size.
+    search.to_the_end()
+    costs, named = search.judged().costs, search.judged().named
+    for pair in costs:
+        expected = search.seconds[pair[0]] / search.seconds[named[0]]
+        assert costs[pair] / costs[named] == pytest.approx(expected, rel=0.1)
+
+
 def test_complete_runs_of_a_grid_are_used():
     search = Search()
     for size in SIZES:
