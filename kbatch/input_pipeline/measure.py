@@ -48,6 +48,7 @@ from kbatch.training.data.forms import (
     is_batched,
     is_dataset,
     rows_of,
+    spec_of,
 )
 from kbatch.training.data.training_data import held_on_device
 from kbatch.training.model import check_compiled
@@ -152,7 +153,7 @@ _KERAS_BATCH_SIZE = 32
 def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.data.Dataset:
     """Return batches of what a person would give to `fit`."""
     size = None if batch_size is None else check_size(batch_size, "batch_size")
-    if isinstance(data, Iterator):
+    if isinstance(data, Iterator) and not gives_batches(data):
         raise InputError(
             "The data must be readable from the start again and again, and an iterator is used up "
             "by reading it: give what it was made from, such as "
@@ -183,7 +184,7 @@ def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.
             "A data function is called with the batch size: give `batch_size`. "
             f"Received: a function {getattr(data, '__name__', data)!r}, batch_size=None."
         )
-    elif not is_batched(data.element_spec, model):
+    elif not is_batched(spec_of(data), model):
         raise InputError(
             "The dataset gives single examples: end it with `.batch(batch_size)`, or give "
             f"`batch_size`. Received: element_spec={data.element_spec}."

@@ -465,8 +465,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if plan is None or plan.step_s is None:
             return {}
         data, size = self._shared.data(call.data), self.base_batch_size
+        build = functools.cache(lambda: self.build(keras_tuner.HyperParameters()))
         try:
-            examples = data.count_examples(lambda: self.build(keras_tuner.HyperParameters()), size)
+            examples, validated = data.count_examples(build, size), data.count_validated(build)
         except Exception:  # What fails for one size says nothing about the trials of others.
             return {}
         if examples is None:
@@ -476,7 +477,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self.batch_sizes,
             epochs=call.epochs,
             examples=examples,
-            validated=data.count_validated(),
+            validated=validated,
             steps_per_epoch=call.named["steps_per_epoch"],
         )
 

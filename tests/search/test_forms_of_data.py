@@ -7,6 +7,7 @@ import keras_tuner
 import numpy as np
 import pytest
 import searches
+import small_models
 import tensorflow as tf
 from batch_data import Rows
 from tensorflow.python.framework.config import disable_op_determinism
@@ -149,6 +150,87 @@ def test_what_no_size_can_train_ends_the_search_with_its_cause(
     (trial,) = kbatch.load_study(tmp_path / "search").trials
     if cause.startswith("every batch size: "):
         assert re.search(cause.removeprefix("every batch size: "), trial.failure)
+
+
+class Tagger(keras.Model):
+    """Declares no inputs, so that its data alone show their shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = keras.layers.Embedding(30, 4), keras.layers.Dense(5)
+
+    def call(self, x):
+        return self.head(self.embed(x))
+
+
+def tagger():
+    model = Tagger()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+TAGS = tf.data.Dataset.from_tensor_slices((TOKENS, TOKENS % 5))
+WHOLE = TAGS.batch(16, drop_remainder=True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [WHOLE.cache(), lambda size: TAGS.batch(size, drop_remainder=True)],
+    ids=["dataset", "function"],
+)
+def test_search_undeclared_model_takes_batches_without_a_remainder(tmp_path, data):
+    hypermodel = searches.stock(tagger, (8, 16))
+    arguments = {"data": (data,), "objective": "val_loss", "fit": {"validation_data": WHOLE}}
+    tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
+    assert [trial.failure for trial in tuner.study.trials] == [None, None]
+
+
+def test_search_undeclared_model_follows_the_advice_for_single_examples(tmp_path):
+    def search(data):
+        arguments = {"data": (data,), "objective": "loss"}
+        hypermodel = searches.stock(tagger, (8,))
+        return searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
+
+    with pytest.raises(ValueError, match="give a function `batch_size -> dataset"):
+        search(TAGS)
+    assert search(lambda batch_size: TAGS.batch(batch_size)).study.trials[0].failure is None
+
+
+def test_search_takes_an_iterator_that_keras_reads_again(tmp_path):
+    images = np.random.default_rng(0).random((94, 2, 3, 1), "float32")
+
+    def flow(batch_size):
+        generator = keras.src.legacy.preprocessing.image.ImageDataGenerator()
+        return generator.flow(images, SIDES, batch_size=batch_size)
+
+    def build():
+        return small_models.compiled(
+            [keras.Input((2, 3, 1)), keras.layers.Flatten(), keras.layers.Dense(1)], "sgd", "mse"
+        )
+
+    hypermodel = searches.stock(build, (8,))
+    fit = {"validation_data": flow(16)}
+    arguments = {"data": (flow(8),), "objective": "val_loss", "fit": fit}
+    tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
+    assert tuner.study.trials[0].failure is None
+
+
+class Undescribed(keras.optimizers.schedules.ExponentialDecay):
+    def get_config(self):
+        raise KeyError("decay")
+
+
+def test_search_takes_a_part_whose_get_config_raises(tmp_path):
+    def build():
+        model = line()
+        model.compile(keras.optimizers.SGD(Undescribed(0.1, 10, 0.9)), "mse")
+        return model
+
+    arguments = {"data": (X, SIDES), "objective": "loss"}
+    tuner = searches.quick(
+        tmp_path, searches.stock(build, (8,)), kbatch.BatchSizeTuner, **arguments
+    )
+    assert tuner.study.trials[0].failure is None
 
 
 @pytest.fixture

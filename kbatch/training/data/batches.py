@@ -23,6 +23,7 @@ from kbatch.training.data.forms import (
     is_dataset,
     open_spec,
     parts_of,
+    spec_of,
 )
 from kbatch.training.model import replica_count
 
@@ -191,7 +192,7 @@ def in_blocks(
     """
     if data is None:
         return None, batch_size, None
-    if isinstance(data, Iterator):
+    if isinstance(data, Iterator) and not gives_batches(data):
         raise InputError(
             "An iterator as `validation_data` is used up by the first trial: give arrays, or what "
             f"`tf.data.Dataset.from_generator` makes. Received: a {type(data).__name__}."
@@ -232,7 +233,7 @@ def in_blocks(
                 raise
             data = called_for(data, model, train_batch_size)
     # Elements of a batch.
-    count = 1 if is_batched(data.element_spec, model) else _DEFAULT_BATCH_SIZE
+    count = 1 if is_batched(spec_of(data), model) else _DEFAULT_BATCH_SIZE
     data = data if steps is None else data.take(steps * count)
     if steps not in cuts:
         endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
@@ -296,7 +297,7 @@ def _before_repeat(batches: Any) -> tuple[int, int] | None:
 def most_examples(dataset: tf.data.Dataset, model: keras.Model | None) -> int | None:
     """Return the most examples that a dataset can have, from its length and its first batch."""
     cardinality = _length(dataset)
-    if cardinality is None or not is_batched(dataset.element_spec, model):
+    if cardinality is None or not is_batched(spec_of(dataset), model):
         return cardinality
     first = [keras.tree.flatten(batch)[0] for batch in dataset.take(1)]
     return cardinality * first[0].shape[0] if first else 0

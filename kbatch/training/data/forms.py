@@ -10,7 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import class_weight_to_sample_weights, declared_structure
+from kbatch.library_internals import (
+    class_weight_to_sample_weights,
+    declared_structure,
+    inputs_of_dataset,
+)
 
 FORMS = (
     "Give arrays (NumPy, pandas, tensors, nested in dicts or tuples), a `tf.data.Dataset`, a "
@@ -113,7 +117,7 @@ def batches_of(
     data = as_dataset(data, shuffle=shuffle, seed=seed)
     if not is_dataset(data):
         return called_for(data, model, batch_size, shuffle=shuffle, seed=seed)
-    if is_batched(data.element_spec, model):
+    if is_batched(spec_of(data), model):
         endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
         data = data.rebatch(batch_size)  # Its length is unknown to TensorFlow.
         if endless:
@@ -133,12 +137,31 @@ def called_for(
             "called with the batch size. "
             f"Received: a {type(dataset).__name__} for batch_size={batch_size}."
         )
-    if not is_batched(dataset.element_spec, model):
+    if not is_batched(spec_of(dataset, batched=True), model):
         raise InputError(
             "A data function must return batches: end it with `.batch(batch_size)`. "
             f"Received: element_spec={dataset.element_spec} for batch_size={batch_size}."
         )
     return dataset
+
+
+def spec_of(dataset: tf.data.Dataset, *, batched: bool = False) -> Any:
+    """Return the spec of an element; of batches that drop the remainder, with an open first axis.
+
+    `batched` says that the elements are batches if they may be.
+    """
+    spec: Any = dataset.element_spec
+    parts = tf.nest.flatten(spec)
+    dense = all(isinstance(part, tf.TensorSpec) and part.shape.rank for part in parts)
+    opens = dense and (batched or _ends_in_batches(dataset))
+    return tf.nest.map_structure(open_spec, spec) if opens else spec
+
+
+def _ends_in_batches(dataset: Any) -> bool:
+    name, inputs = type(dataset).__name__, inputs_of_dataset(dataset)
+    if any(other in name for other in ("Unbatch", "FlatMap", "Interleave", "Window")):
+        return False
+    return "Batch" in name or bool(inputs and all(map(_ends_in_batches, inputs)))
 
 
 def each_part(change: Callable[[Any], Any], nested: Any) -> Any:

@@ -34,6 +34,7 @@ from kbatch.training.data.forms import (
     open_spec,
     parts_of,
     rows_of,
+    spec_of,
 )
 from kbatch.training.model import build_ahead, user_step
 from kbatch.training.state import check_seed, seed_of
@@ -327,7 +328,7 @@ class TrainingData:
         model = build()
         return most_examples(x if is_dataset(x) else called_for(x, model, batch_size), model)
 
-    def count_validated(self) -> int:
+    def count_validated(self, build: Callable[[], keras.Model]) -> int:
         """Count the examples of a validation; 0 if there is none or the number is not known."""
         data = self._split()[-1]
         if data is None or callable(data):
@@ -336,7 +337,7 @@ class TrainingData:
             return len(parts_of(data)[0])
         if isinstance(data, keras.utils.PyDataset):
             return (data.num_batches or 0) * keras.tree.flatten(data[0])[0].shape[0]
-        return (most_examples(data, None) if is_dataset(data) else None) or 0
+        return (most_examples(data, build()) if is_dataset(data) else None) or 0
 
     def _check_given(self) -> None:
         if self.x is None:
@@ -415,7 +416,7 @@ def check_labels(model: Any, y: Any) -> None:
 
 def _first_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sample]:
     """Read elements one after the other, as batches where they may be, and as examples."""
-    spec = dataset.element_spec
+    spec = spec_of(dataset)
     for part in tf.nest.flatten(spec):
         if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             kind = part.value_type.__name__
