@@ -28,6 +28,8 @@ html_theme = "furo"
 html_title = "kbatch"
 html_show_sourcelink = False
 html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 
 
 # Stands for a colon while napoleon looks for the type that may be before one.

@@ -27,7 +27,7 @@ DATA, IMAGES = HERE / "data", HERE / "images" / "gallery"
 ENTRY = re.compile(
     r"```python\n(?P<code>.*?)```\n\n!\[[^\]]+\]\(images/gallery/(?P<name>[\w-]+)\.png\)", re.DOTALL
 )
-DPI = 96
+DPI = 192
 
 
 def entries():

@@ -98,7 +98,7 @@ def quickstart(tmp_path_factory):
 def test_the_quickstart_writes_a_report(quickstart):
     folder, *_ = quickstart
     assert (folder / "report.html").stat().st_size > 10_000
-    trials = kbatch.load_study(folder / "results" / "digits").trials  # Several rates of a size.
+    trials = kbatch.load_study(folder / "results" / "search").trials  # Several rates of a size.
     assert {trial.batch_size for trial in trials} == {16, 32}
 
 
