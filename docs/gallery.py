@@ -3,9 +3,13 @@
 PYTHONPATH=benchmarks:tests python docs/gallery.py measure    some minutes on two cores; writes
                                                               docs/data; needs scikit-learn
 python docs/gallery.py                                        draws docs/images/gallery
+PYTHONPATH=tests python docs/gallery.py sheet [FOLDER]        draws every figure in many situations,
+                                                              docs/images/contact-sheet.png, and
+                                                              in a folder each one as large as it is
 """
 
 import dataclasses
+import functools
 import io
 import os
 import random
@@ -19,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 import kbatch
-from kbatch.plotting.canvas import figure_of
+from kbatch.plotting.canvas import draw_so_wide, figure_of
 from kbatch.records.machine import GpuSample
 
 HERE = Path(__file__).parent
@@ -43,11 +47,76 @@ def draw():
     for name, code in entries():
         names = {}
         exec(compile(code, f"gallery.md, {name}", "exec"), names)
-        content = io.BytesIO()
         # Few colours: a quarter of the size, and no reader sees the difference.
-        figure_of(names["ax"]).savefig(content, format="png", dpi=DPI)
-        picture = Image.open(content).convert("RGB").quantize(64)
-        picture.save(IMAGES / f"{name}.png", optimize=True)
+        picture_of(names["ax"], DPI).quantize(48).save(IMAGES / f"{name}.png", optimize=True)
+
+
+def sheet(folder=None):
+    """Draws every figure in many situations, 7 inches wide, and 3.4 wide for a dark page."""
+    import figure_samples
+    from figure_studies import learned_study, make_study, target_study
+
+    twelve = kbatch.powers_of_two(4, 8192)
+    of_sizes = {
+        name: functools.partial(target_study if name == "time_to_target" else learned_study, 3)
+        for name in ("learning_curves", "noise_scale", "pareto", "time_to_target", "trials")
+    }
+    rows = {
+        name: {"usual": make} for name, make in figure_samples.SAMPLES.items() if " " not in name
+    }
+    for name, make in of_sizes.items():
+        one = next(trial for trial in make(sizes=(64,)).trials if trial.status == "completed")
+        rows[name] |= {
+            "one": lambda one=one: make_study(one),
+            "twelve": lambda m=make: m(sizes=twelve),
+        }
+    for name, _, situation in (name.partition(" of ") for name in figure_samples.SAMPLES):
+        if situation:
+            rows[name][situation] = figure_samples.SAMPLES[f"{name} of {situation}"]
+    for name in figure_samples.OF_SEVERAL:
+        rows[name]["two"] = functools.partial(figure_samples.several, name, 2)
+    pictures = []
+    for name, situations in rows.items():
+        for situation, make in situations.items():
+            plot = functools.partial(getattr(kbatch, f"plot_{name}"), make())
+            wide, narrow = (picture_of(draw_so_wide(plot, width_in), 110) for width_in in (7, 3.4))
+            both = beside([wide, in_the_dark(narrow)])
+            if folder:
+                both.save(Path(folder) / f"{name}-{situation}.png".replace(" ", "-"))
+            pictures.append(both.reduce(2))
+    lines = [beside(pictures[start : start + 6]) for start in range(0, len(pictures), 6)]
+    found = Image.new("RGB", (max(one.width for one in lines), sum(one.height for one in lines)))
+    for number, line in enumerate(lines):
+        found.paste(line, (0, sum(one.height for one in lines[:number])))
+    found.quantize(160).save(HERE / "images" / "contact-sheet.png", optimize=True)
+
+
+def picture_of(ax, dpi):
+    """Renders a figure."""
+    content = io.BytesIO()
+    figure_of(ax).savefig(content, format="png", dpi=dpi)
+    return Image.open(content).convert("RGB")
+
+
+def beside(pictures):
+    """Joins pictures in a row."""
+    size = sum(one.width for one in pictures), max(one.height for one in pictures)
+    found = Image.new("RGB", size, "#888")
+    for number, picture in enumerate(pictures):
+        found.paste(picture, (sum(one.width for one in pictures[:number]), 0))
+    return found
+
+
+def in_the_dark(picture):
+    """Gives a picture the colours that it has on a dark page of a report."""
+    colors = np.asarray(picture) / 255
+    low, high = colors.min(-1, keepdims=True), colors.max(-1, keepdims=True)
+    before = (low + high) / 2
+    full = np.maximum(1 - np.abs(2 * before - 1), 1e-9)  # The largest spread at this lightness.
+    after = 0.94 - 0.85 * before
+    after = np.where(high - low > 0.3, np.maximum(after, 0.52), after)
+    dark = after + (colors - before) * (1 - np.abs(2 * after - 1)) / full
+    return Image.fromarray(np.uint8(255 * dark.clip(0, 1)))
 
 
 def made_up_gpu():
@@ -133,7 +202,10 @@ def measure():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["measure"]:
-        made_up_gpu()
-        measure()
-    draw()
+    if sys.argv[1:2] == ["sheet"]:
+        sheet(*sys.argv[2:])
+    else:
+        if sys.argv[1:] == ["measure"]:
+            made_up_gpu()
+            measure()
+        draw()

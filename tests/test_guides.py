@@ -99,7 +99,7 @@ def test_the_quickstart_writes_a_report(quickstart):
     folder, *_ = quickstart
     assert (folder / "report.html").stat().st_size > 10_000
     trials = kbatch.load_study(folder / "results" / "search").trials  # Several rates of a size.
-    assert {trial.batch_size for trial in trials} == {16, 32}
+    assert {32} <= {trial.batch_size for trial in trials} <= {16, 32}
 
 
 @pytest.mark.slow

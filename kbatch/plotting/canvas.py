@@ -334,7 +334,8 @@ def _printed(figure: Figure, suffix: str, metadata: Mapping[str, str | None]) ->
 def _in_the_dark(color: str) -> str:
     """Return a colour as light as another is dark, between those of the page and of its text."""
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
-    return to_hex(colorsys.hls_to_rgb(hue, 0.94 - 0.85 * lightness, saturation))
+    least = 0.52 if max(to_rgb(color)) - min(to_rgb(color)) > 0.3 else 0.0  # Lines stay bright.
+    return to_hex(colorsys.hls_to_rgb(hue, max(0.94 - 0.85 * lightness, least), saturation))
 
 
 def svg_address(ax: Axes) -> str:
