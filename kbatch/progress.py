@@ -136,7 +136,8 @@ class MeasuringProgress:
 
     def __exit__(self, *error: object) -> None:
         with errors_as_warnings("The progress"):
-            if self._line is not None:
+            if self._line is not None:  # The bar of a notebook cannot be removed.
+                self._line.print(f"{self._name}: {self._now() - self._began_s:.0f} s")
                 self._line.close()
         self._line = None
 

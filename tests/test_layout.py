@@ -11,16 +11,16 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_001,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_002,  # Without docstrings, comments and blank lines.
     "files in kbatch": 128,
     "record types": 82,
     "properties": 148,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 28_553,
-    "kbatch.search.tuner": 20_446,  # BatchSizeTuner
+    "lines of tests": 28_554,
+    "kbatch.search.tuner": 20_447,  # BatchSizeTuner
     "kbatch.search.hypermodel": 14_484,  # HyperModel
-    "kbatch.memory.find": 8_116,  # find_max_batch_size
+    "kbatch.memory.find": 8_117,  # find_max_batch_size
     "kbatch.study.study": 5_942,  # load_study
     "kbatch.training.accumulation.accumulate": 3_842,  # accumulate_gradients
 }

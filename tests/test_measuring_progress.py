@@ -51,7 +51,8 @@ def test_a_bar_in_a_terminal_a_line_for_each_step_in_a_log_and_nothing_with_0(te
     assert len(line.shown) == bar * 3 * 41
     lines = [text for text in line.printed if "step" in text]
     assert len(lines) == (0 if bar or verbose == 0 else 3)
-    assert len(line.printed) == len(lines) * 3  # A round in ten seconds.
+    assert line.printed[-1:] == ["memory: 150 s"] * (verbose != 0)
+    assert len(line.printed) == len(lines) * 3 + (verbose != 0)  # A round in ten seconds.
     assert line.closed == (verbose != 0)
 
 
