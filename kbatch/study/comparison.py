@@ -138,6 +138,13 @@ class Comparison(Result):
         """How the other studies differ from the first one."""
         base, *rows = self._rows()
         metric = self.studies[0].trials[0].objective.name
+        if len(rows) > 2:  # A sentence for each would be too long.
+            kinds: dict[str, list[str]] = {}
+            for row in rows:
+                kind, *_ = re.split(r", | \(", row["verdict"])
+                kinds.setdefault(kind, []).append(row["study"])
+            found = "; ".join(f"{kind} with {join_words(names)}" for kind, names in kinds.items())
+            return f"Compared with {base['study']} by {metric_words(metric)}: {found}."
         colon = ":" if len(rows) > 1 else ","
         parts = "; ".join(_sentence(row, metric) for row in rows)
         return f"Compared with {base['study']}{colon} {parts}."

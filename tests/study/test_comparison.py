@@ -37,6 +37,7 @@ B = study_of("sgd", 0.950, 0.953, 0.949, 0.951, seconds=4.0, optimizer="SGD")
 C = study_of("ftrl", 0.901, 0.899, 0.902, 0.899, optimizer="Ftrl")
 RACE = make_search(strategy="race", batch_sizes=[64, 256], base_batch_size=64, epochs=2)
 ONCE = study_of("once", 0.95)
+A_AGAIN = dataclasses.replace(A, name="again")
 
 
 def gains(comparison):
@@ -58,6 +59,13 @@ def test_compare_names_the_difference_the_gain_and_what_is_noise():
     ]
     assert "sgd is more accurate by 5.05 points and trains 2.0 times slower" in found.answer
     assert "ftrl shows no difference in validation accuracy beyond the noise" in found.answer
+
+
+def test_compare_of_many_studies_has_one_short_answer():
+    assert kbatch.compare(C, A, B, ONCE, A_AGAIN).answer == (
+        "Compared with ftrl by validation accuracy: no difference beyond the noise with adam and "
+        "again; more accurate with sgd; not known with once."
+    )
 
 
 def test_compare_gains_change_sign_with_the_base_and_are_differences_of_the_shown_values():
