@@ -27,6 +27,13 @@ def executed(path):
     return notebook
 
 
+def drop_empty(notebook):
+    """Leaves out the outputs of progress that has ended, which show nothing."""
+    for cell in notebook.cells:
+        if "outputs" in cell:
+            cell.outputs = [one for one in cell.outputs if one.get("data") != {"text/plain": ""}]
+
+
 def shrink_pictures(notebook):
     """Reduces pictures to 64 colours, at which their files have a quarter of the size."""
     for output in (one for cell in notebook.cells for one in cell.get("outputs", [])):
@@ -42,6 +49,7 @@ def main(paths):
     for path in paths or sorted(HERE.glob("[0-9]*.ipynb")):
         print(path, flush=True)
         notebook = executed(path)
+        drop_empty(notebook)
         shrink_pictures(notebook)
         notebook.metadata = {"kernelspec": notebook.metadata.kernelspec}
         nbformat.write(notebook, path)

@@ -34,6 +34,7 @@ def test_outputs_are_those_of_one_run_with_figures_and_without_errors_or_places(
     outputs = [output for cell in cells_of(path) for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [output for output in outputs if output.get("name") == "stderr"]
+    assert all("".join(output.get("data", {}).get("text/plain", "?")) for output in outputs)
     assert path.stat().st_size < MOST_BYTES
     for text in texts_of(path):
         assert not re.search(r"/(tmp|home|root|work|Users)/|ipykernel_", text)

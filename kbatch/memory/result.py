@@ -133,8 +133,14 @@ class MaxBatchSizeResult(Result):
         return fit_memory(self.memory_bytes)
 
     def predict(self, batch_size: int) -> int:
-        """Estimate the bytes of a batch size from the line through two measured sizes or more."""
-        return round(predict_memory(self.memory_bytes, batch_size))
+        """Estimate the bytes of a batch size from the line through two measured sizes or more.
+
+        It is at least what a smaller size needed, or the limit if that ran out of memory.
+        """
+        smaller = [probe for probe in self.probes if probe.batch_size <= batch_size]
+        least = [probe.peak_memory_bytes or 0 for probe in smaller]
+        least += [self.limit_bytes for probe in smaller if probe.outcome == "out_of_memory"]
+        return round(max([predict_memory(self.memory_bytes, batch_size), *least]))
 
     def powers_of_two(self, low: int = 1) -> tuple[int, ...]:
         """List the powers of two from `low` up to `max_batch_size`."""

@@ -236,6 +236,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "At this learning rate batch size {failed} {how}. {trainings} did not, so up to {rate} of "
         "training runs there may still fail."
     ),
+    "times_corrected": (
+        "The training times in the table allow for a machine whose speed changed during the "
+        "search, by all runs and the plan together. By their own runs alone: {times}."
+    ),
     "times_scatter": (
         "Training times scatter: batch size {base} takes {ratio} times as long as {size} "
         "({low} to {high}), so either may be the faster one."

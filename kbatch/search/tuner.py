@@ -429,9 +429,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         rate = self._explored[0].get("optimizer.learning_rate", "")
         # A schedule, which may end with the training, is described by its class.
         constant = re.fullmatch(r"[\d.e+-]+", rate) is not None
-        ends = (BudgetCallback, StopAtTarget)
-        limited = any(isinstance(one, ends) for one in call.callbacks)
-        return constant and not limited and call.named["initial_epoch"] == 0
+        return constant and not _is_limited(call) and call.named["initial_epoch"] == 0
 
     def _begin(self, call: FitCall) -> None:
         """Say before the first training run what the search will cost."""
@@ -439,7 +437,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.progress.trials_ended = len(self.oracle.ended_trials)
         if self.executor is None and (expected := self.hypermodel.expected_seconds(call)):
             steps_s, all_s = zip(*expected.values(), strict=True)
-            search_time.expected_s = dict(zip(expected, all_s, strict=True))
+            if not _is_limited(call):  # Else a run may end long before its last epoch.
+                search_time.expected_s = dict(zip(expected, all_s, strict=True))
             search_time.training_share = sum(steps_s) / sum(all_s)
             self.decides_by["training_s"] = list(steps_s)
         search_time.lap()
@@ -633,6 +632,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if known is not None and known.settings != settings:
             file = Path(self.project_dir) / RECORD_NAME
             write_needed(dataclasses.replace(known, settings=settings), file)
+
+
+def _is_limited(call: FitCall) -> bool:
+    """Return whether a callback ends the training runs, at a target or at the end of a budget."""
+    return any(isinstance(one, (BudgetCallback, StopAtTarget)) for one in call.callbacks)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from kbatch.study.compare import (
     rate_setters,
     rates_of_settings,
     trained_runs,
+    training_seconds,
 )
 from kbatch.study.decision import Decision
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
@@ -45,6 +46,8 @@ _PINNED = {
 }
 # A smaller gain in samples/s, as a share, is not worth a note.
 _SMALL_GAIN = 0.1
+# A training time that was measured as another one by this factor is worth a note.
+_OTHER_TIME = 1.3
 # Validation so far below training is more than a model usually fits its training data too well.
 _FAR_BELOW = 0.1
 # After so many averaging times, exp(-5) = 0.7 % of an average is still its initial value.
@@ -106,6 +109,15 @@ def _certainty(found: Decision, race: bool) -> Iterator[Note]:
         better = [t for t in found.trials if t.rank[:2] <= named.rank[:2]]
         if sizes := [t.batch_size for t in better if AS_FAST * (costs[t.trial_id] or cost) < cost]:
             yield Note.of("shown_better", sizes=join_words(f"{size:,}" for size in sizes))
+        own_s, other_times = named.mean(training_seconds), []
+        for trial in found.trials if own_s else ():
+            shown_s = own_s * (costs[trial.trial_id] or 0.0) / cost
+            measured_s = trial.mean(training_seconds) or shown_s
+            if shown_s and not 1 / _OTHER_TIME < measured_s / shown_s < _OTHER_TIME:
+                times = f"{duration_text(measured_s)}, not {duration_text(shown_s)}"
+                other_times.append(f"batch size {trial.batch_size:,} took {times}")
+        if other_times:
+            yield Note.of("times_corrected", times="; ".join(other_times))
     if not found.certain and judgement.coarse:
         yield Note.of("coarse_target")
     if judgement.pinned in _PINNED:

@@ -31,8 +31,16 @@ def test_the_most_bytes_of_each_size_count_and_a_prediction_is_read_off_their_li
     assert found.memory_bytes == {1: 100, 100: 400, 300: 890}
     assert found.peak_memory_bytes == 890
     assert found.predict(300) == pytest.approx(890, rel=0.05)
-    difference = found.predict(200) - found.predict(100)
+    difference = found.predict(250) - found.predict(150)
     assert difference == pytest.approx(100 * found.fit.bytes_per_example, abs=1)  # Whole bytes.
+
+
+def test_a_prediction_does_not_contradict_what_was_seen():
+    larger = ProbeRecord(280, 950, "above_window", 1.0)  # It needed more than 300 did.
+    found = result(probes=(*PROBES, larger))
+    assert [found.predict(size) for size in (280, 285)] == [950, 950]
+    lost = ProbeRecord(280, None, "out_of_memory", 1.0)
+    assert [result(probes=(*PROBES, lost)).predict(size) for size in (280, 300)] == [1000, 1000]
 
 
 def test_powers_of_two_end_at_the_answer():

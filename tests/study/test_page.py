@@ -266,6 +266,18 @@ def test_a_size_is_far_off_only_if_no_run_of_it_is_near_the_rate_of_the_answer()
     assert left_out == {(64, "another_trial"), (128, "far_rate"), (32, "other_settings")}
 
 
+def test_training_times_that_differ_from_those_of_the_own_runs_are_noted():
+    trials = [make_trial(size, 800, factor=1.0) for size in (32, 64)]
+    given = {"strategy": "race", "batch_sizes": [32, 64]}
+    for planned, told in (([3.0, 3.0], False), ([6.0, 1.0], True)):
+        found = pages(*trials, **given, training_s=planned)
+        (*noted,) = [note for note in found.notes if note.code == "times_corrected"]
+        assert bool(noted) is told
+        shown = {row["batch size"]: row["training time (s)"] for row in found.page.rows}
+        if told:
+            assert f"32 took 2.9 s, not {shown[32]:.2g} s" in noted[0]
+
+
 def test_a_base_size_that_kbatch_added_is_not_called_yours():
     trials = make_trial(32, 800), make_trial(64, 800, rate=3000.0)
     for added in (False, True):

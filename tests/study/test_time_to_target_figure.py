@@ -44,6 +44,10 @@ def test_the_fit_is_that_of_every_execution_and_names_the_critical_batch_size():
     x, y = np.asarray(curve.get_xdata(), float), np.asarray(curve.get_ydata(), float)
     np.testing.assert_allclose(y, fit.fewest_steps + fit.fewest_examples / x)
     assert f"B_crit {fit.critical_batch_size.value:,.0f}" in words(lower)
+    decided, (ring,) = study.decide(), [line for line in lower.lines if line.get_ms() == 13]
+    updates = study.to_dataframe().set_index("batch_size")["updates"]
+    assert decided.batch_size == ring.get_xdata()[0] in updates
+    assert f"the answer, batch size {decided.batch_size:,}" in words(lower)
 
 
 def test_a_target_of_the_record_needs_no_argument_and_another_one_can_be_given():

@@ -119,10 +119,10 @@ def plot_time_to_target(
     Dashed is perfect scaling from the smallest batch size that met the target, where twice the
     batch needs half the updates (Shallue et al. 2019, arXiv:1811.03600). The curve through the
     updates is S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162). Each batch size is
-    shown by its trial with the fewest updates. A target counts as met at the end of an epoch.
-    Training time includes tracing, but no validation. If all batch sizes train at one learning
-    rate, large ones may need more updates for that reason alone. Several studies have a line each,
-    without the curve and the line of perfect scaling.
+    shown by its trial with the fewest updates. The ring is the answer of `study.decide()`. A target
+    counts as met at the end of an epoch. Training time includes tracing, but no validation. If all
+    batch sizes train at one learning rate, large ones may need more updates for that reason alone.
+    Several studies have a line each, without the curve and the line of perfect scaling.
 
     Args:
         studies: A study, from `load_study`. Or several with one objective: a list, or a dict that
@@ -154,14 +154,18 @@ def plot_time_to_target(
     sizes = [size for points in found for size in points]
     missed = any(not met for points in found for met, _ in points.values())
     batch_axis(lower, [*sizes, *(size for size, _ in failed)], common.BATCH_LABEL)
-    barred = False
+    barred, ringed = False, dict[int, bool]()
     for panel, cost in ((upper, _seconds), (lower, _updates)):
         costs = [
             {size: (met, _positive([*map(cost, spent)])) for size, (met, spent) in points.items()}
             for points in found
         ]
-        for number, own in enumerate(costs):
+        for number, (study, own) in enumerate(zip(shown, costs, strict=True)):
             _draw_costs(panel, number, own, fit if panel is lower else None, alone=not several)
+            answer = study.decide().batch_size
+            if answer is not None and answer in own:
+                ringed[answer] = study.decide().certified
+                draw.ring(panel, answer, own[answer][1].value)
         _end_axis(panel, [one for own in costs for one in own.values()], below=bool(failed))
         barred = any(one.ends for own in costs for _, one in own.values())
     said = draw.missing((upper, lower), failed)
@@ -176,7 +180,9 @@ def plot_time_to_target(
     title = f"Training time and updates to {aim_text}"
     canvas.write_title(upper, title, columns=3 if several else 2, fewest=1)
     hollow = "Hollow: target not met." if several and missed else ""
-    notes = fit_text, hollow, f"{common.BARS}." if barred else ""
+    answers = [f"{size:,}{'' if sure else ' (not certified)'}" for size, sure in ringed.items()]
+    ring = f"Ring: the answer, batch size {join_words(answers)}." if answers else ""
+    notes = ring, fit_text, hollow, f"{common.BARS}." if barred else ""
     alarm = None if failed and several else alarm if failed and not said else ""
     caption = caption and ax is None
     common.write_conditions((upper, lower), shown, *notes, alarm=alarm, caption=caption)
