@@ -24,7 +24,7 @@ def codes(study):
 def test_the_report_says_how_many_runs_there_were_and_what_they_cost():
     settings = make_study().settings
     assert settings["searched"] == "7 training runs of 7 batch sizes (1 out of memory)."
-    assert settings["cost"].startswith("Search: 6 complete trainings in 24 s.")
+    assert settings["cost"].startswith("Search: 6 complete trainings, which took 24 s.")
 
 
 @pytest.mark.parametrize(
