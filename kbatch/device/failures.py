@@ -67,6 +67,13 @@ _DEVICE_LOST = (
     "device-side assert triggered",
 )
 
+# Errors of a device, or of a library that runs on it.
+_OF_DEVICE = (
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+    tf.errors.AbortedError,
+    tf.errors.UnavailableError,
+)
 # The kinds of exception that may say so; all others say something else.
 MEMORY_ERRORS = (tf.errors.OpError, MemoryError, UnsendableError, WorkerDied)
 
@@ -81,6 +88,18 @@ def ran_out_of_memory(error: BaseException, *, smaller_worked: bool = False) -> 
         return True
     texts = (*_OUT_OF_MEMORY, *_NOT_STARTED) if smaller_worked else _OUT_OF_MEMORY
     return isinstance(error, tf.errors.OpError) and _says(error, texts)
+
+
+def smaller_may_run(error: BaseException) -> bool:
+    """Return whether a train step of fewer examples may run after an error, whatever its text.
+
+    XLA and the libraries that it calls say in many ways that memory ran out, and new versions in
+    new ways. The device raises these kinds of error, and no model does.
+    """
+    if ran_out_of_memory(error, smaller_worked=True):
+        return True
+    of_device = isinstance(error, _OF_DEVICE) and "PyFunc" not in str(error)
+    return of_device and not device_is_lost(error)
 
 
 def device_is_lost(error: BaseException) -> bool:

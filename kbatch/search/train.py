@@ -137,7 +137,7 @@ class Trained(NamedTuple):
     record: ExecutionRecord
     results: Any = None  # What `fit` returned, and what was measured.
     error: BaseException | None = None
-    step_ran_out: bool = False  # Whether memory ran out in a train step.
+    step_ran_out: bool = False  # Whether memory may have run out in a train step.
     runs_again: bool = False  # Whether the plan has smaller micro-batches or float32 since.
     short: ShortRun | None = None  # What continues a short run; None if nothing can.
     share: float = 0.0  # Epochs that were trained now, over all that `fit` was asked for.
@@ -229,7 +229,7 @@ def train(
         ended = dataclasses.replace(ended, traceback=failures.failure_traceback(error))
         if waiting is None or ended.status != "interrupted":
             files.write(number, ended)
-        ran_out = failures.ran_out_of_memory(error, smaller_worked=True)
+        ran_out = failures.smaller_may_run(error)
         # Not in validation, and not in a callback.
         return Trained(ended, None, error, ran_out and timed.clock.in_step)
     ended = dataclasses.replace(

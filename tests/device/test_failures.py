@@ -7,6 +7,7 @@ from kbatch.device.failures import (
     failure_text,
     failure_traceback,
     ran_out_of_memory,
+    smaller_may_run,
 )
 from kbatch.errors import UnsendableError, WorkerDied
 
@@ -48,6 +49,23 @@ def test_a_library_that_does_not_start_ran_out_only_where_a_smaller_batch_ran(ki
     error = kind(None, None, text)
     assert failure_status(error) == "failed"
     assert ran_out_of_memory(error, smaller_worked=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        *((kind, text, True) for kind, text in OUT_OF_MEMORY + NOT_STARTED),
+        (errors.UnknownError, "Failed to determine best cudnn convolution algorithm for: %x", True),
+        (errors.InternalError, "Failed to execute XLA runtime executable: run time error", True),
+        (errors.UnknownError, "Failed to determine best kernel", True),
+        (errors.UnknownError, "RuntimeError: mine {{node PyFunc}}", False),
+        (errors.InternalError, "CUDA_ERROR_ILLEGAL_ADDRESS", False),
+        (errors.InvalidArgumentError, "Incompatible shapes: [8] vs. [9]", False),
+        (errors.UnimplementedError, "XLA has no such operation", False),
+    ],
+)
+def test_smaller_may_run_whatever_the_text_of_a_device(kind, text, expected):
+    assert smaller_may_run(kind(None, None, text)) is expected
 
 
 @pytest.mark.parametrize("error", FAULTS, ids=repr)

@@ -11,14 +11,14 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 
-def conv_net(width):
+def conv_net(width, jit_compile="auto"):
     import memory_models
 
     # Its steps are not timed before: BatchNormalization sees the other rows.
-    return memory_models.conv_net(width, normalized=True)
+    return memory_models.conv_net(width, normalized=True, jit_compile=jit_compile)
 
 
-def search(directory, width, sizes, *, callbacks=(), **settings):
+def search(directory, width, sizes, *, callbacks=(), jit_compile="auto", **settings):
     """Searches sizes for one epoch, and returns the study."""
     import memory_models
 
@@ -26,7 +26,7 @@ def search(directory, width, sizes, *, callbacks=(), **settings):
 
     tuner_settings = {k: settings.pop(k) for k in ("executor", "max_parallel") if k in settings}
     hypermodel = kbatch.BatchSizeHyperModel(
-        lambda: conv_net(width), sizes, base_batch_size=sizes[0], seed=0, **settings
+        lambda: conv_net(width, jit_compile), sizes, base_batch_size=sizes[0], seed=0, **settings
     )
     tuner = kbatch.BatchSizeTuner(
         hypermodel,
@@ -54,7 +54,12 @@ def facts(study):
     )
 
 
-def test_a_trial_that_runs_out_halves_its_micro_batch(limited, tmp_path, record_property):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_trial_that_runs_out_halves_its_micro_batch(
+    limited, jit_compile, tmp_path, record_property
+):
+    if jit_compile and not limited.on_gpu:
+        pytest.skip("a CPU's process ends where XLA runs out of memory")
     import keras
     import tensorflow as tf
 
@@ -79,6 +84,7 @@ def test_a_trial_that_runs_out_halves_its_micro_batch(limited, tmp_path, record_
         limited.width,
         (size,),
         callbacks=[TakesMemory()],
+        jit_compile=jit_compile,
         micro_batch_size="auto",
         dtype_policy="float32",
         memory_limit_bytes=limited.limit_bytes,

@@ -213,27 +213,29 @@ class Held:
 
 
 HELD = []
+OUT_OF_MEMORY = tf.errors.ResourceExhaustedError, "OOM when allocating tensor"
 
 
-def run_out(*_, **__):
+def run_out(*_, error):
     held = Held()
     HELD.append(weakref.ref(held))
-    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+    kind, text = error
+    raise kind(None, None, text)
 
 
 class RunsOut(keras.callbacks.Callback):
     """Lets a step run out of memory, as often as it has lives."""
 
-    def __init__(self, file, step=2, lives=1):
+    def __init__(self, file, step=2, lives=1, error=OUT_OF_MEMORY):
         super().__init__()
-        self.file, self.step, self.lives = file, step, lives
+        self.file, self.step, self.lives, self.error = file, step, lives, error
 
     def on_train_batch_begin(self, batch, logs=None):
         before = len(self.file.read_text()) if self.file.exists() else 0
         if batch == self.step and before < self.lives:
             self.file.write_text("x" * (before + 1))
             self.model.optimizer.learning_rate = 7.0  # As a schedule by callback would.
-            self.model.train_function = run_out
+            self.model.train_function = functools.partial(run_out, error=self.error)
 
 
 class Counts(keras.callbacks.Callback):
@@ -294,6 +296,16 @@ def test_under_a_tuner_of_keras_tuner_later_trials_have_half(tmp_path):
     assert "OOM when allocating" in failed.failure
     assert failed.updates == 2
     assert (completed.status, completed.micro_batch_size, completed.plan) == ("completed", 8, 2)
+
+
+def test_a_step_that_fails_under_xla_runs_again_with_half_whatever_the_text(tmp_path):
+    error = tf.errors.InternalError, "Failed to execute XLA runtime executable: run time error"
+    fit = {"callbacks": [RunsOut(tmp_path / "lives", error=error)], "epochs": 1}
+    build = functools.partial(models.mlp, jit_compile=True)
+    study = search(tmp_path, models.Locked(build), (16,), kind=kbatch.BatchSizeTuner, fit=fit)
+    (run,) = runs(study)
+    assert (run.status, run.micro_batch_size, run.plan) == ("completed", 8, 2)
+    assert run.jit_compile
 
 
 def test_what_differs_when_batches_are_cut_is_warned_of_once_in_a_search(tmp_path):
