@@ -87,7 +87,8 @@ def compare(*studies: Studies) -> "Comparison":
     base, with an interval for other seeds and other validation examples. At 95 % confidence all
     these intervals hold at once. Runs are paired if they have the same seeds, validation examples
     if both studies have the same ones. If the interval includes 0, the table says "no difference
-    beyond the noise".
+    beyond the noise". The values are those of the runs by which each search chose its answer, so a
+    search that tried more is slightly favoured: give all searches the same number of trainings.
 
     Example:
 
