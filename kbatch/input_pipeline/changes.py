@@ -71,14 +71,20 @@ def try_changes(
         block_s = first_batch_s + _LATER_BATCHES * (batch_s + reading.step_s)
     sources = {record.name: changed for record, changed in changes if changed is not None}
     names = list(sources)[: max(0, int(left_s / (FEWEST_ROUNDS * block_s)) - 1)]
-    needed_s = FEWEST_ROUNDS * block_s * (len(sources) + 1)
-    short = Note.of("no_time_for_changes", needed=format_number(needed_s, 2))
-    reasons = {name: short for name in sources if name not in names}
     length = BlockLength(0.0, reading.duration_s, reading.duration_s, "start")
     if even:
         contenders = len(names) + 1
         shares = block_length(left_s, contenders=contenders, starts_s=contenders * first_batch_s)
+        # What a block takes beside the batches that count.
+        shares = shares._replace(longest_s=max(0.0, shares.longest_s - block_s))
         length = reading.counted(shares, trains=True)
+        if length.counting == "epochs" and reading.epoch is not None:
+            batches, epoch_s = reading.epoch
+            block_s = epoch_s + batches * reading.step_s
+            names = names[: max(0, int(left_s / (FEWEST_ROUNDS * block_s)) - 1)]
+    needed_s = FEWEST_ROUNDS * block_s * (len(sources) + 1)
+    short = Note.of("no_time_for_changes", needed=format_number(needed_s, 2))
+    reasons = {name: short for name in sources if name not in names}
 
     def train(name: str) -> Block | None:
         if name in reasons:

@@ -139,9 +139,11 @@ def draw_sweep(
         draw.answers(upper, answers, sizes[0], sizes[-1])
         rounds = count_range((len(row.times_s) for row in rows if row.measured), "round")
         facts = [*facts, f"{rounds} for each point"]
-        notes.append("Bars: 95 % interval of the median.")
+        bars = "Bars: 95 % interval of the median."
         if quantile is not None:
-            notes.append("Thin line: median time.")
+            p = f"p{100 * quantile:g}"
+            bars = f"Bars: 95 % interval of the median; upper bound of {p}. Thin line: median time."
+        notes.append(bars)
     if peaks:
         notes.append(_draw_peaks(panels[-1], peaks, limit_bytes))
     words = Note.of("out_of_memory")

@@ -256,3 +256,11 @@ def test_blocks_fit_in_the_budget():
         assert 3 * contenders * length.longest_s <= max(1.001 * time_budget_s, floor_s)
         quicker = block_length(time_budget_s, contenders=contenders, starts_s=0.0)
         assert quicker.measure_s >= length.measure_s
+
+
+@pytest.mark.parametrize("budget_s", [3.0, 6.0, 12.0])
+@pytest.mark.parametrize("remedies", [True, False])
+def test_the_whole_call_keeps_to_its_time(clock, budget_s, remedies):
+    data = read_in_turn(examples(64).batch(8).map(slow(0.05, clock.sleep)))
+    profile(slow_model(0.02, clock.sleep), data, time_budget_s=budget_s, remedies=remedies)
+    assert clock.now_s <= 1.05 * budget_s + 0.1
