@@ -235,12 +235,12 @@ def run_end(run: ExecutionRecord) -> str:
 
 def _nothing(trials: Sequence[TrialRecord], running: str) -> tuple[str, str]:
     """Say why no batch size can be named, and what to do."""
-    if running:
+    if running or any(trial.status == "running" for trial in trials):
         return "No batch size can be named yet: no training run has a result.", ""
     found, objective = Counter(trial.outcome for trial in trials), trials[0].objective.name
     if "completed" not in found:
         why = f"No batch size can be named: no trial completed ({join_words(found)})."
-        if all(trial.status in ("running", "interrupted") for trial in trials):
+        if all(trial.status == "interrupted" for trial in trials):
             return why, "Run the same script again: the search continues."
         if all(trial.status == "out_of_memory" for trial in trials):
             return why, "Search again with smaller batch sizes or a smaller `micro_batch_size`."
