@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_052,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_058,  # Without docstrings, comments and blank lines.
     "files in kbatch": 128,
     "record types": 82,
     "properties": 148,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 28_654,
-    "kbatch.search.tuner": 20_486,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_507,  # HyperModel
-    "kbatch.memory.find": 8_146,  # find_max_batch_size
-    "kbatch.study.study": 5_958,  # load_study
+    "lines of tests": 28_659,
+    "kbatch.search.tuner": 20_495,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_515,  # HyperModel
+    "kbatch.memory.find": 8_154,  # find_max_batch_size
+    "kbatch.study.study": 5_959,  # load_study
     "kbatch.training.accumulation.accumulate": 3_865,  # accumulate_gradients
 }
 TO_DO = {

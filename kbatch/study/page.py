@@ -183,10 +183,11 @@ def _use(found: Decision, trial: TrialRecord) -> tuple[str, ...]:
     if trial.last.plan is None:  # It was trained as a HyperModel's own `fit` is written.
         return (f"To train with it, call your HyperModel's `fit` with `batch_size={size}`.",)
     fit = "".join(f", {name}={value}" for name, value in found.fit_arguments.items())
+    order = ", shuffle=False" if trial.last.first_order == "as given" else ""
     return (
         "To train with these settings:",
         "  model = decision.apply(build)",
-        f"  model.fit(kbatch.training_dataset(x, y, {size}){fit})",
+        f"  model.fit(kbatch.training_dataset(x, y, {size}{order}){fit})",
     )
 
 

@@ -1,6 +1,7 @@
 """What a person gave to be tuned: a build function or a HyperModel."""
 
 import contextlib
+import functools
 import inspect
 import pickle
 import warnings
@@ -99,6 +100,13 @@ def model_of(
     return build_under(getattr(hypermodel, "wrapped", hypermodel), hp, None, policy)
 
 
+@functools.cache
+def _plain_loss_scale() -> dict[str, Any]:
+    """Return the attributes of a loss scale on which nothing was set, without its variables."""
+    made = vars(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    return {n: v if isinstance(v, (bool, int, float, str)) else None for n, v in made.items()}
+
+
 def settings_to_inner(model: Any) -> None:
     """Set on the optimizer in a loss scale what was set on the loss scale after `compile`.
 
@@ -107,7 +115,7 @@ def settings_to_inner(model: Any) -> None:
     """
     if not isinstance(model, keras.Model) or not loss_scaled(model):
         return
-    plain = vars(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    plain = _plain_loss_scale()
     own = {"name", "built", "initial_scale", "dynamic_growth_steps", "loss_scale_factor"}
     for name, value in vars(model.optimizer).items():
         simple = value is None or isinstance(value, (bool, int, float, str))

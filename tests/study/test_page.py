@@ -102,6 +102,11 @@ def test_use_of_a_custom_fit_names_it_and_no_recipe():
     assert "HyperModel's `fit` with `batch_size=64`" in line
 
 
+def test_use_keeps_the_order_of_a_search_without_shuffling():
+    for order, call in (("as given", "(x, y, 64, shuffle=False)"), ("ab12", "(x, y, 64)")):
+        assert f"kbatch.training_dataset{call}" in certain(first_order=order).page.use[-1]
+
+
 def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     found = certain(steps_per_execution=8)
     assert (found.batch_size, found.certain) == (64, True)
