@@ -78,7 +78,8 @@ def _refusal(error: Exception, policy: str) -> str | None:
 def _raised_by_user(error: Exception) -> bool:
     """Return whether a `raise` outside of Keras and TensorFlow made an error."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    in_library = re.search(r"site-packages.(keras|tensorflow)\b", last.filename)
+    # What a function of Python became in a graph passes on what an operation has raised.
+    in_library = re.search(r"site-packages.(keras|tensorflow)\b|__autograph_", last.filename)
     return in_library is None and re.search(r"\braise\b", last.line or "") is not None
 
 
