@@ -149,6 +149,8 @@ _SHARE_TO_WARM_UP = 0.5
 # So many are timed whatever the time, by all their contenders: without two sizes there is no fit,
 # and no answer.
 _FEWEST_SIZES = 2
+# Blocks of a series whatever the time: a line with its error takes as many.
+_FEWEST_BLOCKS = 3
 
 
 class Setting(NamedTuple):
@@ -265,7 +267,8 @@ class Sweep(abc.ABC):
         live = list(self.warm_ups)
         for number in itertools.count():
             for setting in self._order.sample(live, len(live)):
-                if number > 0 and self.spent_s >= self.timing.time_budget_s:
+                late = number > 0 and self.spent_s >= self.timing.time_budget_s
+                if late and self._fewest_blocks() >= _FEWEST_BLOCKS:
                     return
                 durations_s = self.fresh_calls(setting, 1, least_s=self.timing.block_s)
                 if durations_s is not None:
@@ -275,6 +278,14 @@ class Sweep(abc.ABC):
                 return
             still = pluralize(len(live), "setting")
             self.progress.tick(f"round {number + 1}, {still} not known well enough")
+
+    def _fewest_blocks(self) -> int:
+        """Return how many blocks the series with the fewest has."""
+        made: dict[Any, int] = {}
+        for setting, blocks in self.blocks.items():
+            if setting not in self.not_run:
+                made[setting.series] = made.get(setting.series, 0) + len(blocks)
+        return min(made.values(), default=_FEWEST_BLOCKS)
 
     def _timed_enough(self, setting: Setting) -> bool:
         calls = self._needed_calls.get(setting, self.timing.needed_calls)
@@ -348,7 +359,7 @@ class Sweep(abc.ABC):
 
 # Share of a time budget in which memory is measured, and what timing has at least, however long the
 # start of a worker process took.
-SHARE_FOR_MEMORY, _LEAST_SHARE = 0.3, 0.1
+SHARE_FOR_MEMORY, _LEAST_SHARE = 0.3, 0.2
 
 
 def time_left_s(time_budget_s: float, *, began_s: float) -> float:
