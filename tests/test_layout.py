@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 148,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 28_659,
+    "lines of tests": 28_668,
     "kbatch.search.tuner": 20_496,  # BatchSizeTuner
     "kbatch.search.hypermodel": 14_516,  # HyperModel
     "kbatch.memory.find": 8_155,  # find_max_batch_size

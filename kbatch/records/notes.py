@@ -171,7 +171,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "updates_rounded": (
         "Under {policy} the weights are kept in 16 bits, which rounds most small updates away: "
-        'give `dtype_policy="{instead}"`, which keeps the weights in float32.'
+        'give `dtype_policy="mixed_bfloat16"`, which keeps the weights in float32.'
     ),
     "another_batch_size": (
         "Batch size {asked:,} was asked for, but the train step received at most {seen:,} "

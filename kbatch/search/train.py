@@ -51,12 +51,7 @@ from kbatch.training.callbacks import (
 from kbatch.training.data.batches import InputMeter, StepMeter
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
-from kbatch.training.dtype_policy import (
-    MIXED,
-    check_loss_is_scaled,
-    dtype_policy_scope,
-    skips_all_updates,
-)
+from kbatch.training.dtype_policy import check_loss_is_scaled, dtype_policy_scope, skips_all_updates
 from kbatch.training.learning_rate import (
     peak_learning_rate,
     scale_late_layers,
@@ -253,9 +248,9 @@ def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
     # None if a `fit` of the user's own compiles the model.
     optimizer = next(iter(inner_optimizers(model)), None)
     plan, size = settings.plan, settings.micro_batch_size
-    notes, instead = settings.notes, MIXED.get(facts.dtype_policy)
-    if instead is not None:
-        notes += (Note.of("updates_rounded", policy=facts.dtype_policy, instead=instead),)
+    notes = settings.notes
+    if facts.dtype_policy in ("bfloat16", "float16"):
+        notes += (Note.of("updates_rounded", policy=facts.dtype_policy),)
     return ExecutionRecord(
         status="running",
         seed=settings.seed,

@@ -15,8 +15,6 @@ from kbatch.library_internals import layers_of
 from kbatch.training.model import loss_scaled, updates_made
 
 HALF = "mixed_float16"
-# Policies whose weights have 16 bits, and what keeps them in float32.
-MIXED = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 
 

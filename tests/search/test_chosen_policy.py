@@ -373,3 +373,12 @@ def test_the_global_policy_is_obeyed_and_kept(tmp_path, kind, policy):
     study = kbatch.load_study(tuner)
     assert {one.dtype_policy for one in study.trials} == {policy}
     assert f" under {policy}." in str(study.decide())
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "float16", "mixed_bfloat16"])
+def test_weights_of_16_bits_get_a_note(tmp_path, policy):
+    study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8,), dtype_policy=policy))
+    noted = [
+        "mixed_bfloat16" in one for one in study.trials[0].notes if one.code == "updates_rounded"
+    ]
+    assert noted == [True] * (policy != "mixed_bfloat16")
