@@ -18,6 +18,7 @@ import json
 import math
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -142,7 +143,8 @@ def draw_all(study):
     for _ in range(2):
         loaded = {kind: read() for kind, read in load.items()}
         searched = kbatch.load_study(study)
-        for plot in (name for name in dir(kbatch) if name.startswith("plot_")):
+        # The records do not say when the runs began, which `plot_search` needs.
+        for plot in (name for name in dir(kbatch) if re.match("plot_(?!search)", name)):
             began_s = time.process_time()
             result = loaded.get(plot.split("_")[1], searched)
             figure_bytes(getattr(kbatch, plot)(result), ".png")
@@ -150,11 +152,11 @@ def draw_all(study):
     print(json.dumps(found))
 
 
-def compare_figures(study, paths, rounds):
+def compare_figures(trials, paths, rounds):
     found = {path: [] for path in paths}
     for _ in range(rounds):
         for path, times in found.items():
-            command = [sys.executable, __file__, "--draw", str(study)]
+            command = [sys.executable, __file__, "--draw", "--trials", str(trials)]
             environment = os.environ | ({"PYTHONPATH": path} if path else {})
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
             times.append(json.loads(done.stdout))
@@ -175,10 +177,12 @@ def main():
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beside", help="another checkout, which draws the same figures")
-    parser.add_argument("--draw", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--draw", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.draw:
-        draw_all(options.draw)
+        with tempfile.TemporaryDirectory() as folder:  # Each checkout reads records of its own.
+            save_study(Path(folder), options.trials)
+            draw_all(Path(folder))
         return
     with tempfile.TemporaryDirectory() as folder:
         study, page = Path(folder) / "study", Path(folder) / "report.html"
@@ -197,7 +201,7 @@ def main():
             listed = " ".join(f"{s:.2f}" for s in times)
             print(f"{name:12} median {statistics.median(times):.2f} s  ({listed})")
         paths = ["", *([options.beside] if options.beside else [])]
-        compare_figures(study, paths, options.rounds)
+        compare_figures(options.trials, paths, options.rounds)
         print(f"{options.trials} trials, page {page.stat().st_size / 1e6:.2f} MB")
 
 
