@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_066,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_138,  # Without docstrings, comments and blank lines.
     "files in kbatch": 128,
     "record types": 82,
     "properties": 148,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 28_668,
-    "kbatch.search.tuner": 20_496,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_516,  # HyperModel
-    "kbatch.memory.find": 8_155,  # find_max_batch_size
-    "kbatch.study.study": 5_959,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_865,  # accumulate_gradients
+    "lines of tests": 28_733,
+    "kbatch.search.tuner": 20_585,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_604,  # HyperModel
+    "kbatch.memory.find": 8_183,  # find_max_batch_size
+    "kbatch.study.study": 5_961,  # load_study
+    "kbatch.training.accumulation.accumulate": 3_875,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",

@@ -453,8 +453,9 @@ class Plan:
     #: Most examples that go through a device at once; None for whole batches of any size.
     micro_batch_size: int | None
     #: Why it is that size: cut as "given" or "cut" to fit; whole because the largest "fits", or
-    #: because the model has a train step of its own ("own_step") and cannot be cut.
-    reason: Literal["given", "cut", "fits", "own_step"]
+    #: because the model has a train step of its own ("own_step") and cannot be cut, or takes
+    #: batches of one size ("whole").
+    reason: Literal["given", "cut", "fits", "own_step", "whole"]
     largest_batch_size: int  #: For which the micro-batch was found.
     model: str  #: Fingerprint of the model that it was made with.
     #: Whether cut batches were seen to train as whole ones do; None where none is cut.

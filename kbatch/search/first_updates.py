@@ -55,8 +55,15 @@ class Updates:
     """Updates of a model on rows of its data."""
 
     def __init__(
-        self, model: Any, data: TrainingData, *, counted: bool = False, compiled: bool = True
+        self,
+        model: Any,
+        data: TrainingData,
+        *,
+        counted: bool = False,
+        compiled: bool = True,
+        whole: int | None = None,  # The only number of rows that the model takes.
     ):
+        self._whole = whole
         self._compiled = compiled  # By XLA, if it compiles the model.
         self.model, self._replicas = model, replica_count(model)
         policy = model.dtype_policy.name
@@ -74,6 +81,7 @@ class Updates:
 
     def step_s(self, rows: int) -> float:
         """Time an update on so many rows, after a first one that may be traced."""
+        rows = self._whole or rows
         try:
             return self._step_s(rows)
         except MEMORY_ERRORS as error:
@@ -111,6 +119,7 @@ class Updates:
 
     def peak_bytes(self, rows: int) -> int | None:
         """Return the most memory that updates on so many rows take, None where it ran out."""
+        rows = self._whole or rows
         try:
             if rows not in self._peak_bytes:
                 self.step_s(rows)
@@ -124,6 +133,7 @@ class Updates:
 
     def check(self, rows: int, largest_batch_size: int) -> None:
         """Check that an epoch makes an update, which overflows of float16 may delay."""
+        rows = self._whole or rows
         if rows not in self._overflows:
             self.step_s(rows)
         known, found = self.run.examples, self._overflows[rows]
@@ -139,7 +149,8 @@ class Updates:
         with tf.device("CPU:0"):  # Whatever device holds the batch.
             batches = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(batch)).repeat()
         # The graph of training takes it, as its spec is that of all batches.
-        spec = tf.nest.map_structure(of_any_length, batches.element_spec)
+        spec = batches.element_spec
+        spec = spec if self._whole else tf.nest.map_structure(of_any_length, spec)
         variant = tf.data.experimental.to_variant(batches)
         batches = tf.data.experimental.from_variant(variant, spec)
         if self._replicas > 1:

@@ -423,8 +423,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             return models[policy]
 
         data = self._data_to_measure(hp, call)
-        plan = make_plan(build, data, settings, build_elsewhere=elsewhere, known=known)
-        self.graph.release(but=plan.dtype_policy)
+        size = self._declare(hp)[0]
+        plan = make_plan(
+            build, data, settings, build_elsewhere=elsewhere, batch_size=size, known=known
+        )
+        self.graph.release(but=None if plan.reason == "whole" else plan.dtype_policy)
         model = models.get(plan.dtype_policy or "")
         if trainings and plan.jit_compile is None and getattr(model, "chooses_xla", False):
 
@@ -580,13 +583,18 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             if is_cut(facts, size, batch_size):
                 notes += self._notes_on_cutting(kind, size, hp, call)
             ranked = (*files.objective_names, *(target.metric for target in targets))
-            summed = "loss" in ranked and self._measured(loss_is_sum, kind, hp, call)
+            whole = plan.reason == "whole"
+            summed = "loss" in ranked and not whole
+            summed = summed and self._measured(loss_is_sum, kind, hp, call)
             if facts.cut_by_user is None and size < facts.rows(batch_size):
                 accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
             if self.micro_batch_size == "auto" and plan.micro_batch_size is not None:
                 validation = min(validation, plan.micro_batch_size)
             set_xla(model, plan.jit_compile)
-            model = self.graph.model_for(model)
+            if whole:
+                validation = batch_size
+            else:
+                model = self.graph.model_for(model)
             if short is not None and not self.graph.is_kept():
                 model = short.model  # It may have state that only itself holds.
         else:

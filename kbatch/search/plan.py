@@ -103,9 +103,13 @@ def make_plan(
     settings: PlanSettings,
     *,
     build_elsewhere: Build,
+    batch_size: int,
     known: Plan | None = None,
 ) -> Plan:
     """Measure what a search needs to know before it trains.
+
+    A model that takes no other batches than those of `batch_size` is measured with these, and gets
+    a plan by which each trial trains and validates on whole batches of its size.
 
     Args:
         build: Builds a model under a policy. The models of a plan are measured with and not
@@ -113,15 +117,38 @@ def make_plan(
         data: The training data, before batching.
         settings: The settings of the search.
         build_elsewhere: As `build`, and can be pickled for another process.
+        batch_size: The size that `build` builds for.
         known: The plan so far, if larger batch sizes have been added since. It keeps its policy.
     """
+    made = functools.partial(_made_plan, build, data, settings, build_elsewhere, known)
+    try:
+        return made(None)
+    except Exception as error:  # Whatever a batch of another size may raise.
+        others = not may_be_float16(error) or isinstance(error, PolicyUnsupported)
+        if others or isinstance(settings.micro_batch_size, int):
+            raise
+        try:
+            return made(batch_size)
+        except Exception:  # It is no matter of the size.
+            raise error from None
+
+
+def _made_plan(
+    build: Build,
+    data: TrainingData,
+    settings: PlanSettings,
+    build_elsewhere: Build,
+    known: Plan | None,
+    whole: int | None,
+) -> Plan:
     began_at, began_s = time.time(), time.perf_counter()
     model_of = functools.cache(build)
 
     @functools.cache
     def updates_of(policy: str) -> Updates:
         model = model_of(policy)
-        return Updates(model, data, counted=_chooses_steps(model, settings))
+        counted = whole is None and _chooses_steps(model, settings)
+        return Updates(model, data, counted=counted, whole=whole)
 
     with kept_seeds():  # Training draws the random numbers that it would draw without a plan.
         policy, notes = _policy(updates_of, model_of, settings, known)
@@ -129,8 +156,13 @@ def make_plan(
         model = model_of(policy or settings.dtype_policies[0])
         updates = functools.partial(updates_of, model.dtype_policy.name)
         facts = ModelFacts(model)
+        if not isinstance(settings.micro_batch_size, int):
+            whole = whole or facts.declared_rows
         if facts.cut_by_user is not None:
             most, reason = facts.cut_by_user.micro_batch_size, "given"
+        elif whole is not None:
+            updates().step_s(whole)
+            most, reason = None, "whole"
         elif settings.micro_batch_size == "auto":
             most, reason, note = _most_that_fit(updates(), facts, settings, build_elsewhere)
             notes += (note,) if note else ()
@@ -146,7 +178,7 @@ def make_plan(
             model=model_fingerprint(model),
             notes=notes,
             jit_compile=None if known is None else known.jit_compile,
-            step_s=_step_s(updates, model, most, settings),
+            step_s=None if whole else _step_s(updates, model, most, settings),
         )
         size = size_of(plan, facts, plan.largest_batch_size)
         if is_cut(facts, size, plan.largest_batch_size):

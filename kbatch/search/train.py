@@ -220,7 +220,10 @@ def train(
         outcomes = timed.best_epoch.outcomes(reported)
         timed.notes.extend(timed.best_epoch.notes())
     except BaseException as error:  # Also an interruption: each end has a record.
-        ended = record(failures.failure_status(error), failures.failure_text(error))
+        status, failure = failures.failure_status(error), failures.failure_text(error)
+        if status == "failed" and settings.plan is not None and settings.plan.reason == "whole":
+            failure = _of_whole_batches(settings.batch_size, failure)
+        ended = record(status, failure)
         ended = dataclasses.replace(ended, traceback=failures.failure_traceback(error))
         if waiting is None or ended.status != "interrupted":
             files.write(number, ended)
@@ -455,6 +458,7 @@ class TimedFit:
             endless=not (self._several or given_steps),
             # A later `fit` of the run continues with the state that the earlier one left.
             fresh=not (self._fits or self._done),
+            whole=settings.plan is not None and settings.plan.reason == "whole",
         )
         if data.not_copied and not self._fits:
             self.notes.append(Note.of("data_not_copied", error=data.not_copied))
@@ -692,6 +696,15 @@ def _for_trackers(dataset: Any, batch_size: int) -> Any:
 
     dataset.batch_size, dataset.as_numpy_iterator = batch_size, refuse
     return dataset
+
+
+def _of_whole_batches(batch_size: int, failure: str) -> str:
+    return (
+        f"The model or its loss takes batches of {batch_size} rows only (axis 0): leave out sizes "
+        "that do not divide the numbers of training and validation examples, give functions "
+        "`lambda n: dataset.batch(n, drop_remainder=True)` as data, or read the size by "
+        f"`keras.ops.shape(x)[0]`. Received: {failure}"
+    )
 
 
 def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:

@@ -341,6 +341,7 @@ def _plan_text(plan: Plan) -> str:
         "fits": "the largest fits",
         "cut": "the most that fit",
         "own_step": "the model has its own train step",
+        "whole": "the model takes batches of one size",
     }
     parts = {None: "", True: ", seen to train as the whole batch does", False: ", not exact"}
     policy = plan.dtype_policy or "the policy of each trial"

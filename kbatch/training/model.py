@@ -63,6 +63,10 @@ class ModelFacts:
         self.dtype_policy: str = model.dtype_policy.name
         self.loss_scaled: bool = loss_scaled(model)
         self.own_step: bool = user_step(model) is not None
+        #: The batch size in the shapes of its inputs, if it is made for one.
+        self.declared_rows: int | None = next(
+            (one.shape[0] for one in getattr(model, "inputs", None) or () if one.shape[0]), None
+        )
         how = accumulation_of(model)
         self.cut_by_user = how if how is not None and how.by_user else None
 

@@ -418,3 +418,68 @@ def test_a_search_sets_what_the_plan_chose_for_models_that_leave_it_to_keras(tmp
     given = functools.partial(models.mlp, jit_compile=False)
     obeyed = runs(search(tmp_path / "given", given, sizes=(8,), settings=settings))
     assert [run.jit_compile for run in obeyed] == [False]
+
+
+def stateful(hp):
+    rows = layers.Input(batch_shape=(hp.get("batch_size"), 8))
+    parts = [rows, layers.Reshape((4, 2)), layers.SimpleRNN(3, stateful=True)]
+    return models.compiled(parts, "sgd", keras.losses.SparseCategoricalCrossentropy(True))
+
+
+def known_rows(y, outputs):
+    """Needs the batch size in the shape."""
+    return keras.losses.sparse_categorical_crossentropy(tf.reshape(y, (outputs.shape[0],)), outputs)
+
+
+def in_pairs(y, outputs):
+    """Fails for an odd number of rows."""
+    losses = keras.losses.sparse_categorical_crossentropy(y, outputs)
+    return tf.reduce_mean(tf.reshape(losses, (-1, 8)), axis=1)
+
+
+@pytest.mark.parametrize(
+    ("build", "micro_batch_size"),
+    [
+        (stateful, None),
+        (lambda: models.mlp(loss=known_rows), "auto"),
+        (lambda: models.mlp(loss=in_pairs), "auto"),
+    ],
+    ids=["shape", "loss", "pairs"],
+)
+def test_models_for_one_batch_size_train_and_validate_on_whole_batches(
+    tmp_path, build, micro_batch_size
+):
+    found = search(
+        tmp_path,
+        build,
+        (8, 16),
+        settings={"micro_batch_size": micro_batch_size, "steps_per_execution": "auto"},
+        data=models.rows(96),
+        fit={"epochs": 1, "validation_data": models.rows(32, seed=1)},
+        objective="val_loss",
+        kind=kbatch.BatchSizeTuner,
+    )
+    assert found.plan.reason == "whole"
+    assert [run.failure for run in runs(found)] == [None, None]
+
+
+def test_models_for_one_batch_size_name_the_sizes_that_do_not_divide(tmp_path):
+    def batches(batch_size):
+        rows = tf.data.Dataset.from_tensor_slices(models.rows(40))
+        return rows.batch(batch_size, drop_remainder=True)
+
+    def failures(name, data):
+        study = search(
+            tmp_path / name,
+            stateful,
+            (8, 16),
+            data=data,
+            fit={"epochs": 1, "validation_data": None},
+            objective="loss",
+            kind=kbatch.BatchSizeTuner,
+        )
+        return [run.failure for run in runs(study)]
+
+    complete, failed = failures("arrays", models.rows(40))
+    assert complete is None and "(axis 0): leave out sizes" in failed
+    assert failures("advice", (batches,)) == [None, None]

@@ -161,6 +161,14 @@ def _dataset_of(op: Any, spec: Any, **arguments: Any) -> tf.data.Dataset:
     return tf.data.experimental.from_variant(variant, spec)
 
 
+def of_known_size(batches: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Return batches, all of which have so many rows, with this size in their shapes."""
+    spec = tf.nest.map_structure(
+        lambda part: tf.TensorSpec([size, *part.shape[1:]], part.dtype), batches.element_spec
+    )
+    return tf.data.experimental.from_variant(tf.data.experimental.to_variant(batches), spec)
+
+
 def of_any_length(spec: Any) -> Any:
     return open_spec(spec) if isinstance(spec, tf.TensorSpec) else spec  # Else there is no part.
 
@@ -179,13 +187,15 @@ def in_blocks(
     steps: int | None,
     cuts: Cuts | None = None,
     train_batch_size: int | None = None,
+    whole: bool = False,
 ) -> tuple[Any, int, int | None]:
     """Cut validation data into blocks: all of them, or `steps` batches as Keras counts these.
 
     Steps count the batches of a dataset as it is given, and batches of 32 of other data: all batch
     sizes of a search are validated on the same examples. Rows that repeat are validated once.
     `cuts` keeps by `steps` where they begin to repeat, so that the data are looked at once. A data
-    function that raises for `batch_size` is called with `train_batch_size`.
+    function that raises for `batch_size` is called with `train_batch_size`. If `whole`, all blocks
+    but the last have `batch_size` rows.
 
     Return a dataset in batches, the size of a batch, and how many there are at most. Arrays of
     which no blocks are measured stay arrays.
@@ -216,8 +226,11 @@ def in_blocks(
             data, arrays = (each_part(lambda leaf: leaf[:rows], one) for one in (data, arrays))
         if replicas > 1:
             return data, shared(rows), -(-rows // shared(rows))
-        size = _block_part(rows, batch_size)
-        return held_batches(arrays, size), size, -(-rows // size)
+        size = batch_size if whole else _block_part(rows, batch_size)
+        batches = held_batches(arrays, size)
+        if whole and rows % size == 0:
+            batches = of_known_size(batches, size)
+        return batches, size, -(-rows // size)
     data = as_dataset(data)
     spec = data.element_spec if is_dataset(data) else None
     dense = [one.shape for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
@@ -253,11 +266,13 @@ def in_blocks(
     rows = most_examples(data, model)
     if replicas > 1:
         size = shared(rows)
+    elif whole:
+        size = batch_size
     elif rows is None:
         size = min(batch_size, _DEFAULT_BATCH_SIZE)
     else:
         size = _block_part(rows, batch_size)
-    return batches_of(data, model, size), size, rows and -(-rows // size)
+    return batches_of(data, model, size, whole=whole), size, rows and -(-rows // size)
 
 
 def _may_repeat(dataset: Any) -> bool:

@@ -112,14 +112,20 @@ def batches_of(
     *,
     shuffle: bool = False,  # Of the batches of a PyDataset.
     seed: int | None = None,
+    whole: bool = False,
 ) -> tf.data.Dataset:
-    """Return data that make batches in batches of one size."""
+    """Return data that make batches in batches of one size.
+
+    If `whole`, batches of data that drop their remainder drop theirs too.
+    """
     data = as_dataset(data, shuffle=shuffle, seed=seed)
     if not is_dataset(data):
         return called_for(data, model, batch_size, shuffle=shuffle, seed=seed)
     if is_batched(spec_of(data), model):
         endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
-        data = data.rebatch(batch_size)  # Its length is unknown to TensorFlow.
+        known = all(p.shape[:1].is_fully_defined() for p in tf.nest.flatten(data.element_spec))
+        # Its length is unknown to TensorFlow.
+        data = data.rebatch(batch_size, drop_remainder=whole and known)
         if endless:
             data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         return data

@@ -18,7 +18,7 @@ from kbatch.library_internals import (
     train_validation_split,
 )
 from kbatch.records.notes import Note
-from kbatch.training.data.batches import ArrayRows, Cuts, in_blocks, most_examples
+from kbatch.training.data.batches import ArrayRows, Cuts, in_blocks, most_examples, of_known_size
 from kbatch.training.data.forms import (
     FORMS,
     arrays_of,
@@ -263,6 +263,7 @@ class TrainingData:
         endless: bool = False,  # Arrays go on from epoch to epoch: to begin an iterator takes time.
         first_epoch: int = 0,  # Arrays begin with the order of this epoch.
         fresh: bool | None = None,  # Whether a `PyDataset` is a new copy or the last one.
+        whole: bool = False,  # The model may take full batches only, with a known size.
     ) -> Batches:
         """Return all rows in batches of one size, each epoch of arrays in an order of its own."""
         x, y, weight, validation_data = self._split()
@@ -273,7 +274,8 @@ class TrainingData:
             )
         order = epoch_steps = None
         if of_dataset := gives_batches(x):
-            dataset = batches_of(x, model, batch_size, shuffle=self.shuffle, seed=seed)
+            order_of = {"shuffle": self.shuffle, "seed": seed}
+            dataset = batches_of(x, model, batch_size, whole=whole, **order_of)
             examples = None
             if is_dataset(x):  # What was read of it knows more than its first batch.
                 known = self._sample and self.some_rows(model)
@@ -292,6 +294,8 @@ class TrainingData:
                 epoch_steps = -(-examples // batch_size)
             else:
                 dataset = self._rows.epoch(batch_size, seed=seed, first_epoch=first_epoch)
+            if whole and examples % batch_size == 0:
+                dataset = of_known_size(dataset, batch_size)
             if seed is not None or not self.shuffle:
                 order = f"of seed {seed}" if self.shuffle else "as given"
         if examples is not None and examples < largest_batch_size:
@@ -306,6 +310,7 @@ class TrainingData:
             steps=validation_steps,
             cuts=self._cuts,
             train_batch_size=batch_size,
+            whole=whole,
         )
         return Batches(dataset, *validation, examples, order, of_dataset, epoch_steps)
 
