@@ -175,7 +175,9 @@ def recommend(
                 with reason_kept("input", unknown):
                     if time.perf_counter() >= ends_s:
                         raise InputError("`time_budget_s` was spent on the other limits")
-                    pipeline = _input(model, data, timings, base=base, budget_s=part_s, seed=seed)
+                    compiling_s = max(one.first_call_s or 0.0 for one in updates)
+                    given = {"base": base, "compiling_s": compiling_s, "seed": seed}
+                    pipeline = _input(model, data, timings, budget_s=part_s, **given)
             else:
                 unknown["saturation"] = Note.of("nothing_ran")
     optimizer = inner_optimizers(model)[0]
@@ -384,12 +386,13 @@ def _input(
     times_s: Mapping[int, float],
     *,
     base: int,
+    compiling_s: float,
     budget_s: float,
     seed: int,
 ) -> InputPipelineProfile:
     """Measure what the data deliver in a search, in batches of a size near the base size."""
     size = max((size for size in times_s if size <= _MOST_LARGER * base), default=max(times_s))
-    if (least_s := _FEWEST_STEPS * times_s[size]) > _MUCH_LONGER * budget_s:
+    if (least_s := compiling_s + _FEWEST_STEPS * times_s[size]) > _MUCH_LONGER * budget_s:
         raise InputError(
             f"it takes {format_number(least_s, 2)} s at least, and its part of `time_budget_s` was "
             f"{format_number(budget_s, 2)} s"
