@@ -219,7 +219,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "the pipeline. `kbatch.profile_input_pipeline` tries what would help."
     ),
     "search_the_sizes": (
-        "A search answers which size trains best, and at which learning rate: "
+        "A search answers which size trains best, at which learning rate, and if XLA pays: "
         "`kbatch.BatchSizeTuner` with `batch_sizes=[{sizes}]`."
     ),
     "memory_binds": "Memory binds: {how}.",

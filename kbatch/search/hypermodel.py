@@ -100,7 +100,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     It works with every tuner of keras-tuner. Each trial is built under the dtype policy of the
     search, its learning rate follows the batch size, and batches above `micro_batch_size` are
-    accumulated. It writes records for `kbatch.load_study` next to keras-tuner's own files.
+    accumulated. It writes records for `kbatch.load_study` next to keras-tuner's own files. Models
+    that are compiled with `jit_compile="auto"` are compiled by XLA if a `BatchSizeTuner` trains
+    them in one process and that saves more time than it takes.
 
     Example:
 

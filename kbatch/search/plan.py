@@ -226,6 +226,8 @@ def choose_xla(
                 plain.step_s(rows)
                 by_xla.step_s(rows)
             gain = 1 - by_xla.seconds[rows] / plain.seconds[rows]
+            # About half of the first seconds at the smallest size is to trace the graph.
+            least_s = max(least_s, (shapes - 1) * by_xla.first_s[rows] / 2)
             if rows < most and gain * share * plain_s < least_s:
                 break
         else:

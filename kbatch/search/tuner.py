@@ -479,7 +479,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             own = call.with_callbacks(callbacks)
             trained = self.hypermodel.run(hp, own, files, number, None, asked)
             self.forget_other_policies()
-            self.time.ended(trained.record.batch_size, trained.share, self.time.lap())
+            record, seconds = trained.record, self.time.lap()
+            whole = trained.share * (record.epochs_asked or 1) >= len(record.epochs)
+            if record.jit_compile and whole:  # XLA compiles for the first run of a size.
+                seconds -= min(record.first_step_s or 0.0, seconds / 2)
+            self.time.ended(record.batch_size, trained.share, seconds)
             if not trained.runs_again and not is_complete(trained.record):
                 return
 

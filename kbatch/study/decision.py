@@ -206,7 +206,8 @@ class Decision:
     def apply(self, build_or_model: Any, *, steps_per_execution: bool = True) -> Any:
         """Make a model train with the settings of the trial, those of `settings` and all others.
 
-        Values are set, not multiplied, so a second call changes nothing.
+        Values are set, not multiplied, so a second call changes nothing. If XLA compiled the train
+        steps of the trial, `jit_compile` of the model becomes True.
 
         Example:
 
