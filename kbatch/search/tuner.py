@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import re
 import sys
@@ -256,8 +257,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.time.base_batch_size = self.hypermodel.base_batch_size
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
         project = Path(self.project_dir)
+        keep = functools.partial(self._keep_progress, project)
         self.progress = SearchProgress(
-            verbose=shown, search_left_s=self.time.search_left_s, keep=self._keep_progress
+            verbose=shown, search_left_s=self.time.search_left_s, keep=keep
         )
         known = load_if_readable(Progress, project / PROGRESS_NAME)
         self.time.earlier_s = (known and known.search_s) or 0.0
@@ -273,7 +275,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 if why := self.decides_by.get("grid_because"):
                     self.progress.say(Note.of("grid_because", why=str(why)))
                 with contextlib.ExitStack() as stack:
-                    stack.callback(self._keep_progress, None, runs=False)
+                    stack.callback(keep, None, runs=False)
                     if parallel is None:
                         # keras-tuner's display and Keras's bar are silent: this one shows both.
                         stack.enter_context(_short_collections())
@@ -418,11 +420,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             if device_is_lost(error):
                 raise DeviceLostError() from error
 
-    def _keep_progress(self, left_s: float | None, *, runs: bool = True) -> None:
+    def _keep_progress(self, project: Path, left_s: float | None, *, runs: bool = True) -> None:
         """Write how far the search has come, for other processes."""
+        # `project_dir` would make the folder again if it was moved.
         spent_s, most = self.time.earlier_s + self.time.spent_s(), self.time.most_trainings
         known = {"search_s": spent_s, "most_trainings": most, "left_s": left_s}
-        write_progress(Path(self.project_dir), runs=runs, **known)
+        write_progress(project, runs=runs, **known)
 
     def _can_be_short(self, call: FitCall) -> bool:
         """Return whether a run of fewer epochs is the beginning of a complete one."""
@@ -461,7 +464,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             left[self.hypermodel.base_batch_size] += count / 2
         most = done + sum(left.values()) if self._race is None else self._race.most_trainings()
         search_time.trainings_left, search_time.most_trainings = left, most
-        self._keep_progress(search_time.search_left_s())
+        self._keep_progress(Path(self.project_dir), search_time.search_left_s())
         if sum(left.values()):
             self.progress.say(search_time.price())
 

@@ -109,8 +109,8 @@ def _certainty(found: Decision, race: bool) -> Iterator[Note]:
         better = [t for t in found.trials if t.rank[:2] <= named.rank[:2]]
         if sizes := [t.batch_size for t in better if AS_FAST * (costs[t.trial_id] or cost) < cost]:
             yield Note.of("shown_better", sizes=join_words(f"{size:,}" for size in sizes))
-        own_s, other_times = named.mean(training_seconds), []
-        for trial in found.trials if own_s else ():
+        own_s, other_times = named.mean(training_seconds) or 0.0, []
+        for trial in found.trials:
             shown_s = own_s * (costs[trial.trial_id] or 0.0) / cost
             measured_s = trial.mean(training_seconds) or shown_s
             if shown_s and not 1 / _OTHER_TIME < measured_s / shown_s < _OTHER_TIME:
