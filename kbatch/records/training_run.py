@@ -19,8 +19,8 @@ RECORD_NAME = "kbatch.json"
 PLAN_NAME = "kbatch-plan.json"
 PROGRESS_NAME = "kbatch-progress.json"
 SETTINGS_REMEDY = (
-    "It holds the settings of the search, and no result: delete it, and run the same script with "
-    "the same arguments, which keeps the trials."
+    "It holds the settings of the search, and no result: move it elsewhere, and run the same "
+    "script with the same arguments. The search keeps trials of the same epochs, sizes and seeds."
 )
 # What a decision or a resumed search takes from a file; other settings are shown.
 _READ_SETTINGS: Mapping[str, Any] = {

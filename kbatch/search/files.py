@@ -228,6 +228,27 @@ def compare_search(
     return found
 
 
+def compare_runs(project: Path, epochs: int, hypermodel: Any) -> None:
+    """Refuse to continue trials of another search whose settings are gone."""
+    for record in completed_trials(project):
+        for number, run in enumerate(record.executions):
+            seed = None if hypermodel.seed is None else hypermodel.seed + number
+            difference = None
+            if run.batch_size not in hypermodel.batch_sizes:
+                difference = f"batch_sizes={list(hypermodel.batch_sizes)}, there {run.batch_size}"
+            elif run.epochs_asked not in (None, epochs):
+                difference = f"epochs={epochs}, there {run.epochs_asked}"
+            elif run.seed != seed:
+                difference = f"seed={hypermodel.seed}, there {run.seed} in run {number}"
+            if difference:
+                raise InputError(
+                    f"The project directory {project} holds trials of another search, and its "
+                    f"{RECORD_NAME} is gone: give the arguments of that search, another "
+                    "`project_name`, or `overwrite=True` to start over. Received: "
+                    f"{difference} (trial {record.trial_id})."
+                )
+
+
 def recorded_search(project: Path) -> SearchRecord | None:
     """Read the record of the search in a directory. If there is none, return None."""
     file = project / RECORD_NAME

@@ -495,6 +495,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         settings: Mapping[str, Any] = found.settings if found else {}
         if self.seed is None:
             self.seed = settings.get("seed")
+        if self.seed is None:  # Without settings, the records know it.
+            runs = (record.executions[0] for record in completed_trials(project))
+            self.seed = next((run.seed for run in runs), None)
         if self.seed is None:
             # Training runs are compared by pairs with a seed in common.
             self.seed = secrets.randbelow(_SEEDS)

@@ -41,6 +41,7 @@ from kbatch.search.files import (
     ENDED,
     LOCK_NAME,
     TrialFiles,
+    compare_runs,
     compare_search,
     readable_trials,
     recorded_search,
@@ -325,7 +326,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         with warnings.catch_warnings():
             # The weights are what is wanted; the optimizer begins again.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
-            return super().load_model(trial)
+            try:
+                return super().load_model(trial)
+            except OSError as error:
+                raise RuntimeError(
+                    f"The checkpoint {checkpoint} cannot be read: train a model of "
+                    f"`get_best_hyperparameters()` instead. Received: {error}."
+                ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Train the runs of a trial that have not completed; keras-tuner calls it."""
@@ -623,6 +630,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         objective = identity.objective_facts(self.oracle.objective)
         self.identity = objective | facts | identity.fit_facts(call), values
         known = compare_search(self, self.hypermodel.settings, self.identity[0])
+        if known is None:
+            compare_runs(Path(self.project_dir), call.epochs, self.hypermodel)
+        project = Path(self.project_dir)
+        for draft in (*project.rglob(DRAFT_NAME), *project.rglob(".*.json.*-*")):
+            with contextlib.suppress(OSError):  # A process that was killed left it.
+                draft.unlink()
         # A search that has ended makes no plan, and would not know these.
         self.decides_by["base_added"] = self.hypermodel.base_added
         kept = ("epochs", "short_runs", "training_s")

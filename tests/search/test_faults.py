@@ -127,14 +127,43 @@ def test_a_damaged_project_file_names_its_remedy_which_helps(finished):
     file, trials = finished / "kbatch.json", contents(finished, "trial_*/kbatch.json")
     file.write_text(file.read_text()[:100])
     (problem,) = kbatch.load_study(finished).problems
-    with pytest.raises(ValueError, match=r"delete it, and run the same script") as raised:
+    with pytest.raises(ValueError, match=r"move it elsewhere, and run the same") as raised:
         run(finished.parent)
-    assert "delete it, and run the same script" in problem
+    assert "move it elsewhere, and run the same" in problem
     assert str(file) in problem
     assert str(file) in str(raised.value)
     file.unlink()
     run(finished.parent)
     assert contents(finished, "trial_*/kbatch.json") == trials
+
+
+def test_a_resumed_search_names_a_damaged_checkpoint_and_removes_drafts(finished):
+    for trial in finished.glob("trial_*"):
+        (trial / "draft.weights.h5").write_bytes(b"half")
+        (trial / ".kbatch.json.12-34").write_bytes(b"{")
+    for file in finished.glob("trial_*/checkpoint.weights.h5"):
+        file.write_bytes(file.read_bytes()[:500])
+    tuner = run(finished.parent)
+    assert not [*finished.rglob("draft.weights.h5"), *finished.rglob(".kbatch.json.*")]
+    with pytest.raises(RuntimeError, match=r"checkpoint.weights.h5 cannot be read"):
+        tuner.get_best_models()
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [({"epochs": 3}, "epochs=3, there"), ({"sizes": (8, 32)}, "there 16"), ({"seed": 7}, "seed=7")],
+    ids=["epochs", "sizes", "seed"],
+)
+def test_a_search_without_its_settings_refuses_runs_of_other_arguments(
+    finished, changed, difference
+):
+    (finished / "kbatch.json").unlink()
+    hypermodel = searches.stock(
+        batch_sizes=changed.get("sizes", (8, 16)), seed=changed.get("seed", 0)
+    )
+    fit = {"epochs": changed.get("epochs", 1)}
+    with pytest.raises(ValueError, match=difference):
+        searches.quick(finished.parent, hypermodel, kbatch.BatchSizeTuner, fit=fit)
 
 
 READS = """
