@@ -303,9 +303,27 @@ def write_checkpoint(model: Any, folder: Path) -> None:
     os.replace(draft, folder / CHECKPOINT_NAME)
 
 
+_locked: set[Path] = set()  # By this process, whose own locks never exclude each other.
+
+
 @contextlib.contextmanager
 def search_lock(project: Path) -> Iterator[None]:
     """Lock a project directory, where the system has locks and this process may write."""
+    if project in _locked:
+        raise InputError(
+            f"Another search of this process runs in the project directory {project}: wait for its "
+            "end, or give another `project_name`. Received: a search within a search."
+        )
+    _locked.add(project)
+    try:
+        with _file_lock(project):
+            yield
+    finally:
+        _locked.discard(project)
+
+
+@contextlib.contextmanager
+def _file_lock(project: Path) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return

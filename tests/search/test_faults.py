@@ -11,6 +11,7 @@ import pytest
 import searches
 
 import kbatch
+from kbatch.search.files import search_lock
 
 SIZES = (8, 16)
 
@@ -77,6 +78,16 @@ def test_a_directory_that_is_renamed_stops_the_search_and_nothing_is_lost(tmp_pa
     folder.with_name("renamed").rename(folder)
     tuner = run(folder, fit={"callbacks": [Renames(tmp_path / "none")]})
     assert [t.status for t in kbatch.load_study(tuner).trials] == ["completed"] * 2
+
+
+def test_search_lock_excludes_a_search_within_a_search(tmp_path):
+    with search_lock(tmp_path):
+        with pytest.raises(ValueError, match="search within a search"), search_lock(tmp_path):
+            pass
+        with search_lock(tmp_path / ".."):
+            pass
+    with search_lock(tmp_path):
+        pass
 
 
 def test_a_live_plot_that_fails_ends_nothing(tmp_path):
