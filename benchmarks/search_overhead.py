@@ -88,7 +88,8 @@ def builder(net, xla=False):
         for _ in range(2):
             y = layers.Activation("relu")(layers.BatchNormalization()(x))
             x = layers.Add()([x, layers.Conv2D(16, 3, padding="same")(y)])
-        return [keras.Model(inputs, layers.GlobalAveragePooling2D()(x))]
+        x = layers.GlobalAveragePooling2D()(x)
+        return keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
 
     bodies = {
         "cnn": lambda: [
@@ -115,11 +116,13 @@ def builder(net, xla=False):
             layers.Embedding(2000, 32, mask_zero=True),
             layers.GRU(32),
         ],
-        "resnet": resnet,
     }
 
     def build(hp=None):
-        model = keras.Sequential([*bodies[net](), layers.Dense(10, activation="softmax")])
+        if net == "resnet":
+            model = resnet()
+        else:
+            model = keras.Sequential([*bodies[net](), layers.Dense(10, activation="softmax")])
         given = {"jit_compile": True} if xla else {}
         loss = "sparse_categorical_crossentropy"
         model.compile("adam", loss, metrics=["accuracy"], **given)

@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 148,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 28_773,
+    "lines of tests": 28_785,
     "kbatch.search.tuner": 20_652,  # BatchSizeTuner
     "kbatch.search.hypermodel": 14_650,  # HyperModel
     "kbatch.memory.find": 8_183,  # find_max_batch_size

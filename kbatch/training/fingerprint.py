@@ -57,7 +57,7 @@ _OF_KERAS = frozenset(
     | {"train_function", "test_function", "predict_function", "train_step", "test_step"}
     | {"eval_epoch_iterator", "dropout_mask", "recurrent_dropout_mask", "functional", "tracker"}
     | {"optimizer", "compile_config", "compiled_trainable_state", "trainable_variables_indices"}
-    | {"loss", "distribute_strategy", "distribution_strategy", "input_tensor"}
+    | {"loss", "jit_compile", "distribute_strategy", "distribution_strategy", "input_tensor"}
     | {f"exclude_from_weight_decay{part}" for part in ("", "_pattern", "_cache")}
 )
 # Attributes of each layer that are more than plain values.

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.training.model import compiled_if_full
+from kbatch.training.shared_graph import description
 
 
 def build(*more):
@@ -74,6 +75,17 @@ def test_xla_changes_no_value_of_a_search(tmp_path):
     for run, epochs in plain.items():
         for one, other in zip(epochs, by_xla[run], strict=True):
             np.testing.assert_allclose([*one.values()], [*other.values()], rtol=1e-6, atol=1e-7)
+
+
+def test_description_of_a_nested_model_stays_when_it_is_trained():
+    inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    model = models.compiled([inner, keras.layers.Dense(2)], "adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    found = description(model, [])
+    assert found is not None
+    model.fit(np.ones((4, 8)), np.ones((4, 2)), verbose=0)
+    assert inner.jit_compile is False  # Keras finds the value when it is read.
+    assert description(model, []) == found
 
 
 def test_compiled_if_full_compiles_no_other_batch():
