@@ -408,6 +408,11 @@ class SearchRecord:
     def __post_init__(self):
         for name in _READ_SETTINGS.keys() & self.settings.keys():
             json_codec.decode(_READ_SETTINGS[name], self.settings[name])
+        confidence: Any = self.settings.get("confidence", 0.95)
+        if not 0.5 < confidence < 1:
+            raise ValueError(
+                f"`confidence` must lie above 0.5 and below 1. Received: confidence={confidence}."
+            )
 
     def difference(
         self, settings: Mapping[str, Any], facts: Mapping[str, str] | None = None

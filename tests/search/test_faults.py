@@ -148,6 +148,16 @@ def test_a_damaged_project_file_names_its_remedy_which_helps(finished):
     assert contents(finished, "trial_*/kbatch.json") == trials
 
 
+def test_load_study_names_the_file_of_a_damaged_confidence(finished):
+    file = finished / "kbatch.json"
+    record = json.loads(file.read_text())
+    record["record"]["settings"]["confidence"] = 1.95
+    file.write_text(json.dumps(record))
+    study = kbatch.load_study(finished)
+    assert any(str(file) in problem and "1.95" in problem for problem in study.problems)
+    assert study.decide().batch_size in SIZES
+
+
 def test_a_resumed_search_names_a_damaged_checkpoint_and_removes_drafts(finished):
     for trial in finished.glob("trial_*"):
         (trial / "draft.weights.h5").write_bytes(b"half")
