@@ -50,7 +50,6 @@ at most the given share; this is not proved. The bounds by examples have the who
 look, because all looks are at the same examples.
 """
 
-import bisect
 import dataclasses
 import functools
 import math
@@ -66,9 +65,6 @@ from kbatch.analysis.run_table import Pair, Run, RunTable
 DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
 # Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
 AS_FAST = 1.05
-# The most rounds of a forecast, and those for which a tolerance is advised.
-_MOST_ROUNDS = 10**6
-_MANY_ROUNDS = 40
 # A gap of more standard errors, estimated from all sizes, is more than chance explains. Found by
 # simulation, as the levels of the bounds are (`benchmarks/judge_errors.py`).
 _FAR = 2.5
@@ -108,12 +104,6 @@ class Judgement:
     left_out: tuple[Pair, ...]  # Without a value to compare, or one of their runs diverged.
     open: tuple[Pair, ...]  # Neither certified nor worse; if certified they change the answer.
     coarse: bool = False  # Whether times to a target are known to more than the tolerance only.
-    # Of a grid: the runs of each pair that would settle it, a forecast. None if it is settled, if
-    # nothing is known of seeds yet, or if no number would settle it.
-    runs_needed: int | None = None
-    # If no number would: the tolerance that could be settled, and the validation examples.
-    smallest_tolerance: float | None = None
-    examples_needed: int | None = None
 
 
 def judge(
@@ -167,10 +157,6 @@ def judge(
         if than != k and math.isfinite(half[than, k]):
             middle, width = float(bounds.gaps[than, k]), float(half[than, k])
             gaps[pair] = Estimate(middle, middle - width, middle + width)
-    certain = found.certain and obstacle is None
-    needed = smallest = examples = None
-    if not certain and obstacle is None:
-        needed, smallest, examples = bounds.forecast(found)
     settled = {*found.certified, *found.worse}
     open_ = [
         k
@@ -183,16 +169,13 @@ def judge(
         certified=tuple(pairs[k] for k in found.certified),
         worse=tuple(pairs[k] for k in found.worse),
         named=pairs[found.named],
-        certain=certain,
+        certain=found.certain and obstacle is None,
         obstacle=obstacle,
         rounds=dict(zip(pairs, table.rounds, strict=True)),
         gaps=gaps,
         costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,
         left_out=table.left_out,
-        runs_needed=needed,
-        smallest_tolerance=smallest,
-        examples_needed=examples,
         open=tuple(pairs[k] for k in open_),
         coarse=bounds.coarse,
     )
@@ -266,32 +249,29 @@ class _Bounds:
         for part in (self._seeds, self._examples):
             np.fill_diagonal(part, 0.0)
 
-    def half_widths(self, rounds: float = 0, without: Sequence[int] = ()) -> np.ndarray:
-        """Return the half-widths of the intervals, once all but some have so many rounds."""
+    def half_widths(self) -> np.ndarray:
+        """Return the half-widths of the intervals."""
         counts, most = self._table.counts, self._table.most
-        stays = np.ones(len(counts), bool)
-        stays[list(without)] = False
-        later = np.where(stays[:, None] & stays, np.maximum(counts, rounds), counts)
-        grown = (max(rounds, most) - 1) / max(1, most - 1)
+        least = np.maximum(1, counts)
         share = 0.72 * self._others / self._looks**1.5
         if self._others == 1:
             share = 0.9 if self._looks == 1 else 0.3 / self._looks**1.5
-        shared = max(1, round(min(1e9, self._freedom * grown)))
+        shared = max(1, round(self._freedom))
         pooled = _dunnett_quantile(
             self._error * min(1.0, share), self._others, shared if shared < 1000 else math.inf
         )
-        of_pool = self._seeds / np.maximum(1, later)
+        of_pool = self._seeds / least
         seeds = pooled**2 * of_pool
         if self._others > 1:
             far = np.abs(self.gaps) > _FAR * np.sqrt(of_pool)
-            freedom = np.maximum(1.0, later - 1.0)
+            freedom = np.maximum(1.0, counts - 1.0)
             level = (0.8 + 1 / freedom**2) * np.where(far, 0.25, 1.0) / self._looks**1.5
             level = np.minimum(0.5, level * self._error)
             alone = special.stdtrit(freedom * self._parts, 1 - level) ** 2 * self._own
-            seeds = np.maximum(seeds, np.maximum(alone, alone.T) / np.maximum(1, later))
+            seeds = np.maximum(seeds, np.maximum(alone, alone.T) / least)
         examples = _dunnett_quantile(self._error, self._others, self._blocks - 1.0)
         half = np.sqrt(seeds + examples**2 * self._examples)
-        half = np.maximum(half, self._unseen(np.maximum(1, later)))
+        half = np.maximum(half, self._unseen(least))
         np.fill_diagonal(half, 0.0)
         # Of fewer than two common rounds nothing is known, unless all have one.
         unknown = (counts < min(2, most)) & ~np.eye(len(half), dtype=bool)
@@ -301,11 +281,6 @@ class _Bounds:
         """Return the difference in time that equal numbers of epochs in all rounds can hide."""
         unseen = 2 * (1 - self._error ** (0.5 / rounds)) * self._resolution
         return unseen * ~np.eye(len(unseen), dtype=bool)
-
-    def chance(self) -> np.ndarray:
-        """Return two standard errors by seeds, by which the gaps may still move."""
-        seeds = np.maximum(self._seeds, np.maximum.outer(self._own, self._own))
-        return 2 * np.sqrt(seeds / np.maximum(1, self._table.counts))
 
     def rule(self, half: np.ndarray) -> _Rule:
         """Judge by the gaps [than, of] and the half-widths of their intervals."""
@@ -349,32 +324,6 @@ class _Bounds:
         least = min(costs[k] for k in found.certified)
         named, own = self._table.pairs[found.named][0], costs[found.named]
         return own > AS_FAST * cost or (size < named and cost <= AS_FAST * least)
-
-    def forecast(self, found: _Rule) -> tuple[int | None, float | None, int | None]:
-        """Forecast the rounds that settle it, else the tolerance and the examples that would."""
-
-        def settled(number: float, chance: float = 0.0) -> bool:
-            widths = self.half_widths(number, found.worse) - chance * self.chance()
-            return self.rule(np.maximum(0.0, widths)).certain
-
-        most = self._table.most
-        if settled(math.inf):
-            numbers = range(most + 1, _MOST_ROUNDS)
-            needed = most + 1 + bisect.bisect_left(numbers, True, key=settled)
-            return (None if needed >= _MOST_ROUNDS else needed), None, None
-        rivals = [k for k in range(len(self.gaps)) if k not in found.worse]
-        at_best = self.half_widths(math.inf, found.worse)[np.ix_(rivals, rivals)].max()
-        # Not even with equal means, or not if these move as far as seeds may take them.
-        if at_best <= self._tolerance and settled(math.inf, 1.0):
-            return None, None, None
-        uppers = np.maximum(0.0, self.gaps) + self.half_widths(_MANY_ROUNDS, found.worse)
-        named = self._choose(rivals, self.gaps.max(0))
-        smallest = float(max(uppers[k, named] for k in rivals))
-        # The variance by examples is inverse to their number.
-        share = (at_best / self._tolerance) ** 2 if self._tolerance else math.inf
-        given = self._table.examples or self._blocks
-        needed = math.ceil(given * share) if share > 1 and math.isfinite(share) else None
-        return None, smallest if math.isfinite(smallest) else None, needed
 
 
 def hidden_by_examples(

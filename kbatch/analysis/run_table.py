@@ -89,7 +89,6 @@ class RunTable:
                 if self.outcomes is not None:
                     self.outcomes[k, columns[seed]] = sign * np.asarray(run.outcomes, float)
         first = rows[0][0]
-        self.examples = first.examples
         blocks = 1 if self.outcomes is None else self.outcomes.shape[2]
         self.step = 1 / (first.examples or blocks) if first.step is None else first.step
         self.resolutions = np.array([max(run.resolution for run in row) for row in rows])

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kbatch.analysis.judge import AS_FAST, Judgement
+from kbatch.analysis.judge import AS_FAST
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.analysis.run_table import best_epochs
 from kbatch.page.numbers import (
@@ -43,6 +43,15 @@ MUCH_DATA_WAIT = 0.2
 _PINNED = {
     "weights": ("began with the same weights", "initialization"),
     "order": ("saw the examples in the same order", "order"),
+}
+# What would make an answer certain, by the obstacle of its judgement.
+_TO_BE_CERTAIN = {
+    None: "{more} may make the answer certain",
+    "alone": "Another batch size that completes with the same settings is compared with it",
+    "one_execution": "{more} shows what another seed changes",
+    "pinned": "A `build` without `set_random_seed`, or shuffled data, lets seeds differ",
+    "few_examples": "More validation examples, above all of a rare class, are needed",
+    "heavy_tails": "A metric whose examples count alike, such as an accuracy, can be certain",
 }
 # A smaller gain in samples/s, as a share, is not worth a note.
 _SMALL_GAIN = 0.1
@@ -102,8 +111,9 @@ def _certainty(found: Decision, race: bool) -> Iterator[Note]:
     judgement, speedup = found.judgement, found.speedup
     if judgement is None:
         return
-    if not found.certain and (how := _to_be_certain(found, judgement, race)):
-        yield Note.of("to_be_certain", how=f"{how[0].upper()}{how[1:]}")
+    if not found.certain and (how := _TO_BE_CERTAIN.get(judgement.obstacle)):
+        more = "max_trainings" if race else "executions_per_trial"
+        yield Note.of("to_be_certain", how=how.format(more=f"A larger `{more}`"))
     costs = {t.trial_id: judgement.costs.get((t.batch_size, rate_factor(t))) for t in found.trials}
     if (named := found.trial) is not None and (cost := costs[named.trial_id]):
         better = [t for t in found.trials if t.rank[:2] <= named.rank[:2]]
@@ -128,38 +138,6 @@ def _certainty(found: Decision, race: bool) -> Iterator[Note]:
         if max(speedup.value, 1 / speedup.value) > AS_FAST:
             sizes = {"base": found.base_batch_size, "size": found.batch_size}
             yield Note.of("times_scatter", **sizes, ratio=ratio, low=low, high=high)
-
-
-def _to_be_certain(found: Decision, judgement: Judgement, race: bool) -> str:
-    """Say what would make an answer certain; an empty text if it is not known."""
-    more = "a larger `max_trainings`" if race else "`executions_per_trial=3`"
-    match judgement.obstacle:
-        case "alone":
-            return "another batch size that completes with the same settings is compared with it"
-        case "one_execution":
-            return f"{more} shows what another seed changes"
-        case "pinned":
-            return "a `build` without `set_random_seed`, or shuffled data, lets seeds differ"
-        case "few_examples":
-            return "more validation examples, above all of a rare class, are needed"
-        case "heavy_tails":
-            return "a metric whose examples count alike, such as an accuracy, can be certain"
-        case "no_outcomes":
-            return ""
-    if race:
-        return f"{more} may make the answer certain"
-    if judgement.runs_needed is not None:
-        count = f"about {judgement.runs_needed:,} training runs of each batch size"
-        return f"{count} would make the answer certain (a forecast)"
-    smallest = judgement.smallest_tolerance
-    if smallest is None:
-        return ""
-    ways = [f"`tolerance={setting(smallest)}`"]
-    if judgement.examples_needed is not None:
-        outcomes = found.trials[0].executions[0].outcomes
-        has = f" ({outcomes.examples:,} now)" if outcomes and outcomes.examples else ""
-        ways += [f"about {judgement.examples_needed:,} validation examples{has}"]
-    return f"more training runs make the answer certain only with {' or '.join(ways)}"
 
 
 def _rate(

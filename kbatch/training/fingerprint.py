@@ -356,10 +356,6 @@ def _is_installed(root: str) -> bool:
     return bool({"site-packages", "dist-packages"} & {*Path(place).parts})
 
 
-def _is_of_keras(kind: type) -> bool:
-    return any(_root(one) == "keras" for one in kind.__mro__)
-
-
 def _member(value: Any) -> Any:
     """Return the function of a method or a property, else the value itself."""
     return getattr(value, "__func__", getattr(value, "fget", value))

@@ -198,7 +198,6 @@ def test_one_execution_is_never_certain_and_leaves_seeds_out():
     assert once.worse == ((1, 1.0),)
     assert once.certified
     assert (once.certain, once.obstacle) == (False, "one_execution")
-    assert once.runs_needed is None
     assert twice.certain
     assert np.ptp(bounds(once.gaps[1, 1.0])) < np.ptp(bounds(twice.gaps[1, 1.0]))
     alone = judged([run for run in runs if run.batch_size == 2])
@@ -313,38 +312,6 @@ def test_errors_are_judged_as_accuracies_are():
         np.testing.assert_allclose(bounds(second.gaps[pair]), bounds(gap))
     assert second.named == first.named
     assert (second.certified, second.worse) == (first.certified, first.worse)
-
-
-def test_the_forecast_is_about_what_settles_it():
-    rng, ratios = np.random.default_rng(6), []
-    for values in np.array([[0.0], [0.0], [-3.0]]) + rng.standard_normal((20, 3, 60)):
-        needed = by_seeds(values[:, :6]).runs_needed
-        if needed is not None:
-            ends = (n for n in range(7, 61) if by_seeds(values[:, :n]).certain)
-            ratios.append(needed / next(ends, 61))
-    assert len(ratios) >= 10
-    assert 0.5 < np.median(ratios) < 2
-
-
-def test_a_validation_set_too_small_says_what_it_can_settle_and_what_would_do():
-    settled, enough = [], []
-    for seed in range(12):
-        draw = {"accuracies": [0.93] * 3, "rounds": 40}
-        runs = simulate(np.random.default_rng(seed), **draw, examples=400)
-        found = judged(first_rounds(runs, 4), 0.004)
-        assert not found.certain
-        if found.smallest_tolerance is None:
-            continue
-        assert found.runs_needed is None
-        assert 0.004 < found.smallest_tolerance < 0.1
-        settled.append(judged(runs, found.smallest_tolerance * 1.2).certain)
-        if found.examples_needed is not None:
-            examples = 50 * math.ceil(found.examples_needed * 1.5 / 50)
-            more = simulate(np.random.default_rng(seed), **draw, examples=examples)
-            enough.append(judged(more, 0.004).certain)
-    assert len(enough) >= 6
-    assert sum(settled) >= 0.7 * len(settled)
-    assert sum(enough) >= 0.6 * len(enough)
 
 
 def test_of_equal_means_the_fastest_is_named_where_none_is_certified():

@@ -17,6 +17,8 @@ from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord, judged_column
 from kbatch.training.metrics import is_fraction, metric_words
 
+# At most so many batch sizes are named below a title.
+_MOST_NAMES = 15
 BATCH_LABEL = "Batch size (examples per update)"
 
 
@@ -90,21 +92,20 @@ def one_of_each_size(study: Study, trials: Iterable[TrialRecord]) -> dict[int, T
     return dict(sorted(found.items()))
 
 
-def name_series(
-    panel: Axes, studies: Sequence[Study], sizes: Sequence[int], *, most: int = 0
+def write_title(
+    panel: Axes, title: str, studies: Sequence[Study], sizes: Sequence[int] = ()
 ) -> None:
-    """Name in the legend the batch sizes of a study, at most so many, or several studies."""
-    if len(studies) > 1:
-        for number, study in enumerate(studies):
-            size = study.decide().batch_size
-            answer = ", no answer" if size is None else f", batch size {size:,}"
-            name = canvas.shortened(study.name, canvas.name_room(panel) - len(answer))
-            look = series_style(number)
-            draw.points(panel, [], [], *look, line="-", label=f"{name}{answer}")
-        return
-    for number in range(0, len(sizes), -(-len(sizes) // most)):
+    """Write a title, and name below it several studies, or batch sizes of a single one."""
+    several = len(studies) > 1
+    for number, study in enumerate(studies if several else ()):
+        size = study.decide().batch_size
+        answer = ", no answer" if size is None else f", batch size {size:,}"
+        name = canvas.shortened(study.name, canvas.name_room(panel) - len(answer))
+        draw.points(panel, [], [], *series_style(number), line="-", label=f"{name}{answer}")
+    for number in () if several else range(0, len(sizes), 1 + len(sizes) // _MOST_NAMES):
         color, marker = size_color(sizes[number], sizes), series_style(number)[1]
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
+    canvas.write_title(panel, title, columns=3 if several else 7, fewest=1)
 
 
 def quality_of(trial: TrialRecord, quality: Objective) -> Estimate[float] | None:

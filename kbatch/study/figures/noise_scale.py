@@ -129,7 +129,6 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
         elif late.low:
             draw.arrow(panel, (place, late.low), 22, color)
             panel.plot([place], [late.low], marker="_", color=color, markersize=7)
-    common.name_series(panel, [study], sizes, most=14)
     panel.axvline(epochs + late_width / (2 * len(sizes)), color=GRID, linewidth=1)
     steps = max(1, round(epochs / (8 * canvas.width_share(panel))))
     panel.set_xticks([*range(steps, epochs + 1, steps)])
@@ -137,7 +136,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
     panel.set_xlabel("Epoch (right of the line: the late half)")
     panel.set_ylabel("Gradient noise scale\n(examples)")
     plain_log_labels(panel.yaxis)
-    canvas.write_title(panel, "Gradient noise scale by batch size", columns=7, fewest=1)
+    common.write_title(panel, "Gradient noise scale by batch size", [study], sizes)
     if progress:
         _draw_goodput(below[0], progress)
     notes = (progress[-1], common.bars_text([*trials.values()], None)) if progress else ()

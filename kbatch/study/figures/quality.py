@@ -101,7 +101,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     quality, keys = found[0][0], dict.fromkeys(key for _, lines in found for key in lines)
     (panel,) = canvas.panels(ax, RATES_IN)
     canvas.vertical_grid(panel)
-    panel.set_xlabel("Learning rate", fontsize=canvas.TEXT_PT)
+    panel.set_xlabel("Learning rate")
     worst = 0.04 if quality.direction == "max" else 0.96  # At the edge of the worst values.
     sizes, texts = sorted({size for size, _ in keys}), [*dict.fromkeys(text for _, text in keys)]
     for number, (_, own) in enumerate(found):
@@ -111,7 +111,6 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
                 look = series_style(number)
             style = _STYLES[0 if several else texts.index(text) % len(_STYLES)]
             _draw_rates(panel, line, look, style, edge=worst)
-    common.name_series(panel, shown, sizes, most=14)
     named = zip(texts, _STYLES, strict=False) if 1 < len(texts) <= len(_STYLES) else ()
     for text, style in () if several else named:
         panel.plot([], [], color=MUTED, linestyle=style, label=text)
@@ -140,7 +139,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     lengths = {length for _, length, _ in points}
     by = "learning rate" if several else "learning rate and batch size"
     title = f"{common.metric_title(quality)} by {by}"
-    canvas.write_title(panel, title, columns=3 if several else 7, fewest=1)
+    common.write_title(panel, title, shown, sizes)
     hollow = "Hollow: runs that the search ended early." if "short" in lengths else ""
     crosses = "Crosses: training diverged." if "diverged" in lengths else ""
     kept = [[t for t in one.trials if not any(r.diverged for r in t.executions)] for one in shown]
@@ -234,7 +233,7 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     front = [point for point in points if point[3]]
     (panel,) = canvas.panels(ax, PARETO_IN)
     canvas.vertical_grid(panel)
-    panel.set_xlabel("Throughput (samples/s)", fontsize=canvas.TEXT_PT)
+    panel.set_xlabel("Throughput (samples/s)")
     slowest, fastest = rates[0], rates[-1]
     if fastest > 12 * slowest:  # Small values would lie in one heap on a linear axis.
         panel.set_xscale("log")
@@ -275,9 +274,8 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     values = [value.value for *_, value, _ in (front[0], *front)] + [edge]
     panel.plot(rates, values, ds="steps-pre", color=canvas.FAINT, lw=0.8, zorder=1)
     panel.set_ylim(bottom, top)
-    common.name_series(panel, shown, sizes, most=14)
     title = f"{common.metric_title(quality)} against throughput"
-    canvas.write_title(panel, title, columns=3 if several else 7, fewest=1)
+    common.write_title(panel, title, shown, sizes)
     judged = [shown[owners[id(trial)]].decide().as_judged(trial) for trial, *_ in points]
     filled = "Filled: no other trial is both faster and better."
     filled += " Rings: the answers." if several else ""
@@ -288,7 +286,6 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
 
 BUDGETS = ("updates", "examples", "seconds")
 _LABELS = {"updates": "Updates", "examples": "Training examples", "seconds": "Training time (s)"}
-_MOST_NAMES = 8  # What fits in a row above the panels.
 # At the end of each epoch updates, examples and seconds so far, and the metric: means over
 # executions, with the 95 % interval of the metric from three on.
 Curve = list[tuple[tuple[float, ...], Estimate[float]]]
@@ -370,7 +367,7 @@ def plot_learning_curves(
     floor = 0.0 if min(every) >= 0 else -math.inf  # An interval of a loss may reach below zero.
     panels = canvas.panels(ax, height_in, (1,) * len(budgets), share_x=False)
     for panel, budget in zip(panels, budgets, strict=True):
-        panel.set_xlabel(_LABELS[budget], fontsize=canvas.TEXT_PT)
+        panel.set_xlabel(_LABELS[budget])
         for number, (trial, curve) in enumerate(curves):
             color, marker = colors[number], series_style(number)[1]
             places = [spent[BUDGETS.index(budget)] for spent, _ in curve]
@@ -386,9 +383,8 @@ def plot_learning_curves(
         plain_log_labels(panel.xaxis)
         common.end_axis(panel, quality, every)
         common.quality_axis(panel, quality, every)
-    common.name_series(panels[0], shown, sizes, most=_MOST_NAMES)
     title = f"{common.metric_title(quality)} over training{'' if several else ', by batch size'}"
-    canvas.write_title(panels[0], title, columns=3 if several else _MOST_NAMES, fewest=1)
+    common.write_title(panels[0], title, shown, sizes)
     banded = any(value.ends for _, curve in curves for _, value in curve)
     bands = "Bands: 95 % interval of the mean over training runs." if banded else ""
     tracing = "Training time includes tracing, but no validation." if "seconds" in budgets else ""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from kbatch.page.numbers import duration_text, setting
 from kbatch.plotting import canvas, draw
@@ -134,8 +133,7 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     if study.plan is not None and planned:
         upper.barh(lanes, study.plan.duration_s / one_s, 0.6, color=MUTED)
     rows = [*(f"worker {n + 1}" if lanes > 1 else "training" for n in range(lanes)), "plan"]
-    upper.yaxis.set_major_locator(FixedLocator(range(lanes + planned)))
-    upper.yaxis.set_major_formatter(FixedFormatter(rows[: lanes + planned]))
+    upper.set_yticks(range(lanes + planned), rows[: lanes + planned])
     upper.set_ylim(lanes + planned - 0.4, -0.6)
     found = search_answers(study, bars)
     ends = [moment for moment, _ in found[1:]] + [total_s]
@@ -147,9 +145,8 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     lower.set_yscale("log", base=2)
     lower.set_ylim(sizes[0] / 1.6, sizes[-1] * 1.6)
     ticks = draw.batch_ticks(sizes, 6)
-    lower.yaxis.set_major_locator(FixedLocator(ticks))
-    lower.yaxis.set_major_formatter(FixedFormatter([f"{size:,}" for size in ticks]))
-    lower.yaxis.set_minor_locator(NullLocator())
+    lower.set_yticks(ticks, [f"{size:,}" for size in ticks])
+    lower.minorticks_off()
     for panel in (upper, lower):
         canvas.vertical_grid(panel)
         for moment, _ in pauses:

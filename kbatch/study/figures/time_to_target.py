@@ -171,14 +171,12 @@ def plot_time_to_target(
     said = draw.missing((upper, lower), failed)
     which = join_words(at_most([f"{size:,} ({why})" for size, why in failed]) or [""])
     alarm = f"\N{MULTIPLICATION X} Without a result: batch size {which}."
-    if several:
-        common.name_series(upper, shown, ())
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
     sign = "≥" if aim.direction == "max" else "≤"
     aim_text = f"{metric_words(aim.metric)} {sign} {setting(aim.value)}"
     title = f"Training time and updates to {aim_text}"
-    canvas.write_title(upper, title, columns=3 if several else 2, fewest=1)
+    common.write_title(upper, title, shown)
     hollow = "Hollow: target not met." if several and missed else ""
     answers = [f"{size:,}{'' if sure else ' (not certified)'}" for size, sure in ringed.items()]
     ring = f"Ring: the answer, batch size {join_words(answers)}." if answers else ""

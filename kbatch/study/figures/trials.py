@@ -124,9 +124,7 @@ def draw_trials(
     failed = [(t.batch_size, t.outcome) for t in every if t.status != "completed"]
     said = draw.missing((upper, lower), failed) and not several
     words = f"Throughput and {metric_words(quality.name)}" if quality else "Throughput"
-    if several:
-        common.name_series(upper, studies, ())
-    canvas.write_title(upper, title or f"{words} by batch size", columns=3 * several)
+    common.write_title(upper, title or f"{words} by batch size", studies)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Quality metric")
     outside = grey = ""
