@@ -51,11 +51,18 @@ def percent(share: float) -> str:
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
-def duration_text(seconds: float) -> str:
-    """Write a duration in the unit that suits it, such as "41 s", "12 min" or "3.5 h"."""
-    size, unit = (seconds, "s") if seconds < 120 else (seconds / 60, "min")
-    size, unit = (size, unit) if seconds < 7200 else (seconds / 3600, "h")
-    return f"{format_number(size, 2)} {unit}"
+def duration_text(*seconds: float) -> str:
+    """Write one duration, or the ends of a range, in one unit, such as "41 s" or "12 to 19 min"."""
+    one_s, unit = time_unit(seconds[-1])
+    sizes = [one / one_s for one in seconds]
+    texts = dict.fromkeys(f"{size:.0f}" if size >= 10 else f"{size:.2g}" for size in sizes)
+    return f"{' to '.join(texts)} {unit}"
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Return the seconds of the unit that suits a duration, and its name."""
+    units = ((3600.0, "h"), (60.0, "min"))
+    return next((unit for unit in units if seconds >= 2 * unit[0]), (1.0, "s"))
 
 
 def memory_text(size_bytes: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from kbatch.analysis.learning_rate import FACTOR_NAME, names_rate
-from kbatch.page.numbers import percent, setting
+from kbatch.page.numbers import duration_text, percent, setting
 from kbatch.progress import ConsoleLine, NotebookLine, errors_as_warnings, live_line
 from kbatch.study.compare import rate_factor, value_text
 from kbatch.study.trial import TrialRecord
@@ -99,7 +99,7 @@ class SearchProgress:
         self._keep_left(_KEEP_S)
         left = self._search_left_s(trial_left_s=0.0)
         known = [f"{submitted} submitted", f"{ended} done"]
-        known += [] if left is None else [f"{duration(left)} left"]
+        known += [] if left is None else [f"{duration_text(left)} left"]
         self._update("search", None, ", ".join(known))
 
     def show(self, share: float, metrics: Mapping[str, float], *, ended: str | None = None) -> None:
@@ -118,10 +118,10 @@ class SearchProgress:
         left = [percent(share)]
         if gained > 0:
             trial_left_s = (self._now() - first_s) * (1 - share) / gained
-            left.append(f"{duration(trial_left_s)} left")
+            left.append(f"{duration_text(trial_left_s)} left")
         search_left_s = self._search_left_s(trial_left_s)
         if search_left_s is not None:
-            left.append(f"search {duration(search_left_s)} left")
+            left.append(f"search {duration_text(search_left_s)} left")
         self._update(self._name, share, ", ".join([*left, *figures]))
 
     def trial_ends(self, record: TrialRecord | None) -> None:
@@ -140,7 +140,7 @@ class SearchProgress:
             self._failures.add(end)
         text = f"{name}, {duration_s:5.1f} s, {end}"
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
-        self.say(text + (f"; about {duration(left)} left" if left else ""))
+        self.say(text + (f"; about {duration_text(left)} left" if left else ""))
 
     def _keep_left(self, pause_s: float = 1.0) -> None:
         """Write how long the search will take, unless it was written just before."""
@@ -214,13 +214,6 @@ def ending(record: TrialRecord | None) -> str:
     if last.length != "complete":
         which = f"{last.length.replace('_', ' ')}: {len(last.epochs)} of {last.epochs_asked} epochs"
     return f"{', '.join(figures)} ({which})"
-
-
-def duration(seconds: float) -> str:
-    """Format a duration as minutes and seconds, or hours with them."""
-    whole = max(0, round(seconds))
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def _figures(

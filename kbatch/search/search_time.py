@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-from kbatch.page.numbers import pluralize, setting
+from kbatch.page.numbers import duration_text, pluralize, setting
 from kbatch.search import BASE_BATCH_SIZE
 
 # A search may end this share of its budget late.
@@ -115,19 +115,7 @@ class SearchTime:
         sizes = pluralize(len(self.trainings_left), "size")
         text = f"{sizes}, about {setting(round(trainings, 1))} complete trainings"
         if seconds is not None:
-            text += f", {span_text(_LOW * seconds, _HIGH * seconds)}"
+            text += f", {duration_text(_LOW * seconds, _HIGH * seconds)}"
         if self.budget_s is None:
             return f"{text}. `time_budget_s=` sets a limit."
-        return f"{text}. It ends after at most {span_text(self.budget_s)} (`time_budget_s`)."
-
-
-def span_text(*seconds: float) -> str:
-    """Write one or two durations in one unit, such as "12 to 19 min"."""
-    unit, name = next(
-        ((unit, name) for unit, name in ((3600, "h"), (60, "min")) if seconds[-1] >= 2 * unit),
-        (1, "s"),
-    )
-    texts = dict.fromkeys(
-        f"{one / unit:.0f}" if one >= 10 * unit else f"{one / unit:.2g}" for one in seconds
-    )
-    return f"{' to '.join(texts)} {name}"
+        return f"{text}. It ends after at most {duration_text(self.budget_s)} (`time_budget_s`)."

@@ -72,17 +72,17 @@ def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(show
     clock.now_s = 110.0
     shown.show(**progress(share=0.25))
     figures = "8,123 samples/s, val_accuracy 0.9100"
-    assert line.live[-2:] == [f"5 %, {figures}", f"25 %, 0:38 left, {figures}"]
+    assert line.live[-2:] == [f"5 %, {figures}", f"25 %, 38 s left, {figures}"]
     # The search's own is what was expected when the trial began, less the time since then.
     clock.now_s = 160.0
     shown.trial_ends(records_factory.make_study().trials[0])
     shown.trial_begins({"batch_size": 64}, total=3)
     clock.now_s = 180.0
     shown.show(**progress(share=0.05))
-    assert line.live[-1].startswith("5 %, search 3:00 left")
+    assert line.live[-1].startswith("5 %, search 3 min left")
     clock.now_s = 190.0
     shown.show(**progress(share=0.25))
-    assert line.live[-1].startswith("25 %, 0:38 left, search 2:50 left, 8,123")
+    assert line.live[-1].startswith("25 %, 38 s left, search 2.8 min left, 8,123")
 
 
 def test_a_small_loss_is_not_shown_as_none(shown, line):
@@ -100,7 +100,7 @@ def test_a_trial_without_a_learning_rate_shows_its_factor(clock):
         shown.trial_begins({"batch_size": 32}, total=3)
         clock.now_s += 20.0
         shown.trial_ends(planned)
-    assert "about 0:40 left" in line.lines[0]
+    assert "about 40 s left" in line.lines[0]
     assert ", learning rate 4 times the rule, " in line.lines[0]
 
 
@@ -120,11 +120,11 @@ def test_the_reporter_shows_the_share_of_the_trial(shown, line):
 def test_a_terminal_keeps_the_lines_and_takes_the_bar_away():
     out = io.StringIO()
     line = ConsoleLine(Console(file=out, force_terminal=True, width=100))
-    line.update("trial 1", 0.5, "50 %, [bold] 0:30 left")
+    line.update("trial 1", 0.5, "50 %, [bold] 30 s left")
     line.print("trial 1 [bold] ended :x:")
     line.close()
     text = out.getvalue()
-    assert "50 %, [bold] 0:30 left" in text
+    assert "50 %, [bold] 30 s left" in text
     assert "trial 1 [bold] ended :x:\n" in text
     assert text.endswith("\x1b[2K")
 

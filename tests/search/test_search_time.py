@@ -5,7 +5,8 @@ import searches
 from fake_clock import FakeClock
 
 import kbatch
-from kbatch.search.search_time import SearchTime, span_text
+from kbatch.page.numbers import duration_text
+from kbatch.search.search_time import SearchTime
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_the_price_names_sizes_trainings_and_time():
         limited.price()
         == "1 size, about 2 complete trainings. It ends after at most 10 min (`time_budget_s`)."
     )
-    assert [span_text(9, 15), span_text(119), span_text(5000, 9000)] == [
+    assert [duration_text(9, 15), duration_text(119), duration_text(5000, 9000)] == [
         "9 to 15 s",
         "119 s",
         "1.4 to 2.5 h",

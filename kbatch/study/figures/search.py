@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.page.numbers import duration_text, setting
+from kbatch.page.numbers import duration_text, setting, time_unit
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, size_color
 from kbatch.study.compare import is_complete
@@ -24,7 +24,6 @@ _LONGEST_PAUSE_S, _LONGEST_PAUSE = 60.0, 0.2
 # The answer is computed for so many moments at most.
 _MOST_ANSWERS = 60
 _MOST_NAMES = 8
-_UNITS = ((7200.0, "h", 3600.0), (120.0, "min", 60.0), (0.0, "s", 1.0))
 
 # A training run, or the part of it that one call of `fit` trained: its place among those that ran
 # at the same time, from 0; when it began; its seconds of training, and of all else; and the trial
@@ -117,7 +116,7 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     lanes = 1 + max(lane for lane, *_ in bars)
     sizes = sorted({trial.batch_size for *_, trial in bars})
     total_s = max(began + train_s + rest_s for _, began, train_s, rest_s, _ in bars)
-    unit, one_s = next((name, one) for least, name, one in _UNITS if total_s >= least)
+    one_s, unit = time_unit(total_s)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     for size, whole in itertools.product(sizes, (True, False)):
         own = [b for b in bars if b[4].batch_size == size and is_complete(b[4].last) == whole]
