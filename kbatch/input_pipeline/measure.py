@@ -3,7 +3,7 @@
 import dataclasses
 import glob
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
@@ -153,7 +153,7 @@ _KERAS_BATCH_SIZE = 32
 def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.data.Dataset:
     """Return batches of what a person would give to `fit`."""
     size = None if batch_size is None else check_size(batch_size, "batch_size")
-    if isinstance(data, Iterator) and not gives_batches(data):
+    if not gives_batches(data) and hasattr(data, "__next__"):
         raise InputError(
             "The data must be readable from the start again and again, and an iterator is used up "
             "by reading it: give what it was made from, such as "
