@@ -22,7 +22,7 @@ from kbatch.records.training_run import AskedRun
 from kbatch.search.files import readable_trials, trial_record
 from kbatch.search.search_time import SearchTime
 from kbatch.search.space import Key, Values, grid, key_of
-from kbatch.study.compare import (
+from kbatch.study.compared_trials import (
     complete_trainings,
     is_complete,
     other_hyperparameters,
@@ -98,8 +98,7 @@ class RaceStrategy:
 
     def trainings(self) -> tuple[float, float, float]:
         """Return the complete trainings so far, and the fewest and most that are usual in all."""
-        trials = readable_trials(self._project)
-        done = complete_trainings(e for t in trials for e in t.executions)
+        done = complete_trainings(readable_trials(self._project))
         return done, *expected_trainings(race_task([], self._settings))
 
     def ending(self) -> str | None:
@@ -143,7 +142,7 @@ class RaceStrategy:
             ranks = [scores.get(key_of(values), -math.inf) for values in first]
             chosen, others = settings[ranks.index(max(ranks))]
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
-        spent = complete_trainings(e for t in trials if t not in same for e in t.executions)
+        spent = complete_trainings(trial for trial in trials if trial not in same)
         task = race_task(same, self._settings)
         if not task.search_rate:  # Those at other factors trained at the rates of a callback.
             same = [trial for trial in same if rate_factor(trial) == 1]

@@ -53,10 +53,10 @@ from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.oracle import BatchSizeOracle, trial_result, write_trial
 from kbatch.search.parallel import ParallelTrials, explored_space
-from kbatch.search.progress import FitReporter, SearchProgress
 from kbatch.search.race import RaceStrategy
+from kbatch.search.search_progress import FitReporter, SearchProgress
 from kbatch.search.search_time import SearchTime
-from kbatch.study.compare import check_tolerance, complete_trainings, is_complete
+from kbatch.study.compared_trials import check_tolerance, complete_trainings, is_complete
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget
@@ -454,8 +454,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         search_time.lap()
         left: dict[int, float] = dict.fromkeys(sizes, 0.0)
         if self._race is None:
-            trials = readable_trials(Path(self.project_dir))
-            done = complete_trainings(run for trial in trials for run in trial.executions)
+            done = complete_trainings(readable_trials(Path(self.project_dir)))
             for values in self.oracle.values_left():
                 left[values["batch_size"]] += self.executions_per_trial
         else:

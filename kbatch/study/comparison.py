@@ -10,7 +10,7 @@ from kbatch.analysis.judge import judge
 from kbatch.errors import InputError
 from kbatch.page.numbers import at_most, format_number, join_words, setting
 from kbatch.page.result import Result
-from kbatch.study.compare import (
+from kbatch.study.compared_trials import (
     as_compared,
     is_complete,
     is_time,

@@ -13,7 +13,7 @@ from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge
 from kbatch.analysis.race import RaceTask, judge_race
 from kbatch.records.notes import Note
-from kbatch.study.compare import (
+from kbatch.study.compared_trials import (
     LeftOut,
     LeftOutReason,
     Unpaired,

@@ -23,7 +23,7 @@ from kbatch.page.numbers import (
 )
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.study.compare import (
+from kbatch.study.compared_trials import (
     compared_settings,
     end_text,
     is_time,

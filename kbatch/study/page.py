@@ -23,7 +23,7 @@ from kbatch.page.numbers import (
 )
 from kbatch.records.notes import Note, by_importance
 from kbatch.records.training_run import TIMES, ExecutionRecord, Progress
-from kbatch.study.compare import (
+from kbatch.study.compared_trials import (
     LeftOutReason,
     Unpaired,
     as_compared,
@@ -214,8 +214,7 @@ def _cost(trials: Sequence[TrialRecord], progress: Progress | None) -> str:
 
 
 def _trainings(trials: Sequence[TrialRecord]) -> str:
-    runs = (run for trial in trials for run in trial.executions)
-    return setting(round(complete_trainings(runs), 1))
+    return setting(round(complete_trainings(trials), 1))
 
 
 def searched_text(trials: Sequence[TrialRecord]) -> str:

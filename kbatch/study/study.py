@@ -28,7 +28,7 @@ from kbatch.records.training_run import (
     Progress,
     SearchRecord,
 )
-from kbatch.study.compare import (
+from kbatch.study.compared_trials import (
     as_compared,
     check_tolerance,
     conditions,

@@ -15,7 +15,7 @@ import tensorflow as tf
 import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.errors import InputError
-from kbatch.study.compare import complete_trainings
+from kbatch.study.compared_trials import complete_trainings
 
 
 def race(directory, hypermodel=None, *, fit=None, **arguments):
@@ -66,7 +66,7 @@ def test_race_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
         assert trial.learning_rate == pytest.approx(expected, rel=1e-5)
         assert [e.seed - first for e in trial.executions] == [*range(len(trial.executions))]
     runs = [e for t in study.trials for e in t.executions]
-    assert complete_trainings(runs) <= 6
+    assert complete_trainings(study.trials) <= 6
     assert len({e.place for e in runs}) == len(runs)
     assert said.startswith("2 sizes, about 4 complete trainings. ")
     assert "short: 2 of 4 epochs" in said and "fits in 6 complete trainings" in said

@@ -14,7 +14,7 @@ import kbatch
 from kbatch.search import best_epoch
 from kbatch.search.train import TimedFit
 from kbatch.search.validation_outcomes import BlockSums
-from kbatch.study.compare import runs_of as compared_runs
+from kbatch.study.compared_trials import runs_of as compared_runs
 from kbatch.study.trackers import tracked_runs
 from kbatch.study.trial import Objective
 from kbatch.training.shared_graph import SharedGraph

@@ -26,7 +26,7 @@ from kbatch.page.document import shown_columns
 from kbatch.page.numbers import pluralize
 from kbatch.plotting import canvas
 from kbatch.records.training_run import Outcomes
-from kbatch.study.compare import tolerance_text
+from kbatch.study.compared_trials import tolerance_text
 from kbatch.study.decision import race_task
 from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import named_label

@@ -14,7 +14,7 @@ from records_factory import (
 
 from kbatch.analysis.intervals import mean_interval
 from kbatch.records.training_run import Budget, Target
-from kbatch.study.compare import conditions
+from kbatch.study.compared_trials import conditions
 from kbatch.study.trial import Objective
 
 ENDS = ("", ", low", ", high")

@@ -10,7 +10,7 @@ import small_models as models
 import kbatch
 from kbatch.errors import InputError
 from kbatch.search.oracle import BatchSizeOracle
-from kbatch.study.compare import check_tolerance
+from kbatch.study.compared_trials import check_tolerance
 from kbatch.training.metrics import is_accuracy, is_fraction, metric_direction
 
 NO_DIRECTION = {"Mean", "MeanMetricWrapper", "Metric", "Sum"}

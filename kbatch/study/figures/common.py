@@ -11,7 +11,7 @@ from kbatch.page.numbers import at_most, join_words
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
-from kbatch.study.compare import conditions, differing, missing_text, trial_name
+from kbatch.study.compared_trials import conditions, differing, missing_text, trial_name
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord, judged_column

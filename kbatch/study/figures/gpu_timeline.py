@@ -8,7 +8,7 @@ from kbatch.page.numbers import format_number, memory_text, percent, pluralize
 from kbatch.plotting import canvas
 from kbatch.plotting.canvas import series_style
 from kbatch.records.machine import GpuUsage, UsageRecord
-from kbatch.study.compare import missing_text
+from kbatch.study.compared_trials import missing_text
 from kbatch.study.study import Study, refuse_empty
 
 if TYPE_CHECKING:

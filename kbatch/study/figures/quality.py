@@ -16,7 +16,7 @@ from kbatch.page.numbers import setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
-from kbatch.study.compare import (
+from kbatch.study.compared_trials import (
     differing,
     is_complete,
     rates_of_settings,

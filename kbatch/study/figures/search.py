@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from kbatch.page.numbers import duration_text, setting, time_unit
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, size_color
-from kbatch.study.compare import is_complete
+from kbatch.study.compared_trials import is_complete
 from kbatch.study.decision import Decision, decide
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty

@@ -14,7 +14,13 @@ from kbatch.page.numbers import at_most, format_number, join_words, pluralize, s
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED, figure_bytes, series_style
 from kbatch.plotting.draw import batch_axis
-from kbatch.study.compare import as_compared, differing, is_complete, setting_texts, sizes_text
+from kbatch.study.compared_trials import (
+    as_compared,
+    differing,
+    is_complete,
+    setting_texts,
+    sizes_text,
+)
 from kbatch.study.comparison import Studies, studies_of
 from kbatch.study.decision import Decision
 from kbatch.study.figures import common

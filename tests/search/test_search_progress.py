@@ -16,7 +16,7 @@ from rich.console import Console
 import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.progress import ConsoleLine, NotebookLine
-from kbatch.search.progress import FitReporter, SearchProgress
+from kbatch.search.search_progress import FitReporter, SearchProgress
 
 
 def progress(**changes):

@@ -11,7 +11,7 @@ import keras
 from kbatch.analysis.learning_rate import FACTOR_NAME, names_rate
 from kbatch.page.numbers import duration_text, percent, setting
 from kbatch.progress import ConsoleLine, NotebookLine, errors_as_warnings, live_line
-from kbatch.study.compare import rate_factor, value_text
+from kbatch.study.compared_trials import rate_factor, value_text
 from kbatch.study.trial import TrialRecord
 from kbatch.training.callbacks import numbers_of
 from kbatch.training.learning_rate import peak_learning_rate

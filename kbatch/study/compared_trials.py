@@ -260,10 +260,10 @@ def training_seconds(run: ExecutionRecord) -> float | None:
     return run.examples_seen / rate if rate and run.examples_seen else run.train_s
 
 
-def complete_trainings(runs: Iterable[ExecutionRecord]) -> float:
+def complete_trainings(trials: Iterable[TrialRecord]) -> float:
     """Count training runs as complete trainings: a run of e of E epochs counts e / E."""
     count = 0.0
-    for run in runs:
+    for run in (run for trial in trials for run in trial.executions):
         asked = run.epochs_asked or 1
         count += 1.0 if is_complete(run) else min(1.0, len(run.epochs) / asked)
         count += run.epochs_repeated / asked
