@@ -34,6 +34,7 @@ from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import random_seed
 from tensorflow.python.framework.config import is_op_determinism_enabled
+from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 
 __all__ = [
     "ArrayDataAdapter",
@@ -154,8 +155,25 @@ def left_to_keras() -> Iterator[list[Any]]:
 
 
 def compiling(model: Any) -> AbstractContextManager[None]:
-    """Let `model.jit_compile` say that XLA compiles what is traced within."""
-    return replaced([(model, "_jit_compile", True)])
+    """Let `model.jit_compile` say that XLA compiles what is traced within, and Dropout draw alike.
+
+    XLA makes other numbers from 0 to 1 of the same random bits: of the highest bits of each, where
+    TensorFlow takes the lowest 23.
+    """
+    plain = random_ops.stateless_random_uniform_v2
+
+    def uniform(shape: Any, key: Any, counter: Any, alg: Any, dtype: Any, name: Any = None) -> Any:
+        if dtype != tf.float32:
+            return plain(shape, key, counter, alg, dtype, name)
+        given = {"key": key, "counter": counter, "alg": tf.random.Algorithm.PHILOX.value}
+        bits = tf.raw_ops.StatelessRandomUniformFullIntV2(shape=shape, dtype=tf.uint32, **given)
+        mantissa = tf.bitwise.bitwise_and(bits, tf.constant(0x7FFFFF, tf.uint32))
+        exponent = tf.constant(0x3F800000, tf.uint32)  # Of numbers from 1 to 2.
+        return tf.bitcast(tf.bitwise.bitwise_or(mantissa, exponent), tf.float32) - 1.0
+
+    return replaced(
+        [(model, "_jit_compile", True), (random_ops, "stateless_random_uniform_v2", uniform)]
+    )
 
 
 def validation_steps(model: Any) -> int | None:

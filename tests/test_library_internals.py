@@ -225,6 +225,23 @@ def test_left_to_keras_lists_what_the_last_compile_leaves():
     assert len(found) == 2
 
 
+def test_dropout_draws_alike_while_xla_compiles_a_model(model):
+    seed = keras.random.SeedGenerator(1)  # TensorFlow itself draws from a constant.
+
+    def drawn():
+        return keras.random.dropout(tf.ones([64]), 0.5, seed=seed)
+
+    def compiled():
+        with internals.compiling(model):
+            return drawn()
+
+    found = []
+    for function in (tf.function(drawn), tf.function(compiled, jit_compile=True)):
+        seed.state.assign([3, 7])
+        found.append(function().numpy())
+    np.testing.assert_array_equal(*found)
+
+
 def test_an_optimizer_lists_the_losses_that_it_scales():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0)
     with internals.scaled_losses(optimizer) as losses:
