@@ -27,7 +27,7 @@ def main(epochs=8, rows=20_000):
     tuner = kbatch.BatchSizeTuner(
         kbatch.BatchSizeHyperModel(build, kbatch.powers_of_two(32, 1024), seed=0),
         "val_precision_recall",
-        tolerance=0.03,  # with few positives, small differences cannot be told from noise
+        tolerance=0.03,  # with few positives, small differences are within the noise
         directory="imbalanced",
     )
     tuner.search(x, y, validation_data=(x_val, y_val), class_weight={0: 1, 1: 10}, epochs=epochs)

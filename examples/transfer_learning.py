@@ -23,7 +23,7 @@ def new_head():
     return classifier([base], 1e-2)
 
 
-def all_layers():  # from where the first stage ended
+def all_layers():  # continues from the end of the first stage
     return classifier([keras.models.load_model("new_head.keras", compile=False).layers[0]], 1e-3)
 
 

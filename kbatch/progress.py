@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from kbatch.errors import InputError
 
 _BAR_WIDTH = 20
-# In a log, of what changes often one line in so many seconds.
+# Least seconds between two lines of a log about what changes often.
 _LOG_PAUSE_S = 10.0
 
 
@@ -26,7 +26,7 @@ def check_verbose(verbose: Any) -> int:
 
 
 class ConsoleLine:
-    """Lines that stay, and below them a bar where the console is a terminal and no log file."""
+    """Lines that stay, and below them a bar if the console is a terminal."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -58,7 +58,7 @@ class ConsoleLine:
 
 
 class NotebookLine:
-    """One output in a notebook's cell for all lines; IPython's `display` replaces it alone."""
+    """All lines in one output of a notebook's cell, which IPython's `display` replaces."""
 
     changes = True
 
@@ -98,7 +98,7 @@ def live_line() -> ConsoleLine | NotebookLine:
 
 @contextlib.contextmanager
 def errors_as_warnings(what: str) -> Iterator[None]:
-    """Warn where something cannot be shown: a console, a notebook, a disk or a figure fails."""
+    """Warn if something cannot be shown: a console, a notebook, a disk or a figure fails."""
     try:
         yield
     except Exception as error:  # Whatever these raise.

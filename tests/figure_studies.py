@@ -95,7 +95,7 @@ def rates_study(objective=VAL_ACCURACY):
 
 
 def timed(study, *, workers=1):
-    """The study with a plan, and with runs one after the other or so many at a time."""
+    """The study with a plan, and with runs one after the other, or as many at a time as workers."""
     trials, at_s = [], [1e9] * workers
     for trial in study.trials:
         runs = []

@@ -18,7 +18,7 @@ from records_factory import make_study, make_trial
 import kbatch
 from kbatch.cli.main import load_result
 from kbatch.errors import RecordError
-from kbatch.page.document import html_text, markdown_files, shown_columns, table_text
+from kbatch.page.document import document_files, shown_columns, table_text
 from kbatch.page.result import FIGURES, Result, write_report
 from kbatch.records.json_codec import write_record
 from kbatch.records.notes import KINDS, Note, most_important
@@ -154,7 +154,9 @@ def test_a_file_of_another_kbatch_is_refused_with_what_to_do(tmp_path):
 
 
 def test_several_results_make_one_document_with_their_answers_first():
-    text = html_text([*RECORDS.values()]).replace("\N{NO-BREAK SPACE}", " ")
+    text = (
+        document_files([*RECORDS.values()], HTML)[HTML].decode().replace("\N{NO-BREAK SPACE}", " ")
+    )
     first = text.index("</header>")
     for record in RECORDS.values():
         assert record.answer.split(":")[0] in text[:first]
@@ -183,6 +185,7 @@ def test_what_is_no_result_is_refused(given, tmp_path):
 
 
 # A table of every kind of value: how it is written is the same in all renderings.
+HTML = Path("report.html")
 TABLE = pd.DataFrame(
     {
         "batch size": [16, 2048],
@@ -231,10 +234,10 @@ def test_long_texts_stand_below_the_table_in_a_terminal():
 def test_every_rendering_writes_the_same_table():
     said = {"title": "Title", "answer": "Answer.", "use": "Do `it`.", "notes": (), "settings": {}}
     content = SimpleNamespace(**said, environment=None, figures=tuple, table=lambda: TABLE)
-    text = html_text([content])
+    text = document_files([content], HTML)[HTML].decode()
     assert re.search(r'<tr class="answer">\s*<th[^>]*><span class="tag">answer', text)
     page = Page(text)
-    markdown = markdown_files([content], Path("r.md"))[Path("r.md")].decode()
+    markdown = document_files([content], Path("r.md"))[Path("r.md")].decode()
     for text in (text for texts in TEXTS for text in texts if text):
         assert text in page.text
         assert text in markdown.replace("\\", "")

@@ -117,7 +117,7 @@ def over_rounds(values: Sequence[float]) -> Estimate[float] | None:
     return Estimate(float(np.median(values)), low, high, count)
 
 
-# A training is cut into so many parts, so that up to two of them may be disturbed.
+# A training is cut into this number of parts: up to two of them may be disturbed.
 _PARTS = 5
 
 

@@ -118,47 +118,42 @@ def _word(value: Any) -> str:
     return f"{value:,}" if _is_number(value) else " ".join(str(value).split())
 
 
-def html_text(results: Sequence[Any], apart: str = "") -> str:
-    """Write results as one HTML page."""
-    from kbatch.plotting.canvas import detached_axes, svg_address
+def document_files(results: Sequence[Any], path: Path, refusal: str = "") -> dict[Path, bytes]:
+    """Return the files of an HTML page, or of Markdown with its figures beside it; the text last.
 
-    drawings, offered = {}, [result.figures() for result in results]
+    `refusal` says why studies among the results are not compared.
+    """
+    from kbatch.plotting import canvas
+
+    html, files, pictures = path.suffix.lower() == ".html", {}, {}
+    offered = [result.figures() for result in results]
     for place, figures in enumerate(offered, start=1):
         for figure in figures:
-            axes = figure.draw(detached_axes(figure.height_in, width_in=_COLUMN_IN))
-            drawings[place, figure.name] = {"address": svg_address(axes), **_texts_of(axes)}
-    shown = {"results": results, "apart": apart, "figures": offered, "drawings": drawings}
-    return templates().get_template("report.html").render(shown)
-
-
-def _texts_of(axes: "Axes") -> dict[str, str]:
-    """Return what a figure shows, for those who do not see it, and its caption."""
-    from kbatch.plotting.canvas import caption_lines
-
-    caption = " ".join(caption_lines(axes)[:1])  # The page lists the facts once.
-    return {"alt_text": str(axes.get_label()).partition("\n")[0], "caption": caption}
+            width_in = _COLUMN_IN if html else canvas.WIDTH_IN
+            axes = figure.draw(canvas.detached_axes(figure.height_in, width_in=width_in))
+            if html:
+                address = canvas.svg_address(axes)
+            else:
+                name = f"{path.stem}-{f'{place}-' if len(results) > 1 else ''}{figure.name}.png"
+                files[path.with_name(name)] = canvas.figure_bytes(axes, ".png")
+                address = quote(name)
+            pictures[place, figure.name] = {
+                "address": address,
+                # For those who do not see the figure.
+                "alt_text": str(axes.get_label()).partition("\n")[0],
+                "caption": " ".join(
+                    canvas.caption_lines(axes)[:1]
+                ),  # The page lists the facts once.
+            }
+    shown = {"results": results, "refusal": refusal, "figures": offered, "pictures": pictures}
+    text = templates().get_template(f"report{path.suffix.lower()}").render(shown)
+    return {**files, path: text.encode()}
 
 
 def notebook_html(result: Any) -> str:
     """Write a result as a piece of HTML for the output of a cell."""
     # It has no style sheet, which notebooks take away, and no colours, for light and dark pages.
     return templates().get_template("notebook.html").render(result=result, most=40)
-
-
-def markdown_files(results: Sequence[Any], path: Path, apart: str = "") -> dict[Path, bytes]:
-    """Return the files of a document, the text last."""
-    from kbatch.plotting.canvas import detached_axes, figure_bytes
-
-    files, pictures, offered = {}, {}, [result.figures() for result in results]
-    for place, figures in enumerate(offered, start=1):
-        for figure in figures:
-            name = f"{path.stem}-{f'{place}-' if len(results) > 1 else ''}{figure.name}.png"
-            axes = figure.draw(detached_axes(figure.height_in))
-            files[path.with_name(name)] = figure_bytes(axes, ".png")
-            pictures[place, figure.name] = {"address": quote(name), **_texts_of(axes)}
-    shown = {"results": results, "apart": apart, "figures": offered, "pictures": pictures}
-    text = templates().get_template("report.md").render(shown)
-    return {**files, path: text.encode()}
 
 
 _RANGE = re.compile(r"\(?-?[\d.,]+ (?:±|to) -?[\d.,]+\)?")

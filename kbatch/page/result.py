@@ -145,7 +145,7 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
         ValueError: If the suffix is another one, a study is empty or the list is.
         OSError: If the folder cannot be written, with what to do.
     """
-    from kbatch.page.document import html_text, markdown_files
+    from kbatch.page.document import document_files
 
     given = list(results) if isinstance(results, Sequence) else [results]
     if not given or not all(isinstance(one, Result) for one in given):
@@ -159,9 +159,8 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
             "A report's `path` must end in `.html` (one file) or `.md` (with figures beside "
             f"it). Received: path={str(path)!r}."
         )
-    given, apart = _compared(given)
-    html = path.suffix.lower() == ".html"
-    files = {path: html_text(given, apart).encode()} if html else markdown_files(given, path, apart)
+    given, refusal = _compared(given)
+    files = document_files(given, path, refusal)
     for file, data in files.items():
         write_whole_file(file, data)
     return tuple(files)

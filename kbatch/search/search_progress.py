@@ -18,7 +18,7 @@ from kbatch.training.learning_rate import peak_learning_rate
 from kbatch.training.model import inner_optimizers
 
 _SHORTEST_PAUSE_S = 0.2
-# At least once in so many seconds a search writes how far it has come; at most once a second.
+# Most seconds between two writes of how far the search has come; the least is a second.
 _KEEP_S = 30.0
 _RATE = ", learning rate "
 # Metrics of an epoch that say nothing of what was learned.

@@ -28,11 +28,11 @@ from kbatch.training.metrics import is_accuracy, is_fraction, metric_words
 if TYPE_CHECKING:
     import pandas as pd
 
-# What a figure takes.
+# The studies that a figure takes: one, several, or several by their names.
 Studies = Study | Sequence[Study] | Mapping[str, Study]
-# Of the table. The others are named below it.
+# Most differences that have a column; a sentence names the others.
 _MOST_DIFFERENCES = 6
-# What a search draws, counts or measures itself.
+# Settings that a search draws, counts or measures itself.
 _NOT_GIVEN = ("seed", "training_s", "executions_asked", "short_runs", "grid_because", "epochs")
 _OF_POLICY = re.compile(r" \([0-9a-f]{8}\)$")
 # Why the noise is not known, by the obstacle of the judgement.
@@ -256,7 +256,7 @@ def _gain(
     gain = other.objective.sign * (values[1] - values[0])
     if min(len(trial.executions) for trial in both) < 2:
         return Estimate(gain), "one_execution"
-    # The judgement compares batch sizes: here the number of the study stands for one.
+    # `judge` compares batch sizes: the number of the study takes the place of one.
     for number, trial in enumerate(both):
         runs = tuple(dataclasses.replace(run, batch_size=number) for run in trial.executions)
         both[number] = dataclasses.replace(trial, hyperparameters={}, executions=runs)
@@ -281,7 +281,7 @@ def _gain(
 
 
 def differences(studies: Sequence[Study]) -> dict[str, list[str | None]]:
-    """Return what differs between studies by name: a text for each, the most telling first."""
+    """Return the texts of what differs between studies, by name, the most important first."""
     described = [_described(study) for study in studies]
     recorded = [study.search.facts if study.search else {} for study in studies]
     if not all(recorded):  # What only some of them recorded is no difference.
@@ -301,7 +301,7 @@ def differences(studies: Sequence[Study]) -> dict[str, list[str | None]]:
 
 
 def _described(study: Study) -> dict[str, str]:
-    """Describe what decides the results of a study, by name, the most telling first."""
+    """Describe what decides the results of a study, by name, the most important first."""
     trial, search = study.decide().trial, study.search
     found: dict[str, Any] = {}
     if trial is not None:

@@ -55,7 +55,7 @@ _TO_BE_CERTAIN = {
 }
 # A smaller gain in samples/s, as a share, is not worth a note.
 _SMALL_GAIN = 0.1
-# A training time that was measured as another one by this factor is worth a note.
+# A measured training time that differs by this factor is worth a note.
 _OTHER_TIME = 1.3
 # Validation so far below training is more than a model usually fits its training data too well.
 _FAR_BELOW = 0.1

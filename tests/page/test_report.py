@@ -6,22 +6,23 @@ import pytest
 from html_page import Page
 from records_factory import make_study, make_trial
 
-from kbatch.page.document import html_text, markdown_files
+from kbatch.page.document import document_files
 from kbatch.page.result import write_report
 from kbatch.study.study import Study
 
+HTML = Path("report.html")
 HOSTILE = "<script>alert('x')</script> a|b\nsecond `<i>line</i>` *here* [x](y) ` *there*"
 
 
 @functools.cache
 def plain_html():
     """The page of a study, for tests that only read it: drawing takes a second."""
-    return html_text([make_study()])
+    return document_files([make_study()], HTML)[HTML].decode()
 
 
 def render_markdown(study):
     """The text of a report in Markdown."""
-    return markdown_files([study], Path("report.md"))[Path("report.md")].decode()
+    return document_files([study], Path("report.md"))[Path("report.md")].decode()
 
 
 def hostile_study():
@@ -75,7 +76,7 @@ def test_the_page_can_be_used_without_seeing_it():
 
 
 def test_hostile_texts_stay_texts():
-    page = Page(html_text([hostile_study()]))
+    page = Page(document_files([hostile_study()], HTML)[HTML].decode())
     assert len(page.found("script")) == 1
     assert page.found("b") == page.found("i") == []
     words = page.text

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from records_factory import make_diverged, make_execution, make_study, make_trial
 
-from kbatch.page.document import markdown_files
+from kbatch.page.document import document_files
 from kbatch.records.notes import Note
 
 
@@ -57,7 +57,7 @@ def test_the_page_says_how_to_reproduce_and_where_it_was_measured():
     assert study.settings["batch_sizes"] == "[16, 32, 64, 128]"
     assert study.settings["seed"] == study.settings["seeds of the executions"] == "0"
     assert study.settings["training data"] == "1,437 examples an epoch"
-    text = markdown_files([study], Path("report.md"))[Path("report.md")].decode()
+    text = document_files([study], Path("report.md"))[Path("report.md")].decode()
     assert "sh\npython examples/digits.py --seed 0\n" in text
     assert "| Host memory | 64.0 GiB |" in text and "| tensorflow | 2.21.0 |" in text
 

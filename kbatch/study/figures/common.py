@@ -17,7 +17,7 @@ from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord, judged_column
 from kbatch.training.metrics import is_fraction, metric_words
 
-# At most so many batch sizes are named below a title.
+# Most batch sizes that are named below a title.
 _MOST_NAMES = 15
 BATCH_LABEL = "Batch size (examples per update)"
 
@@ -29,7 +29,7 @@ def write_conditions(
     alarm: str | None = None,
     caption: bool,
 ) -> None:
-    """Write below panels what is shown there, which trials are missing, and where they ran."""
+    """Write below panels what they show, which trials are missing, and on which device they ran."""
     first, *others = (conditions(study.trials, study.environment) for study in studies)
     facts = [fact for fact in first if all(fact in other for other in others)]
     alarm = incomplete_text(studies) if alarm is None else alarm
@@ -38,7 +38,7 @@ def write_conditions(
 
 
 def incomplete_text(studies: Sequence[Study]) -> str:
-    """Describe which trials have no result, and why; an empty text where all have one."""
+    """Describe which trials have no result, and why; an empty text if all have one."""
     texts = []
     for study in studies:
         ended = [trial for trial in study.trials if trial.status != "running"]
@@ -71,7 +71,7 @@ def far_off(study: Study) -> list[TrialRecord]:
 
 
 def far_off_note(studies: Sequence[Study]) -> str:
-    """Say which sizes a figure of quality leaves out, an empty text where it shows all."""
+    """Say which sizes a figure of quality leaves out; an empty text if it shows all."""
     texts = []
     for study in studies:
         if sizes := sorted({trial.batch_size for trial in far_off(study)}):
@@ -119,7 +119,7 @@ def metric_title(metric: Objective) -> str:
 
 
 def end_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
-    """End the y axis where the values do; that of a loss which falls tenfold is logarithmic."""
+    """End the y axis at the values; make it logarithmic for a loss that falls tenfold."""
     low, high = min(values), max(values)
     if metric.direction == "min" and 0 < 10 * low < high:
         panel.set_yscale("log")

@@ -21,7 +21,7 @@ HEIGHT_IN = 3.8
 # A pause is cut out of the axis if it is longer than these seconds, and than this share of the time
 # in which training runs ran.
 _LONGEST_PAUSE_S, _LONGEST_PAUSE = 60.0, 0.2
-# The answer is computed for so many moments at most.
+# Most moments for which the answer is computed.
 _MOST_ANSWERS = 60
 _MOST_NAMES = 8
 

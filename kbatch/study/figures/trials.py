@@ -94,7 +94,7 @@ def draw_trials(
             # The value that the table of the decision shows.
             return common.quality_of(decided.as_judged(trial), quality) if quality else None
 
-        # Of these nothing is known at a rate that suits them: no line goes through them.
+        # These did not train at a suitable rate, so no line goes through them.
         far = [trial.trial_id for trial in common.far_off(study)]
         short = {trial.trial_id for trial in completed if not is_complete(trial.last)}
         whole = [trial for trial in completed if trial.trial_id not in short]

@@ -162,7 +162,7 @@ def _dataset_of(op: Any, spec: Any, **arguments: Any) -> tf.data.Dataset:
 
 
 def of_known_size(batches: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Return batches, all of which have so many rows, with this size in their shapes."""
+    """Return batches that all have `size` rows, with that size in their shapes."""
     spec = tf.nest.map_structure(
         lambda part: tf.TensorSpec([size, *part.shape[1:]], part.dtype), batches.element_spec
     )
