@@ -58,6 +58,7 @@ _RUN_S, _EPOCH_S, _FORWARD = 0.07, 0.015, 1 / 3
 
 # XLA saves at most this share of the seconds of a step, and takes at least these for a shape.
 _MOST_SAVED, _LEAST_COMPILE_S = 0.75, 0.6
+_WEIGHTS = 10  # Trainable ones of a small net; a deeper net takes longer in proportion.
 _XLA_ROUNDS = 3  # In which steps are timed with and without it, in turns.
 
 Build = Callable[[str], keras.Model]  # Builds a new model under a dtype policy.
@@ -213,7 +214,7 @@ def choose_xla(
     share = 1.0 if left_s is None else min(1.0, left_s / plain_s)
     most = min(plan.micro_batch_size or batch_sizes[-1], batch_sizes[-1])
     sizes = sorted({min(batch_sizes[0], most), most})
-    least_s = _LEAST_COMPILE_S * shapes
+    least_s = _LEAST_COMPILE_S * shapes * max(1.0, len(model.trainable_weights) / _WEIGHTS)
     if _MOST_SAVED * share * plain_s < least_s or not model_supports_jit(model):
         return dataclasses.replace(plan, jit_compile=False)
     before = vars(model).get("train_step"), model.train_function

@@ -382,11 +382,12 @@ class Texts(layers.Layer):
     [
         ((), 5.0, 0.0, None, False, False),  # XLA may save 3.75 s, and takes 0.6 s for 7 shapes.
         ((), 1e6, 0.0, 5.0, False, False),
+        ([layers.Dense(2) for _ in range(9)], 10.0, 0.0, None, False, False),  # 22 weights.
         ((), 1e6, 1e6, None, True, False),
         ((), 1e6, 1.0, None, True, True),
         ((Texts(),), 1e6, 1.0, None, True, False),
     ],
-    ids=["short", "budget", "no gain", "gain", "not compilable"],
+    ids=["short", "budget", "deep", "no gain", "gain", "not compilable"],
 )
 def test_choose_xla_pays_for_the_shapes(inner, plain_s, xla_s, left_s, tried, taken):
     model, data = models.mlp(inner=inner), TrainingData(*models.rows(16))
