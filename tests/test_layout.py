@@ -11,16 +11,16 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_131,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_122,  # Without docstrings, comments and blank lines.
     "files in kbatch": 128,
     "record types": 82,
     "properties": 148,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 28_786,
-    "kbatch.search.tuner": 20_582,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_676,  # HyperModel
-    "kbatch.memory.find": 8_207,  # find_max_batch_size
+    "kbatch.search.tuner": 20_576,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_670,  # HyperModel
+    "kbatch.memory.find": 8_223,  # find_max_batch_size
     "kbatch.study.study": 5_898,  # load_study
     "kbatch.training.accumulation.accumulate": 3_893,  # accumulate_gradients
 }

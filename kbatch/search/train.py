@@ -21,12 +21,7 @@ from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.machine import read_environment
 from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError, PolicyUnsupported
-from kbatch.library_internals import (
-    cache_file,
-    inputs_of_dataset,
-    keep_build_config,
-    without_retracing_advice,
-)
+from kbatch.library_internals import keep_build_config, without_retracing_advice
 from kbatch.records.notes import Note
 from kbatch.records.training_run import (
     AskedRun,
@@ -47,17 +42,13 @@ from kbatch.training.callbacks import (
     TrainingClock,
     joint_budget,
     numbers_of,
+    watch_rates,
 )
-from kbatch.training.data.batches import InputMeter, StepMeter
+from kbatch.training.data.batches import InputMeter, StepMeter, fill_caches
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
 from kbatch.training.dtype_policy import check_loss_is_scaled, dtype_policy_scope, skips_all_updates
-from kbatch.training.learning_rate import (
-    peak_learning_rate,
-    scale_late_layers,
-    set_learning_rate,
-    weight_shapes,
-)
+from kbatch.training.learning_rate import peak_learning_rate, scale_late_layers, weight_shapes
 from kbatch.training.model import (
     ModelFacts,
     can_validate,
@@ -78,8 +69,6 @@ from kbatch.training.steps_per_execution import (
     set_steps,
     whole_steps,
 )
-
-_WATCHED_BATCHES = 2  # Of each epoch, for callbacks that set the learning rate.
 
 
 class RunSettings(NamedTuple):
@@ -475,9 +464,9 @@ class TimedFit:
                 "Received: a dataset of infinite cardinality."
             )
         most = given_steps and given_steps * epochs * settings.largest_batch_size
-        _fill_caches(batches.dataset, most)
+        fill_caches(batches.dataset, most)
         if is_dataset(batches.validation_data):
-            _fill_caches(batches.validation_data, None)
+            fill_caches(batches.validation_data, None)
         if self.monitor is None:
             self.monitor = self._open.enter_context(GpuMonitor())
         self._fits += 1
@@ -552,7 +541,7 @@ class TimedFit:
         )
         # A step begins after the last one.
         last = [best, check, self.clock.last, end_early]
-        own = [self.clock, first, *self._watched(theirs)]
+        own = [self.clock, first, *watch_rates(self.model, theirs, self.rate_callbacks)]
         own += self._set_steps(batches, call, theirs)
         began_at, started_s = time.time(), time.perf_counter()
         trained_s = self.clock.train_s or 0.0
@@ -606,35 +595,6 @@ class TimedFit:
             if len(curve) == len(values) and max(curve) < asked.least[epoch]:
                 self.length = "stopped_early"
         self.model.stop_training = self.length != "complete"
-
-    def _watched(self, callbacks: list[Any]) -> list[Any]:
-        """Put behind each callback another one that notes if it has set the learning rate."""
-        known: list[float | None] = [None]
-
-        def watch(owner: Any) -> Any:
-            def look(*_: Any) -> None:
-                rate = set_learning_rate(next(iter(inner_optimizers(self.model)), None))
-                if None not in (rate, *known) and rate != known[0]:
-                    if owner is not None:
-                        self.rate_callbacks[type(owner).__name__] = None
-                    elif not self.rate_callbacks:  # It is set in a later batch.
-                        self.rate_callbacks["a callback or the train step"] = None
-                known[0] = rate
-
-            def look_at_first(batch: int, logs: Any) -> None:
-                if batch < _WATCHED_BATCHES:
-                    look()
-
-            return keras.callbacks.LambdaCallback(
-                on_train_begin=look,
-                on_epoch_begin=look,
-                on_epoch_end=look,
-                on_train_batch_begin=look_at_first,
-                on_train_batch_end=look_at_first,
-            )
-
-        followed = (part for one in callbacks for part in (one, watch(one)))
-        return [watch(None), *followed] if callbacks else []
 
     def _set_steps(
         self, batches: Batches, call: dict[str, Any], callbacks: list[Any]
@@ -716,22 +676,6 @@ def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:
             "`steps_per_epoch` None or at least 1. Received: "
             f"epochs={epochs!r}, initial_epoch={initial_epoch!r}, steps_per_epoch={steps!r}."
         )
-
-
-def _fill_caches(dataset: Any, most: int | None) -> None:
-    """Fill the caches that training reads to their end, up to `most` examples."""
-    # The first trial would pay for all others, and seem to be slow. Where each epoch ends with the
-    # data, `most` is None. A full cache takes some microseconds an element.
-    waiting = [dataset]
-    while waiting:
-        stage = waiting.pop()
-        known = most is None or 0 <= int(stage.cardinality()) <= most
-        if cache_file(stage) is not None and known:
-            # All are skipped, in C++; of a number beyond 32 bits none would be.
-            for _ in stage.skip(2**31 - 1):
-                pass
-        if "Take" not in type(stage).__name__:  # It leaves a rest.
-            waiting += inputs_of_dataset(stage)
 
 
 def _metrics_of_parts(model: Any, batch_size: int) -> list[str]:

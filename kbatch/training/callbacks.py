@@ -364,6 +364,40 @@ class StopAtTarget(keras.callbacks.Callback):
             )
 
 
+# Batches of each epoch in which callbacks are watched.
+_WATCHED_BATCHES = 2
+
+
+def watch_rates(model: Any, callbacks: list[Any], setters: dict[str, None]) -> list[Any]:
+    """Put behind each callback another one that names it in `setters` if it sets the rate."""
+    known: list[float | None] = [None]
+
+    def watch(owner: Any) -> Any:
+        def look(*_: Any) -> None:
+            rate = set_learning_rate(next(iter(inner_optimizers(model)), None))
+            if None not in (rate, *known) and rate != known[0]:
+                if owner is not None:
+                    setters[type(owner).__name__] = None
+                elif not setters:  # It is set in a later batch.
+                    setters["a callback or the train step"] = None
+            known[0] = rate
+
+        def look_at_first(batch: int, logs: Any) -> None:
+            if batch < _WATCHED_BATCHES:
+                look()
+
+        return keras.callbacks.LambdaCallback(
+            on_train_begin=look,
+            on_epoch_begin=look,
+            on_epoch_end=look,
+            on_train_batch_begin=look_at_first,
+            on_train_batch_end=look_at_first,
+        )
+
+    followed = (part for one in callbacks for part in (one, watch(one)))
+    return [watch(None), *followed] if callbacks else []
+
+
 class TensorBoardScalars(keras.callbacks.Callback):
     """Writes throughput, memory, noise scale and sizes where a TensorBoard callback writes."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import inputs_of_dataset, is_op_determinism_enabled
+from kbatch.library_internals import cache_file, inputs_of_dataset, is_op_determinism_enabled
 from kbatch.training.data.forms import (
     arrays_of,
     as_dataset,
@@ -327,6 +327,22 @@ def _block_part(examples: int, most: int) -> int:
     """Return the batch size of a validation: one batch is a block, or several are."""
     block = max(1, -(-examples // MOST_BLOCKS))
     return -(-block // -(-block // most))
+
+
+def fill_caches(dataset: Any, most: int | None) -> None:
+    """Fill the caches that training reads to their end, up to `most` examples."""
+    # The first trial would pay for all others, and seem to be slow. Where each epoch ends with the
+    # data, `most` is None. A full cache takes some microseconds an element.
+    waiting = [dataset]
+    while waiting:
+        stage = waiting.pop()
+        known = most is None or 0 <= int(stage.cardinality()) <= most
+        if cache_file(stage) is not None and known:
+            # All are skipped, in C++; of a number beyond 32 bits none would be.
+            for _ in stage.skip(2**31 - 1):
+                pass
+        if "Take" not in type(stage).__name__:  # It leaves a rest.
+            waiting += inputs_of_dataset(stage)
 
 
 class InputReading(NamedTuple):
