@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo figures test test-slow test-engines test-trackers test-versions test-gpu mutations models-table keras-tests notebooks docs lint format types clean
+.PHONY: help demo figures test test-slow test-engines test-runtimes test-trackers test-versions test-gpu mutations models-table keras-tests notebooks docs lint format types clean
 
 # One line a target: what stands behind its two hashes.
 help:
@@ -43,6 +43,10 @@ test-slow: .venv/test.stamp ## the slow tests: many trials, killed processes, a 
 # Searches on SLURM (apt-get install slurm-wlm munge, as root), Ray and Dask, on this host alone.
 test-engines: .venv/engines.stamp ## searches on SLURM, Ray and Dask, on this host
 	$(BIN)/python -m pytest -m engine tests/engines
+
+# Models of ONNX Runtime and LiteRT, and the example that serves one.
+test-runtimes: .venv/runtimes.stamp ## predictions of ONNX Runtime and LiteRT themselves
+	$(BIN)/python -m pytest -m runtime tests/inference tests/test_examples.py
 
 # MLflow and Weights & Biases, which want other versions of what the rest uses.
 test-trackers: .venv-trackers/trackers.stamp ## studies in MLflow and W&B themselves, in .venv-trackers

@@ -160,7 +160,9 @@ class Setting(NamedTuple):
     size: int
 
     def __str__(self) -> str:
-        series = self.series if isinstance(self.series, str) else " under ".join(self.series)
+        # A function has no policy.
+        parts = [self.series] if isinstance(self.series, str) else filter(None, self.series)
+        series = " under ".join(parts)
         return f"{series}, size {self.size}"
 
 

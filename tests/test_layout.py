@@ -11,13 +11,13 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_122,  # Without docstrings, comments and blank lines.
-    "files in kbatch": 128,
+    "lines of code in kbatch": 22_384,  # Without docstrings, comments and blank lines.
+    "files in kbatch": 129,
     "record types": 82,
     "properties": 148,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 28_786,
+    "lines of tests": 29_066,
     "kbatch.search.tuner": 20_576,  # BatchSizeTuner
     "kbatch.search.hypermodel": 14_670,  # HyperModel
     "kbatch.memory.find": 8_223,  # find_max_batch_size
@@ -81,7 +81,7 @@ EXPERIMENTS = {
     "timing": ...,
     "memory": {"find", "probe", "workload"},
     "throughput": {"measure"},
-    "inference": {"batch_dependence", "call_paths", "measure", "target_search"},
+    "inference": {"batch_dependence", "call_paths", "measure", "model_files", "target_search"},
     "input_pipeline": {"blocks", "changes", "measure"},
     "search": ...,
     "recommendation": {"measure"},

@@ -34,6 +34,7 @@ from kbatch.cli.demo import add_demo
 from kbatch.cli.doctor import add_doctor
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BUDGET_S
+from kbatch.records.notes import Note
 from kbatch.search import BASE_BATCH_SIZE
 
 # The functions `kbatch.plot_...` of one study or several, of one study, and of other records: the
@@ -127,12 +128,13 @@ def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None
 def _add_inference(commands: Any) -> None:
     text = "measure latency, throughput and memory of predictions by batch size"
     add = _parser(commands, "inference", _inference, text)
-    add("model", type=Path, metavar="MODEL", help="a saved model, .keras or .h5")
+    file = "a saved model: .keras, .h5, .onnx, .tflite or the folder of a SavedModel"
+    add("model", type=Path, metavar="MODEL", help=file)
     slo = "latency target, such as 20ms: find the largest batch in it"
     add("--slo", dest="latency_slo_ms", type=milliseconds, metavar="TIME", help=slo)
     share = "share of the calls that keep to it (%(default)s)"
     add("--quantile", type=float, default=0.95, metavar="Q", help=share)
-    paths = "compiled, xla, predict, saved_model (%(default)s)"
+    paths = "how to call a Keras model, such as compiled, xla, predict, saved_model (%(default)s)"
     given = {"type": words, "metavar": "NAME,..."}
     add("--paths", dest="call_paths", default="compiled", **given, help=paths)
     policies = "dtype policies and int8 (the model as it is)"
@@ -153,16 +155,19 @@ def _inference(options: argparse.Namespace) -> None:
     given = _given(options, "model")
     if not options.model.exists():
         raise ValueError(
-            "MODEL must be a file that `model.save` wrote, .keras or .h5: it does not exist. "
-            f"Received: {options.model}."
+            "MODEL must be a .keras, .h5, .onnx or .tflite file, or the folder of a SavedModel: it "
+            f"does not exist. Received: {options.model}."
         )
     options.output.mkdir(parents=True, exist_ok=True)
     with starting_tensorflow():
-        from kbatch.inference.call_paths import load_saved_model
         from kbatch.inference.measure import profile_inference
+        from kbatch.inference.model_files import load_model_file
 
-    model = load_saved_model(options.model)
-    profile = profile_inference(model, **given)
+    model, x = load_model_file(options.model)
+    profile = profile_inference(model, x, **given)
+    if x is not None:
+        noted = (Note.of("inputs_made"), *profile.noted)
+        profile = dataclasses.replace(profile, noted=noted)
     profile.table().to_csv(options.output / "profile.csv", index=False)
     figures = ((options.output / f"{figure.name}.png", figure.draw) for figure in profile.figures())
     _write(profile, options.output / "profile.json", *figures)

@@ -8,7 +8,11 @@ the largest output. What changes more is no rounding: a layer mixes the examples
 the longest row), or a number overflows that grows with the batch.
 
 A batch repeats the rows of the data, so each of its outputs can be compared with that of the same
-row in a batch of the smallest size, one example unless a person chose others.
+row in a batch of the smallest size, one example unless a person chose others. A second batch ends
+with a row that is 1,000 times larger, which must not change the outputs of the others: dynamic
+quantisation in ONNX Runtime takes one scale for a whole batch, and makes zeros of the others.
+
+The precision inside a function is unknown. Its eps is that of float16 and TensorFloat-32.
 """
 
 import functools
@@ -24,6 +28,7 @@ import tensorflow as tf
 from kbatch.inference.call_paths import Run, repeated
 from kbatch.inference.result import SizeEffect
 from kbatch.library_internals import forward, replaced_layer_calls
+from kbatch.page.numbers import percent
 from kbatch.records.notes import Note
 from kbatch.timing import Setting
 
@@ -33,6 +38,7 @@ _TIMES_MOVED, _LEAST_EPS = 10.0, 8.0
 _ROWS, _COMPARED = 6, 64
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _EPS_OF_TF32 = 2.0**-10
+_LARGER = 1000.0
 # One step of int8, as a share of its range; other quantisations have fewer steps.
 _EPS_OF_INT8, _EPS_OF_FEWER_BITS = 2.0**-7, 2.0**-3
 
@@ -50,6 +56,8 @@ class BatchDependence:
         self._repeated = len(keras.tree.flatten(rows)[0])
         self._rows = min(_ROWS, self._repeated)
         self._smallest: dict[Any, _Reference] = {}  # By call path and policy.
+        # By how much outputs change beside a row that is much larger, None if by rounding only.
+        self._beside_larger: dict[Any, float | None] = {}
 
     def see(self, setting: Setting, outputs: Any, *, examples: int, run: Run) -> None:
         """Take the outputs of a call; the first of a path and policy has its smallest batches."""
@@ -57,12 +65,14 @@ class BatchDependence:
         if series not in self._smallest:
             self._smallest[series] = self._reference(run, series[1], size)
             return
-        pairs = zip(self._smallest[series], keras.tree.flatten(outputs), strict=False)
-        found = (
-            _effect(rows, _examples(leaf, examples), tolerance, self._repeated)
-            for (rows, tolerance), leaf in pairs
-        )
-        if effects := [effect for effect in found if effect is not None]:
+        effects = self._effects(series, outputs, examples)
+        if series not in self._beside_larger:  # At one size, since it costs a call.
+            others = self._outputs_beside_larger(run, size)
+            beside = self._effects(series, others, size, compared=size - 1)
+            worst = max((e.difference or 0.0 for e in beside if e.depends), default=None)
+            self._beside_larger[series] = worst
+            effects += [effect for effect in beside if effect.depends]
+        if effects:
             difference = max(effect.difference or 0.0 for effect in effects)
             changed = [e.changed_argmax for e in effects if e.changed_argmax is not None]
             self.found[setting] = SizeEffect(
@@ -76,12 +86,33 @@ class BatchDependence:
         differing = (one for one, effect in self.found.items() if effect.depends)
         if (setting := next(differing, None)) is None:
             return ()
-        (path, policy), size = setting
-        difference = self.found[setting].difference
-        found = "overflow" if difference is None else f"differ by {100 * difference:.2g} %"
-        return (Note.of("depends_on_size", path=path, policy=policy, size=size, found=found),)
+        difference, larger = self.found[setting].difference, self._beside_larger[setting.series]
+        found = "overflow" if difference is None else f"differ by {percent(difference)}"
+        found += f" beside a row that is {_LARGER:,.0f} times larger" * (larger == difference)
+        return (Note.of("depends_on_size", setting=str(setting), size=setting.size, found=found),)
 
-    def _reference(self, run: Run, policy: str, size: int) -> _Reference:
+    def _effects(
+        self, series: Any, outputs: Any, examples: int, *, compared: int | None = None
+    ) -> list[SizeEffect]:
+        """Compare the outputs of a batch, or the first of them, with those of small batches."""
+        pairs = zip(self._smallest[series], keras.tree.flatten(outputs), strict=False)
+        found = (
+            _effect(rows, _examples(leaf, examples)[:compared], tolerance, self._repeated)
+            for (rows, tolerance), leaf in pairs
+        )
+        return [effect for effect in found if effect is not None]
+
+    def _outputs_beside_larger(self, run: Run, size: int) -> Any:
+        """Run a batch whose last row is much larger; without floats none can be."""
+        if not any(map(_is_float, keras.tree.flatten(self._data))):
+            return ()
+        batch = keras.tree.map_structure(_with_larger_end, repeated(self._data, size))
+        try:
+            return run(batch, size)
+        except Exception:  # Of a value far out of range, whatever a function raises.
+            return ()
+
+    def _reference(self, run: Run, policy: str | None, size: int) -> _Reference:
         """Run rows in batches of one size, as they are and moved by one eps."""
         eps, rng = eps_of(policy), np.random.default_rng(0)
         batch = repeated(self._data, size * -(-self._rows // size))
@@ -89,6 +120,8 @@ class BatchDependence:
         if any(_is_float(leaf) for leaf in keras.tree.flatten(batch)):
             moved = keras.tree.map_structure(lambda leaf: _moved(leaf, eps, rng), batch)
             others = _in_batches(run, moved, size, self._rows)
+        elif policy is None:  # Nobody sees the first floats of a function.
+            others = expected
         else:  # Whole numbers and text cannot move: what the first layers make of them does.
             eager = functools.partial(_run_model, self._models[policy])
             with _first_floats_moved(eps, rng):
@@ -101,8 +134,10 @@ class BatchDependence:
         return found
 
 
-def eps_of(policy: str) -> float:
+def eps_of(policy: str | None) -> float:
     """Return the relative rounding of a policy, or of the coarsest of several joined by `+`."""
+    if policy is None:
+        return _EPS_OF_TF32
     found = []
     for name in policy.split("+"):
         if name.startswith("int8"):
@@ -123,7 +158,8 @@ def _in_batches(run: Run, batch: Any, size: int, rows: int) -> list[list[np.ndar
     found = []
     for start in range(0, rows, size):
         part = keras.tree.map_structure(lambda leaf, at=start: leaf[at : at + size], batch)
-        found.append([list(_examples(o, size)) for o in keras.tree.flatten(run(part, size))])
+        outputs = keras.tree.flatten(run(part, size))  # Copied: a function may reuse its memory.
+        found.append([list(np.array(_examples(leaf, size))) for leaf in outputs])
     return [list(itertools.chain(*parts))[:rows] for parts in zip(*found, strict=False)]
 
 
@@ -176,6 +212,16 @@ def _wide(values: np.ndarray) -> np.ndarray:
 
 def _is_float(values: Any) -> bool:
     return getattr(getattr(values, "dtype", None), "name", "") in _EPS
+
+
+def _with_larger_end(leaf: np.ndarray) -> np.ndarray:
+    if not _is_float(leaf):
+        return leaf
+    wide = _wide(leaf)
+    largest = wide[np.argmax(np.max(np.abs(wide.reshape(len(wide), -1)), axis=1, initial=0.0))]
+    wide[-1] = _LARGER * largest
+    with np.errstate(over="ignore"):
+        return wide.astype(leaf.dtype)
 
 
 def _moved(values: Any, eps: float, rng: np.random.Generator) -> Any:

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -19,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import failure_text
-from kbatch.errors import InputError, PolicyUnsupported
+from kbatch.errors import InputError, InputTypeError, PolicyUnsupported
 from kbatch.inference.result import BULK_PATH
 from kbatch.library_internals import (
     calls_in_graph,
@@ -36,6 +37,8 @@ from kbatch.training.data.training_data import Sample, TrainingData, training_da
 from kbatch.training.dtype_policy import POLICIES, dtype_policy_scope
 
 _MADE_ROWS = 64
+# Share of the largest output by which two calls of the same batch may differ.
+_ROUNDING = 1e-3
 _TEXT = "OSU"  # How NumPy names the kinds of its arrays that hold text.
 # What TensorFlow raises of values, shapes or dtypes that an operation does not take.
 _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
@@ -44,7 +47,16 @@ _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
 # From a batch of arrays and the batch size to outputs, as nested NumPy arrays.
 Run = Callable[[Any, int], Any]
 
-CALL_PATHS = ("compiled", "xla", BULK_PATH, "saved_model")
+ONE_BATCH_PATH = "predict_one_batch"
+CALL_PATHS = (
+    "compiled",
+    "xla",
+    "model(x)",
+    ONE_BATCH_PATH,
+    "predict_on_batch",
+    BULK_PATH,
+    "saved_model",
+)
 
 
 def check_names(known: Sequence[str], **given: str | Iterable[str]) -> tuple[str, ...]:
@@ -70,10 +82,11 @@ def open_path(name: str, model: Any, rows: Any) -> Iterator[Run]:
     def serve(batch: Any) -> Any:
         return model(batch, training=False)
 
-    bulk, xla = name == BULK_PATH, name == "xla"
+    xla, of_keras = name == "xla", name in (BULK_PATH, ONE_BATCH_PATH, "predict_on_batch")
     with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:  # For a saved model.
-        if bulk:
-            call: Any = model.predict
+        call: Any = serve
+        if of_keras:
+            call = model.predict_on_batch if name == "predict_on_batch" else model.predict
         elif name == "saved_model":
             path = str(Path(folder, "model"))
             archive: Any = keras.export.ExportArchive()
@@ -89,16 +102,17 @@ def open_path(name: str, model: Any, rows: Any) -> Iterator[Run]:
                 log.setLevel(level)
             loaded: Any = tf.saved_model.load(path)
             call = loaded.serve
-        else:
+        elif name in ("compiled", "xla"):
             call = tf.function(serve, input_signature=[signature], jit_compile=xla)
         # Keras takes no arrays of text, and no other arrays beside text.
         text = any(leaf.dtype.kind in _TEXT for leaf in keras.tree.flatten(rows))
 
         def run(batch: Any, batch_size: int) -> Any:
-            if text or not bulk:
+            if text or not of_keras:
                 batch = keras.tree.map_structure(tf.constant, batch)
+            cut = {"batch_size": batch_size, "verbose": 0} if call == model.predict else {}
             try:
-                outputs = call(batch, **({"batch_size": batch_size, "verbose": 0} if bulk else {}))
+                outputs = call(batch, **cut)
             except _REFUSALS as error:
                 if not xla or "XLA" not in error.message:
                     raise
@@ -123,6 +137,134 @@ def repeated(rows: Any, batch_size: int) -> Any:
     return keras.tree.map_structure(lambda leaf: leaf[index], rows)
 
 
+Function = Callable[[Any], Any]
+
+
+def functions_by_name(functions: Any) -> dict[str, Function]:
+    """Return functions of a batch by their names, from one or a dict of them."""
+    if callable(functions):
+        name = getattr(functions, "__name__", type(functions).__name__)
+        functions = {"function" if name == "<lambda>" else name: functions}
+    given = functions.items() if isinstance(functions, Mapping) else [("model", functions)]
+    for name, function in given:
+        if not (isinstance(name, str) and name and callable(function)):
+            raise InputTypeError(
+                "`model` must be a keras.Model, a function of a batch, or a dict of names and "
+                "functions: build or load it first (`keras.saving.load_model`). "
+                f"Received: {name!r} of type {type(function).__name__}."
+            )
+    if not functions:
+        raise InputError("`model` must hold at least one function. Received: model={}.")
+    return dict(functions)
+
+
+def function_rows(x: Any) -> Any:
+    """Take rows of the data for functions, of the dtypes that they have."""
+    x = as_dataset(x)
+    if is_dataset(x):
+        rows = TrainingData(x).some_rows(None)
+        return keras.utils.unpack_x_y_sample_weight(rows.rows)[0] if rows else None
+    rows = keras.tree.map_structure(np.asarray, x)
+    lengths = {leaf.shape[:1] or (0,) for leaf in keras.tree.flatten(rows)}
+    if len(lengths) != 1 or (0,) in lengths or _object_arrays(rows):
+        raise InputError(
+            "A function needs `x`: arrays with the examples on the first axis (`x[None]` for a "
+            "single example), as many in each, or a `tf.data.Dataset`. "
+            f"Received: x of type {type(x).__name__}."
+        )
+    return keras.tree.map_structure(lambda leaf: leaf[:_MADE_ROWS], rows)
+
+
+def _object_arrays(nested: Any) -> bool:
+    """Return whether some of these are no arrays, such as None."""
+    leaves = map(np.asarray, keras.tree.flatten(nested))
+    return any(one.dtype == object and not isinstance(one.flat[0], (str, bytes)) for one in leaves)
+
+
+@contextlib.contextmanager
+def open_function(name: str, function: Function, rows: Any) -> Iterator[Run]:
+    """Open a function, or a model as a compiled one, and check it on one row, two, and one."""
+    if isinstance(function, keras.Model):
+        inference_inputs(function, rows)
+        with open_path("compiled", function, rows) as compiled:
+            yield compiled
+        return
+
+    def run(batch: Any, _: int) -> Any:
+        return fetched(function(batch))
+
+    one, pair = repeated(rows, 1), keras.tree.map_structure(lambda leaf: leaf[[-1, 0]], rows)
+    first = _called(name, run, rows, one)
+    if not keras.tree.flatten(first) or _object_arrays(first):
+        raise InputError(
+            "The function must return its outputs: arrays or tensors with a row for each row of "
+            f"the batch. Received: {name!r}, which returned {first!r:.60}."
+        )
+    first = keras.tree.map_structure(np.array, first)  # Of a function that reuses its memory.
+    _called(name, run, rows, pair)
+    again = _called(name, run, rows, one)
+    if not _same(first, again):
+        raise InputError(
+            "The function must return the same outputs whenever it gets the same batch: let it "
+            "keep no state between calls, leave its input as it is, and draw no random numbers. "
+            f"Received: {name!r}, which gave other outputs in the third call than in the first."
+        )
+    yield run
+
+
+def _called(name: str, run: Run, rows: Any, batch: Any) -> Any:
+    size = rows_of(batch)
+    try:
+        return run(batch, size)
+    except Exception as error:  # Whatever a function raises of a batch that does not suit it.
+        sizes = {1, *(2**k for k in range(1, 9)), rows_of(rows)} - {size}
+        taken = next((n for n in sorted(sizes) if _takes(run, repeated(rows, n))), None)
+        if taken is not None:
+            raise fixed_batch(name, taken) from error
+        kinds = ", ".join(f"{leaf.dtype} {leaf.shape[1:]}" for leaf in keras.tree.flatten(rows))
+        raise InputError(
+            "The function must take a batch of `x` as NumPy arrays, nested as they are in `x`: "
+            "give rows of the dtypes and shapes that it takes, or let it convert them. Received: x "
+            f"with rows of dtype and shape {kinds}, and {name!r} says: {failure_text(error)}"
+        ) from error
+
+
+def _takes(run: Run, batch: Any) -> bool:
+    try:
+        run(batch, rows_of(batch))
+    except Exception:  # As above.
+        return False
+    return True
+
+
+def fixed_batch(name: str, size: int) -> InputError:
+    return InputError(
+        "The model must take batches of any size: build it without a batch size "
+        "(`keras.Input(shape)` and no `batch_shape` or `batch_size`), or export it with a batch "
+        f"axis of any length. Received: model={name!r} for batches of {size} only."
+    )
+
+
+def _same(first: Any, again: Any) -> bool:
+    """Return whether outputs are the same, but for rounding."""
+    pairs = [keras.tree.flatten(outputs) for outputs in (first, again)]
+    if len(pairs[0]) != len(pairs[1]):
+        return False
+    return all(
+        one.shape == other.shape
+        and (
+            bool(np.all(one == other))
+            if one.dtype.kind in (*_TEXT, "b")
+            else np.allclose(one, other, rtol=0, atol=_ROUNDING * _most(one), equal_nan=True)
+        )
+        for one, other in zip(*pairs, strict=True)
+    )
+
+
+def _most(values: np.ndarray) -> float:
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
+
+
 def inference_inputs(model: keras.Model, x: Any = None) -> Sample:
     """Take rows of the data or make some, and run the model on one, which builds it."""
     if type(model).call is keras.Model.call:
@@ -133,11 +275,7 @@ def inference_inputs(model: keras.Model, x: Any = None) -> Sample:
     tensors: Any = getattr(model, "inputs", None) or ()
     fixed = sorted({t.shape[0] for t in tensors if t.shape and t.shape[0] is not None})
     if fixed:
-        raise InputError(
-            "The model must take batches of any size: build it without a batch size "
-            "(`keras.Input(shape)` and no `batch_shape` or `batch_size`). "
-            f"Received: model={model.name!r} for batches of {fixed[0]} only."
-        )
+        raise fixed_batch(model.name, fixed[0])
     if x is None:
         inputs = Sample(_made_rows(model), None, Note.of("inputs_made"))
     else:
@@ -179,17 +317,22 @@ def _made_rows(model: Any) -> Any:
         structure = tensors
     if isinstance(structure, list) and len(structure) == 1:
         structure = structure[0]
-    rng = np.random.default_rng(0)
     # How many indices each embedding knows, by the identity of the tensor that it takes.
     indices = {
         id(layer.input): layer.input_dim
         for layer in layers_of(model, include_self=False)
         if isinstance(layer, keras.layers.Embedding) and calls_in_graph(layer)
     }
-    return keras.tree.map_structure(lambda t: _made_leaf(t, indices, rng), structure)
+    return made_rows(structure, indices)
 
 
-def _made_leaf(tensor: Any, indices: dict[int, int], rng: np.random.Generator) -> np.ndarray:
+def made_rows(tensors: Any, indices: Mapping[int, int] = MappingProxyType({})) -> Any:
+    """Make random rows of the shapes and dtypes of these."""
+    rng = np.random.default_rng(0)
+    return keras.tree.map_structure(lambda t: _made_leaf(t, indices, rng), tensors)
+
+
+def _made_leaf(tensor: Any, indices: Mapping[int, int], rng: np.random.Generator) -> np.ndarray:
     features = tuple(tensor.shape[1:])
     if None in features or tensor.dtype == "string":
         raise InputError(
@@ -206,19 +349,6 @@ def _made_leaf(tensor: Any, indices: dict[int, int], rng: np.random.Generator) -
     if tensor.dtype == "bool":
         return rng.integers(0, 2, shape).astype("bool")
     return rng.normal(size=shape).astype(tensor.dtype)
-
-
-def load_saved_model(path: Path) -> Any:
-    try:
-        return keras.saving.load_model(path, compile=False)
-    # Keras gives TypeError for a class it does not know, OSError and KeyError for a broken file.
-    except (ValueError, TypeError, OSError, KeyError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise InputError(
-            "The model file must be one that `model.save` wrote, .keras or .h5, of layers that "
-            "Keras knows: for layers of your own call `kbatch.profile_inference` in Python. "
-            f"Received: {path} ({cause})"
-        ) from error
 
 
 # A copy of the model under another dtype policy or quantised, and how far its outputs differ.

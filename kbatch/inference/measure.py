@@ -20,15 +20,19 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of
 from kbatch.analysis.intervals import calls_for_quantile
 from kbatch.device.machine import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_in_use
-from kbatch.errors import InputError, InputTypeError
+from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import (
     CALL_PATHS,
+    Function,
     Run,
     changed_classes,
     check_names,
+    function_rows,
+    functions_by_name,
     inference_inputs,
+    open_function,
     open_path,
     repeated,
     variants_of,
@@ -39,11 +43,13 @@ from kbatch.inference.result import (
     TimingRecord,
     calls_to_show,
     check_target,
+    is_bulk,
 )
 from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.workload import Workload
+from kbatch.page.numbers import join_words
 from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.timing import (
@@ -73,7 +79,7 @@ _KEPT_CALLS = 64
 
 
 def profile_inference(
-    model: keras.Model,
+    model: keras.Model | Function | Mapping[str, Function],
     x: Any = None,
     *,
     batch_sizes: Iterable[int] | None = None,
@@ -102,19 +108,27 @@ def profile_inference(
 
     >>> profile = kbatch.profile_inference(model, x, latency_slo_ms=20)
     >>> profile.batch_for(latency_ms=20).batch_size, profile.knee.batch_size
+    >>> session = onnxruntime.InferenceSession("model.onnx")
+    >>> functions = {"Keras": model, "ONNX Runtime": lambda x: session.run(None, {"x": x})}
+    >>> kbatch.profile_inference(functions, x)
 
     Args:
-        model: A Keras model, compiled or not. It stays as it is.
+        model: A Keras model, compiled or not. It stays as it is. Or a function that takes a batch
+            of `x` as NumPy arrays and returns arrays or tensors, such as a call of ONNX Runtime,
+            LiteRT, JAX or PyTorch; or a dict of names and functions or models, which take turns
+            in the same rounds. The first one answers questions unless another is selected.
         x: Inputs: arrays of shape (examples, ...), nested as the model takes them, or a
-            `tf.data.Dataset`; up to 64 rows are used, repeated into batches. None for random
-            inputs of the model's input shapes.
+            `tf.data.Dataset`; up to 64 rows are used, repeated into batches. If None, random
+            inputs of the model's input shapes. Functions need it, and get its dtypes.
         batch_sizes: Sizes in ascending order. None for powers of two as far as memory and time
             allow, up to 4096, and on to 65536 while throughput still grows and they are known to
             fit; with a target for powers of eight up to it and powers of two around it, in few and
             short rounds.
-        call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
-            "predict" (all of `bulk_examples`, in batches), "saved_model" (exported and loaded).
-            The first one answers questions unless another is selected.
+        call_paths: Ways to call a Keras model: "compiled" (a `tf.function` for any batch size),
+            "xla", "model(x)", "predict_one_batch" (`model.predict` of one batch),
+            "predict_on_batch", "predict" (`model.predict` of `bulk_examples`, in batches),
+            "saved_model" (exported and loaded). The first one answers questions unless another is
+            selected.
         dtype_policies: Policies under which copies of the model run, with the same weights in
             every layer, or "int8" for Keras's quantisation. None for the model as it is.
         latency_slo_ms: A latency target in milliseconds. The largest batch that keeps to it is
@@ -123,8 +137,8 @@ def profile_inference(
         quantile: Share of the calls that has to keep to a target, in (0, 1).
         time_budget_s: Seconds for the whole call. Memory takes at most about a third of them. A
             call that has begun is not stopped, and two sizes are measured however long they take.
-        measure_memory: Whether to measure memory. Without, nothing guards against a batch that
-            needs too much.
+        measure_memory: Whether to measure the memory of a Keras model. Without, and for
+            functions, nothing guards against a batch that needs too much.
         memory_limit_bytes: As in `find_max_batch_size`.
         bulk_examples: Examples of a bulk call of "predict", which runs no larger batches.
         seed: Seed of the order within rounds.
@@ -132,20 +146,21 @@ def profile_inference(
 
     Raises:
         InputError: If the model takes batches of one size only, `x` does not suit its inputs or
-            is needed to know their shapes, a call path or policy cannot be had, or a target is
-            asked of "predict"; it says what to give.
+            is needed to know their shapes, a function returns nothing or keeps state, a call path
+            or policy cannot be had, or a target is asked of "predict"; it says what to give.
         OutOfMemoryError: If not even the weights fit.
         TargetTooLow: If the target is below the latency of one example; it says what can be
             reached.
-        TypeError: If `model` is no Keras model, or a size or memory no integer.
+        TypeError: If `model` is no model or function, or a size or memory no integer.
         ValueError: If a size or a target is not positive, or a probability not in (0, 1).
     """
-    if not isinstance(model, keras.Model):
-        raise InputTypeError(
-            "`model` must be a keras.Model: build or load it first "
-            f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
-        )
     paths = check_names(CALL_PATHS, call_paths=call_paths)
+    functions = None if isinstance(model, keras.Model) else functions_by_name(model)
+    if functions is not None and (paths != ("compiled",) or dtype_policies is not None):
+        raise InputError(
+            "`call_paths` and `dtype_policies` are for one keras.Model: leave them out beside "
+            f"functions. Received: call_paths={paths}, dtype_policies={dtype_policies!r}."
+        )
     if latency_slo_ms is not None:
         check_target(latency_slo_ms, quantile)
         latency_slo_ms = float(latency_slo_ms)
@@ -164,36 +179,43 @@ def profile_inference(
     bulk_examples = check_size(bulk_examples, "bulk_examples")
     limit_bytes = check_memory_limit(memory_limit_bytes)
     progress = MeasuringProgress("inference", verbose, time_budget_s=time_budget_s)
-    with kept_variables(model):
-        inputs = inference_inputs(model, x)
-    # Those that a first call made are kept too.
-    with progress, kept_variables(model), contextlib.ExitStack() as stack:
-        models, changes, notes = variants_of(model, inputs, dtype_policies)
-        most_s = _SHARE_TO_COMPARE * time_budget_s
-        classes, compared = changed_classes(model, models, x, inputs.rows, most_s=most_s)
-        memory = MemoryPass()
-        if measure_memory:
-            memory = measure_predict_memory(
-                models,
-                inputs.rows,
-                sizes,
-                memory_limit_bytes=limit_bytes,
-                ends_s=began_s + SHARE_FOR_MEMORY * time_budget_s,
-                say=progress.say,
-            )
+    if functions is None:
+        with kept_variables(model):
+            inputs = inference_inputs(model, x)
+        rows = inputs.rows
+    else:
+        rows = function_rows(x)
+    models, changes, notes, classes, compared = {}, {}, (), {}, 0
+    memory, runs = MemoryPass(), {}
+    with progress, contextlib.ExitStack() as stack:
+        if functions is None:
+            stack.enter_context(kept_variables(model))  # Those that a first call made are kept too.
+            models, changes, notes = variants_of(model, inputs, dtype_policies)
+            most_s = _SHARE_TO_COMPARE * time_budget_s
+            classes, compared = changed_classes(model, models, x, rows, most_s=most_s)
+            if measure_memory:
+                memory = measure_predict_memory(
+                    models,
+                    rows,
+                    sizes,
+                    memory_limit_bytes=limit_bytes,
+                    ends_s=began_s + SHARE_FOR_MEMORY * time_budget_s,
+                    say=progress.say,
+                )
+        for policy, copy in models.items():
+            for path in paths:
+                runs[path, policy] = stack.enter_context(open_path(path, copy, rows))
+        for name, function in (functions or {}).items():
+            runs[name, None] = stack.enter_context(open_function(name, function, rows))
         left_s = time_left_s(time_budget_s, began_s=began_s)
         timing = TimingPlan(left_s, needed_calls)
         if latency_slo_ms is not None:
             beyond = timing.rounds_beyond if batch_sizes is not None else 0
             timing = TimingPlan(_SHARE_BEFORE_CHECKS * left_s, needed_calls, rounds_beyond=beyond)
-        dependence = BatchDependence(models, inputs.rows)
+        dependence = BatchDependence(models, rows)
         sweep = InferenceSweep(
-            {
-                (path, policy): stack.enter_context(open_path(path, copy, inputs.rows))
-                for policy, copy in models.items()
-                for path in paths
-            },
-            inputs.rows,
+            runs,
+            rows,
             memory,
             timing,
             chosen=batch_sizes is not None,
@@ -212,7 +234,9 @@ def profile_inference(
             dependence.see(setting, warm_up.returned, examples=examples, run=run)
         sweep.run()
         profile = InferenceProfile(
-            model_name=model.name,
+            model_name=model.name
+            if isinstance(model, keras.Model)
+            else join_words(list(functions or ())),
             quantile=float(quantile),
             timings=sweep.records(dependence),
             memory=memory.records,
@@ -261,7 +285,8 @@ class InferenceSweep(Sweep):
 
     def __init__(
         self,
-        runs: Mapping[tuple[str, str], Run],  # By call path and policy.
+        # By call path and policy, or by the name of a function and None.
+        runs: Mapping[tuple[str, str | None], Run],
         rows: Any,  # They are repeated into batches.
         memory: MemoryPass,
         timing: TimingPlan,
@@ -282,10 +307,10 @@ class InferenceSweep(Sweep):
 
     def refusal(self, setting: Setting) -> Note | None:
         """Return why a batch is too large for a bulk call, or for the memory."""
-        (path, policy), most = setting.series, self._bulk_examples
-        if path == BULK_PATH and setting.size > most:
+        most = self._bulk_examples
+        if is_bulk(*setting.series) and setting.size > most:
             return Note.of("beyond_bulk_call", examples=most)
-        return self._memory.refusal(policy, setting.size)
+        return self._memory.refusal(setting.series[1], setting.size)
 
     def shares(self, setting: Setting) -> float:
         """Return how many batches a call has."""
@@ -293,13 +318,13 @@ class InferenceSweep(Sweep):
 
     def target_s(self, setting: Setting) -> float:
         """Return the target; infinite for a bulk call, whose batches nobody waits for."""
-        path, _ = setting.series
-        return math.inf if self._target_ms is None or path == BULK_PATH else self._target_ms / 1000
+        if self._target_ms is None or is_bulk(*setting.series):
+            return math.inf
+        return self._target_ms / 1000
 
     def examples_per_call(self, setting: Setting) -> int:
         """Return how many examples a call has: a bulk call has as many whatever the batch."""
-        path, _ = setting.series
-        return self._bulk_examples if path == BULK_PATH else setting.size
+        return self._bulk_examples if is_bulk(*setting.series) else setting.size
 
     def warm_up_all(
         self, sizes: Sequence[int], larger: Sequence[int], *, calls_around_target: int = 0

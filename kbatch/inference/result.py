@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -60,8 +60,8 @@ class SizeEffect:
 class TimingRecord(Timed):
     """The calls of one batch size on one call path under one policy."""
 
-    call_path: str  #: How the model was called.
-    dtype_policy: str  #: Under which policy, or `"int8"`.
+    call_path: str  #: How the model was called, or the name of a function.
+    dtype_policy: str | None  #: Under which policy, or `"int8"`; None of a function.
     latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
     size_effect: SizeEffect | None = None  #: None for the smallest size, and without floats.
     reason: Note | None = None  #: Why they have no times. If None, they have.
@@ -104,7 +104,7 @@ class InferenceAnswer:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class InferenceProfile(Result):
-    """Latency, throughput and memory of a model's predictions by batch size.
+    """Latency, throughput and memory of a model's predictions, or of functions, by batch size.
 
     Questions are answered for the first call path and policy; `select` gives those of others. They
     raise `ValueError` where too little was measured, or the noise hides the answer.
@@ -139,7 +139,7 @@ class InferenceProfile(Result):
     @property
     def answer(self) -> str:
         """The batch size for the latency target, or else for the throughput."""
-        series = "nothing" if not self.series else " under ".join(self.series[0])
+        series = series_name(self.series[0]) if self.series else "nothing"
         if self.target_ms is not None:
             within = (
                 f"{100 * self.quantile:g} % of the calls within {self.target_ms:g} ms ({series})"
@@ -185,12 +185,12 @@ class InferenceProfile(Result):
                 answer.append(place)
             effect, outcome = timing.size_effect, [timing.reason or timing.outcome]
             bound_s, missing = None, timing.missing_calls(self.quantile)
-            if path != BULK_PATH:
+            if not is_bulk(path, policy):
                 bound_s = quantile_upper_bound(timing.latencies_s, quantile=self.quantile)
                 if timing.measured and missing:
                     outcome.append(f"{missing:,} calls too few for the quantile")
             if effect and effect.depends:
-                outcome.append("outputs depend on the batch size")
+                outcome.append("outputs depend on the batch")
             rows.append(
                 {
                     "call path": path,
@@ -199,15 +199,19 @@ class InferenceProfile(Result):
                     **timed_columns(timing, "batch time"),
                     f"p{100 * self.quantile:g} at most (ms)": _times(1e3, bound_s),
                     "first call (s)": timing.first_call_s,
-                    "peak memory (MiB)": _times(2.0**-20, peaks.get((policy, size))),
+                    "peak memory (MiB)": _times(2.0**-20, peaks.get((policy or "", size))),
                     "change by size (%)": _times(100, effect and effect.difference),
                     "classes changed by size (%)": _times(100, effect and effect.changed_argmax),
-                    "change from float32 (%)": _times(100, self.output_changes.get(policy)),
-                    "classes changed from float32 (%)": _times(100, self.class_changes.get(policy)),
+                    "change from float32 (%)": _times(100, self.output_changes.get(policy or "")),
+                    "classes changed from float32 (%)": _times(
+                        100, self.class_changes.get(policy or "")
+                    ),
                     "outcome": ", ".join(outcome),
                 }
             )
         table = pd.DataFrame(rows)
+        if not any(policy for _, policy in self.series):  # Of functions.
+            table = table.rename(columns={"call path": "function"}).drop(columns="policy")
         if self.use:  # Two columns of rounding errors would say the same.
             table = table.drop(columns=["change by size (%)", "classes changed by size (%)"])
         table.attrs["answer"] = answer
@@ -258,7 +262,7 @@ class InferenceProfile(Result):
         return found
 
     @property
-    def series(self) -> tuple[tuple[str, str], ...]:
+    def series(self) -> tuple[tuple[str, str | None], ...]:
         """Each call path with each policy that was tried, in order."""
         return tuple(dict.fromkeys((t.call_path, t.dtype_policy) for t in self.timings))
 
@@ -390,7 +394,7 @@ class InferenceProfile(Result):
                 prediction, where no batch is timed by itself.
         """
         timings, needed = self.answering, calls_for_quantile(quantile)
-        if timings and timings[0].call_path == BULK_PATH:
+        if timings and is_bulk(*self.series[0]):
             raise ValueError(
                 "Bulk prediction times all batches together: the latency of one is not known. "
                 'Measure another call path, such as "compiled". '
@@ -434,7 +438,7 @@ class InferenceProfile(Result):
         )
         if not timings:
             raise ValueError(
-                f"The profile holds {', '.join(f'{p} under {d}' for p, d in self.series)}: select "
+                f"The profile holds {', '.join(map(series_name, self.series))}: select "
                 f"one of them. Received: call_path={call_path!r}, dtype_policy={dtype_policy!r}."
             )
         found = dataclasses.replace(
@@ -450,6 +454,16 @@ class InferenceProfile(Result):
         """Estimate the bytes of a batch from the line through two measured sizes or more."""
         size = check_size(batch_size, "batch_size")
         return predict_memory(peaks_under(self.series[0][1], self.memory), size)
+
+
+def is_bulk(call_path: str, dtype_policy: str | None) -> bool:
+    """Return whether calls have all examples; a function may be named as that call path is."""
+    return call_path == BULK_PATH and dtype_policy is not None
+
+
+def series_name(series: Iterable[str | None]) -> str:
+    """Name a call path under its policy, or a function."""
+    return " under ".join(filter(None, series))
 
 
 def calls_to_show(quantile: float) -> int:

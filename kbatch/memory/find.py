@@ -138,14 +138,14 @@ class MemoryPass(NamedTuple):
     limit_bytes: int | None = None  # What the probes could take.
     notes: tuple[Note, ...] = ()
 
-    def refusal(self, dtype_policy: str, batch_size: int) -> Note | None:
+    def refusal(self, dtype_policy: str | None, batch_size: int) -> Note | None:
         """Return why a size is not to be run again; None where nothing speaks against it."""
         for record in self.records:
             if (record.dtype_policy, record.batch_size) == (dtype_policy, batch_size):
                 return record.refusal
         return None
 
-    def largest_sure(self, dtype_policy: str) -> float:
+    def largest_sure(self, dtype_policy: str | None) -> float:
         """Return the size that the probes show to fit for sure, although it was not probed."""
         fit = fit_memory(peaks_under(dtype_policy, self.records))
         if fit is None or self.limit_bytes is None:

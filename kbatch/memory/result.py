@@ -167,7 +167,7 @@ class MemoryRecord:
         return self.reason if self.guarded else None
 
 
-def peaks_under(dtype_policy: str, records: Iterable[MemoryRecord]) -> dict[int, int]:
+def peaks_under(dtype_policy: str | None, records: Iterable[MemoryRecord]) -> dict[int, int]:
     """Return the known peak memory of each batch size under a policy, in bytes."""
     peaks = {r.batch_size: r.peak_bytes for r in records if r.dtype_policy == dtype_policy}
     return {size: peak for size, peak in peaks.items() if peak is not None}

@@ -99,9 +99,9 @@ def _grid_because(why: GridReason) -> str:
 # Of each code the template, with its values in braces, or the function that words it.
 KINDS: dict[str, str | Callable[..., str]] = {
     "depends_on_size": (
-        "Predictions depend on the batch size: at {size} ({path}, {policy}) outputs {found}, "
-        "more than rounding explains. A layer mixes the examples of a batch, as BatchNormalization "
-        "with `training=True` does, or overflows."
+        "Predictions depend on the other rows of the batch ({setting}): outputs {found}, more than "
+        "rounding explains. A layer mixes the examples, as BatchNormalization with `training=True` "
+        "does, takes one scale for a whole batch, as dynamic quantisation does, or overflows."
     ),
     "target_not_verified": (
         "The batch size for the latency target is not verified: in fresh calls sizes missed it, or "

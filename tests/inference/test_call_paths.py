@@ -7,9 +7,9 @@ import tensorflow as tf
 from small_models import mlp, rows
 
 from kbatch.errors import InputError
-from kbatch.inference.call_paths import inference_inputs, open_path, repeated
+from kbatch.inference.call_paths import CALL_PATHS, inference_inputs, open_path, repeated
 
-NAMES = ("compiled", "xla", "saved_model")
+NAMES = tuple(name for name in CALL_PATHS if name != "predict")  # Which has other batches.
 
 
 def two_inputs():
@@ -65,7 +65,7 @@ def hashed_words():
     return keras.Model([words, numbers], keras.ops.cast(hashed, "float32") + numbers)
 
 
-@pytest.mark.parametrize("name", ("compiled", "saved_model", "predict"))
+@pytest.mark.parametrize("name", sorted({*CALL_PATHS} - {"xla"}))
 def test_every_path_but_one_takes_text(name):
     model = hashed_words()
     found = outputs_by_path(model, TEXT, name, 2, 2)
