@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter, methodcaller
@@ -22,9 +23,11 @@ from keras.src.backend.tensorflow import random as keras_random
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from keras.src.trainers.data_adapters import is_grain_dataset
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
+from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from keras.src.trainers.trainer import model_supports_jit
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
@@ -451,6 +454,18 @@ def state_variables(model: Any) -> list[Any]:
 # Data.
 
 
+def dataset_of_grain(data: Any) -> Any:
+    """Return a Grain dataset as Keras reads it on TensorFlow; anything else as it is."""
+    if not is_grain_dataset(data):
+        return data
+    with contextlib.suppress(TypeError):  # A `DataLoader` has no length.
+        count = len(data)
+        if count < sys.maxsize:  # Else it repeats.
+            length = tf.data.experimental.assert_cardinality(count)
+            return GrainDatasetAdapter(data).get_tf_dataset().apply(length)
+    return GrainDatasetAdapter(data).get_tf_dataset()
+
+
 def cache_file(dataset: Any) -> str | None:
     """Return the file of a dataset's cache, empty in memory; None where it is no cache."""
     is_cache = type(dataset).__name__ == "CacheDataset"
@@ -487,7 +502,8 @@ def fail_at_once_without_memory() -> None:
     """Let a GPU say at once that its memory is out, unless TensorFlow has started it already.
 
     By default it waits 10 s for other operations to free some, and where XLA tries its kernels it
-    does so for each of them: two minutes for a net of three layers.
+    does so for each of them: two minutes for a net of three layers. A CPU with TensorFlow's BFC
+    allocator waits anyway (2.21); without it, a CPU never waits.
     """
     running: Any = context.context()
     if not running._initialized:

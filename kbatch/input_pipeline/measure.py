@@ -36,7 +36,7 @@ from kbatch.input_pipeline.changes import (
     try_changes,
 )
 from kbatch.input_pipeline.result import InputPipelineProfile
-from kbatch.library_internals import ArrayDataAdapter, cache_file
+from kbatch.library_internals import ArrayDataAdapter, cache_file, dataset_of_grain
 from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.timing import check_seconds, interleaved
@@ -153,6 +153,7 @@ _KERAS_BATCH_SIZE = 32
 def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.data.Dataset:
     """Return batches of what a person would give to `fit`."""
     size = None if batch_size is None else check_size(batch_size, "batch_size")
+    data = dataset_of_grain(data)
     if not gives_batches(data) and hasattr(data, "__next__"):
         raise InputError(
             "The data must be readable from the start again and again, and an iterator is used up "

@@ -167,6 +167,9 @@ def _leaf(value: Any) -> Any:
 def _array_text(leaf: Any) -> Any:
     """Describe an array by its values: of a large one by some rows, first and last included."""
     shape = tuple(leaf.shape)
+    if hasattr(leaf, "tocsr"):  # A sparse matrix of SciPy.
+        leaf = leaf.tocsr()
+        return [shape, *map(_array_text, (leaf.data, leaf.indices, leaf.indptr))]
     if is_composite(leaf):
         return f"{type(leaf).__name__} of shape {shape}"
     if not shape:

@@ -3,13 +3,16 @@
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import searches
 import small_models as models
 import tensorflow as tf
 
 import kbatch
 from kbatch.errors import InputError
+from kbatch.search.identity import fit_facts
 from kbatch.search.train import TimedFit
+from kbatch.training.data.training_data import FitCall, TrainingData
 
 X, Y = np.arange(188.0).reshape(94, 2).astype("float32"), np.arange(94) % 3
 
@@ -101,6 +104,40 @@ def test_what_a_search_refuses_is_refused(arguments, words):
 def test_a_seed_is_a_number():
     with pytest.raises(ValueError, match="seed=-1"):
         kbatch.training_dataset(X, Y, 16, seed=-1)
+
+
+def test_training_dataset_of_a_sparse_matrix_equals_that_of_its_array():
+    sparse = scipy.sparse.csr_matrix(X)
+    for given in ({"seed": 0}, {"shuffle": False}):
+        for rows in zip(
+            kbatch.training_dataset(sparse, Y, 16, **given).as_numpy_iterator(),
+            kbatch.training_dataset(X, Y, 16, **given).as_numpy_iterator(),
+            strict=True,
+        ):
+            keras.tree.map_structure(np.testing.assert_array_equal, *rows)
+    # As Keras splits and validates it, and described by its values.
+    data = TrainingData(sparse, Y, validation_split=0.25)
+    batches = data.batches(16, seed=0, validation_batch_size=8)
+    assert (batches.examples, data.count_validated(models.mlp)) == (70, 24)
+    rows = np.concatenate([x for x, _ in batches.validation_data.as_numpy_iterator()])
+    np.testing.assert_array_equal(rows, X[70:])
+    others = (fit_facts(FitCall((scipy.sparse.csr_matrix(x), Y), {}))["x"] for x in (X, X, X + 1))
+    assert len({*others}) == 2
+
+
+def test_training_dataset_of_a_grain_dataset_has_its_batches():
+    grain = pytest.importorskip("grain")
+    rows = grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(10)
+    for dataset in (rows, rows.to_iter_dataset()):
+        data = TrainingData(dataset, validation_data=dataset)
+        assert data.is_same(TrainingData(dataset, validation_data=dataset))
+        found = data.batches(16, seed=0, validation_batch_size=8)
+        assert [len(x) for x, _ in found.dataset.as_numpy_iterator()] == [16] * 5 + [14]
+        for batches in (found.dataset, found.validation_data):
+            x = np.concatenate([x for x, _ in batches.as_numpy_iterator()])
+            np.testing.assert_array_equal(x, X)
+    narrow = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    assert TrainingData(rows).count_examples(lambda: narrow, 16) == 100  # At most.
 
 
 @pytest.mark.parametrize("steps", [1, 5])

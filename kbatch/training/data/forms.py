@@ -17,8 +17,9 @@ from kbatch.library_internals import (
 )
 
 FORMS = (
-    "Give arrays (NumPy, pandas, tensors, nested in dicts or tuples), a `tf.data.Dataset`, a "
-    "`keras.utils.PyDataset`, or a function `batch_size -> tf.data.Dataset` (or PyDataset)."
+    "Give arrays (NumPy, pandas, tensors, SciPy's CSR, nested in dicts or tuples), a "
+    "`tf.data.Dataset`, a Grain dataset of batches, a `keras.utils.PyDataset`, or a function "
+    "`batch_size -> tf.data.Dataset` (or PyDataset)."
 )
 
 
@@ -287,6 +288,8 @@ def _array(leaf: Any) -> Any:
         return leaf
     if hasattr(leaf, "columns") and hasattr(leaf, "astype"):  # A frame of pandas.
         leaf = _of_one_type(leaf, dict(leaf.dtypes))
+    if hasattr(leaf, "toarray") and hasattr(leaf, "__getitem__"):  # A sparse matrix of SciPy.
+        leaf = leaf.toarray()
     array = None if composite or not hasattr(leaf, "__array__") else np.asarray(leaf)
     if array is None or array.ndim == 0:
         kind = type(leaf)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import numbers
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from kbatch.analysis.batch_sizes import is_integer
 from kbatch.errors import DataEnded, InputError, InputTypeError
 from kbatch.library_internals import (
     build_symbolically,
+    dataset_of_grain,
     make_class_weight_map_fn,
     train_validation_split,
 )
@@ -90,9 +92,10 @@ def training_dataset(
     ```
 
     Args:
-        x: What `BatchSizeTuner.search` takes as `x`: an array (NumPy, pandas, tensor) or several
-            in dicts, lists or tuples; or a `tf.data.Dataset` of batches of any size or of single
-            examples, a `keras.utils.PyDataset`, or a function `batch_size -> tf.data.Dataset`.
+        x: What `BatchSizeTuner.search` takes as `x`: an array (NumPy, pandas, tensor, or a CSR
+            matrix of SciPy, which is made dense) or several in dicts, lists or tuples; or a
+            `tf.data.Dataset` of batches of any size or of single examples, a Grain dataset of
+            batches, a `keras.utils.PyDataset`, or a function `batch_size -> tf.data.Dataset`.
         y: Targets of arrays in the same forms, or `None`.
         batch_size: Integer. Rows of a batch; the last one of an epoch has what is left.
             Default: 32.
@@ -143,6 +146,8 @@ class TrainingData:
     sampled: dataclasses.InitVar[tuple[Any, Sample | None, Sample] | None] = None
 
     def __post_init__(self, sampled: Any):
+        self.given = [vars(self)[field.name] for field in dataclasses.fields(self)]
+        self.x, self.validation_data = map(dataset_of_grain, (self.x, self.validation_data))
         self._sample = sampled
         makes_batches = isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
         self.is_function = callable(self.x) and not makes_batches
@@ -166,7 +171,7 @@ class TrainingData:
         return cls(sampled=(None, None, Sample(each_part(np.asarray, rows), None)))
 
     def is_same(self, other: "TrainingData") -> bool:
-        return all(vars(self)[f.name] is vars(other)[f.name] for f in dataclasses.fields(self))
+        return all(map(operator.is_, self.given, other.given))
 
     def check(self) -> None:
         """Refuse data of which no rows can be taken; a dataset is read."""
@@ -339,7 +344,7 @@ class TrainingData:
         if data is None or callable(data):
             return 0
         if not gives_batches(data):
-            return len(parts_of(data)[0])
+            return rows_of(data)
         if isinstance(data, keras.utils.PyDataset):
             return (data.num_batches or 0) * keras.tree.flatten(data[0])[0].shape[0]
         return (most_examples(data, build()) if is_dataset(data) else None) or 0
@@ -390,7 +395,6 @@ class TrainingData:
         return self._sample
 
     def _first_rows(self) -> tuple[None, None, Sample]:
-        parts = parts_of(self.x)
         first: Any = keras.tree.map_structure(
             lambda leaf: (
                 leaf[:_MOST_ROWS]
@@ -402,7 +406,7 @@ class TrainingData:
         rows, count = arrays_of(**first, class_weight=self.class_weight)
         if not count:
             raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
-        return None, None, Sample(each_part(np.asarray, rows), len(parts[0]))
+        return None, None, Sample(each_part(np.asarray, rows), rows_of(self.x))
 
 
 def check_labels(model: Any, y: Any) -> None:
