@@ -4,7 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import secrets
+import random
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -154,8 +154,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         memory_limit_bytes: Memory in bytes that `"auto"` may use. Default: the memory of the GPU
             that TensorFlow may use, or half of the free memory of the host or its control group.
         seed: Seed of weights and shuffling. A further training run of a trial adds its number. If
-            `None`, `BatchSizeTuner` draws one seed for the search, and other tuners draw different
-            seeds for each trial.
+            `None`, `BatchSizeTuner` draws one seed for the search, which follows
+            `keras.utils.set_random_seed`; other tuners draw different seeds for each trial.
 
     Raises:
         TypeError: If `build` cannot build a model, or a size is not an integer.
@@ -499,8 +499,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             runs = (record.executions[0] for record in completed_trials(project))
             self.seed = next((run.seed for run in runs), None)
         if self.seed is None:
-            # Training runs are compared by pairs with a seed in common.
-            self.seed = secrets.randbelow(_SEEDS)
+            # Training runs are compared by pairs with a seed in common. It is drawn from one of
+            # the generators that `keras.utils.set_random_seed` seeds.
+            self.seed = random.randrange(_SEEDS)
         if project is None or found is None:
             return
         self.plan = load_if_readable(Plan, project / PLAN_NAME)
