@@ -314,7 +314,7 @@ def _record(
         scaling=timed.scaling,  # Layers may have been built since it began.
     )
     if clock.first_step_s is None:
-        notes += [] if status == "running" else [Note.of("nothing_timed")]
+        notes += [Note.of("nothing_timed")] if status == "completed" else []
         return dataclasses.replace(record, notes=tuple(notes))
     notes += timed.notes
     ruled, seen = begun.learning_rate, clock.first_learning_rate

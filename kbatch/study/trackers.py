@@ -136,6 +136,12 @@ def _log_to_mlflow(runs: Sequence[TrackedRun], identity: str, begun_ms: int | No
     else:
         found = client.get_experiment_by_name(name)
         experiment = client.create_experiment(name) if found is None else found.experiment_id
+    if client.get_experiment(experiment).lifecycle_stage == "deleted":
+        raise ValueError(
+            f"The MLflow experiment {name!r} was deleted, and MLflow keeps its name: restore it "
+            f"with `mlflow experiments restore -x {experiment}`, or set the environment variable "
+            f"MLFLOW_EXPERIMENT_NAME to another name. Received: experiment {experiment}."
+        )
     its = f"tags.`kbatch.study` = '{identity}'"
     listed = mlflow.search_runs([experiment], its, output_format="list")
     there = {run.data.tags["kbatch.run"]: run for run in listed}

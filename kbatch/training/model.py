@@ -15,6 +15,12 @@ from kbatch.training.data.forms import row_count
 
 
 def check_compiled(model: Any) -> None:
+    if type(model).__module__.startswith("tf_keras."):
+        raise InputTypeError(
+            "`model` is a model of `tf_keras`, which is Keras 2: build it with `import keras`, "
+            "and unset the variable TF_USE_LEGACY_KERAS if you build it with `tf.keras`. "
+            f"Received: a {type(model).__module__}.{type(model).__name__}."
+        )
     if not isinstance(model, keras.Model):
         raise InputTypeError(
             "`model` must be a compiled `keras.Model`: does the build function end with "

@@ -135,6 +135,26 @@ def test_however_many_fail_in_a_row_the_search_continues_and_names_the_causes(tm
     assert again.remaining_trials == 0
 
 
+def test_a_first_step_that_fails_is_recorded_with_its_error_alone(tmp_path):
+    def fail(batch, logs):
+        raise ValueError("no such label")
+
+    fails = keras.callbacks.LambdaCallback(on_train_batch_begin=fail)
+    study = quick(tmp_path, searches.stock(batch_sizes=(8,)), fit={"callbacks": [fails]}).study
+    assert study.trials[0].failure == "ValueError: no such label"
+    assert searches.noted(study) == set()
+
+
+def test_a_search_without_seed_draws_one_that_set_random_seed_decides():
+    def drawn(seed):
+        keras.utils.set_random_seed(seed)
+        hypermodel = kbatch.BatchSizeHyperModel(models.stock, (8, 16))
+        hypermodel.restore(None)
+        return hypermodel.seed
+
+    assert drawn(5) == drawn(5) != drawn(6)
+
+
 def test_a_build_that_fails_is_a_trial_that_failed(tmp_path):
     def build(hp):
         if hp.get("batch_size") == 16:

@@ -134,6 +134,20 @@ def test_the_experiment_is_the_one_that_the_user_names(mlflow, project, monkeypa
     assert mlflow.MlflowClient().get_experiment_by_name("digits") is None
 
 
+def test_an_experiment_of_mlflow_that_was_deleted_is_restored_or_renamed(
+    mlflow, project, monkeypatch
+):
+    client = mlflow.MlflowClient()
+    client.delete_experiment(experiment := client.create_experiment("digits"))
+    with pytest.raises(ValueError, match=f"experiments restore -x {experiment}"):
+        load_study(project).log_to("mlflow")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "digits again")
+    assert load_study(project).log_to("mlflow").endswith("digits again")
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    client.restore_experiment(experiment)
+    assert load_study(project).log_to("mlflow").endswith("digits")
+
+
 def test_a_server_of_mlflow_that_is_down_is_reported_and_written_later(
     mlflow, project, monkeypatch, capsys
 ):

@@ -4,6 +4,7 @@ import keras_tuner
 import pytest
 
 from kbatch.training.build_function import as_hypermodel, model_builder
+from kbatch.training.model import check_compiled
 
 
 def with_hp(hp):
@@ -51,3 +52,9 @@ def test_what_cannot_build_is_refused():
         model_builder(3)
     with pytest.raises(TypeError, match=r"give `Hyper\(\)`"):
         model_builder(Hyper)
+
+
+def test_check_compiled_names_a_model_of_tf_keras():
+    kind = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
+    with pytest.raises(TypeError, match=r"Keras 2.*tf_keras\.src\.engine\.sequential"):
+        check_compiled(kind())
