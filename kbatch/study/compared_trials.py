@@ -394,5 +394,5 @@ def conditions(trials: Sequence[TrialRecord], environment: EnvironmentRecord | N
         *where,
         ", ".join(dict.fromkeys(trial.dtype_policy for trial in trials)),
         f"{pluralize(len(trials), 'trial')} of {runs}",
-        *filter(None, [budget_text(trials)]),
+        *filter(None, [budget_text(comparable_trials(trials)[0] or trials)]),
     ]

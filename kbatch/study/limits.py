@@ -227,8 +227,7 @@ def _use(found: Decision, run: ExecutionRecord) -> Iterator[Note]:
     """Say what `apply` sets beside the learning rate, and what else `fit` needs."""
     if run.plan is None:  # It was trained as a HyperModel's own `fit` is written.
         return
-    ended = run.length == "complete" and len(run.epochs) < (run.epochs_asked or 0)
-    if run.budget or run.target or ended:
+    if run.budget or run.target or _ended_by_callback(run):
         yield Note.of("callbacks_needed")
     given, parts = run.scaling.given if run.scaling else {}, []
     for name, value in found.settings.items():
@@ -317,6 +316,10 @@ def _given_up_for_updates(
     return gain if gain > 1 + _SMALL_GAIN else None
 
 
+def _ended_by_callback(run: ExecutionRecord) -> bool:
+    return run.length == "complete" and len(run.epochs) < (run.epochs_asked or 0)
+
+
 def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[Note]:
     """Say whether the objective still got better in the last fifth of training."""
     name, sign = trial.objective.name, trial.objective.sign
@@ -324,6 +327,8 @@ def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[
     count = min(map(len, curves))
     if count < 3 or trial.last.target is not None:  # The first epochs always rise.
         return
+    if any(run.budget is None and _ended_by_callback(run) for run in trial.executions):
+        return  # `EarlyStopping` would end a longer training too.
     number = max(1, count // 5)
     pairs = [(curve[count - 1 - number], curve[count - 1]) for curve in curves]
     gains = [last - first for first, last in pairs if first is not None and last is not None]

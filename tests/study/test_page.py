@@ -309,9 +309,12 @@ def test_batches_that_are_cut_need_accumulation():
     assert "batches_cut" in codes(cut) and "batches_whole" not in codes(cut)
 
 
-@pytest.mark.parametrize(("epochs", "told"), [(1, False), (4, True)])
-def test_a_value_that_still_rises_at_the_end_is_said_to_hold_for_this_length(epochs, told):
-    found = pages(make_trial(32, 800, epochs=epochs), make_trial(64, 800, epochs=epochs))
+@pytest.mark.parametrize(("epochs", "asked", "told"), [(1, 1, False), (4, 4, True), (4, 9, False)])
+def test_a_value_that_still_rises_holds_for_this_length_unless_a_callback_ended_it(
+    epochs, asked, told
+):
+    given = {"epochs": epochs, "epochs_asked": asked}
+    found = pages(make_trial(32, 800, **given), make_trial(64, 800, **given))
     rising = [note.values for note in found.notes if note.code == "still_rising"]
     assert [(v["gain"], v["last"]) for v in rising] == [("0.020", "epoch")] * told
 

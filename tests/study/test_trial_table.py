@@ -106,6 +106,12 @@ def test_the_noise_scale_has_a_column_where_it_was_measured():
     assert known.iloc[1].isna().tolist() == [True, lost.noise_scale.low is None, True]
 
 
+def test_conditions_count_the_epochs_of_the_trials_that_are_compared():
+    other = make_trial(16, accuracies=[0.9] * 2, trial_id="1", hyperparameters={"units": 8})
+    study = make_study(other, *(make_trial(size, accuracies=[0.95] * 4) for size in (16, 64)))
+    assert "· 4 epochs of 1,437 examples" in study.settings["compared"]
+
+
 def test_the_way_to_a_target_is_told_in_caption_answer_and_table():
     aim = {"target": Target("val_accuracy", 0.95, "max"), "budget": Budget(train_s=60.0)}
     aim["objective"] = Objective("seconds_to_target", "min")
