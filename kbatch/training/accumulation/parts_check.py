@@ -292,7 +292,7 @@ def _exact_and_eager() -> Iterator[None]:
 
 def still_draws() -> contextlib.AbstractContextManager[None]:
     """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all."""
-    # A draw depends on how many rows there are: a part never gets those of its rows in the whole.
+    # The first part would draw what the first rows of the whole get, and later parts would not.
 
     def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         if name == "dropout":
