@@ -11,16 +11,16 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_421,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_475,  # Without docstrings, comments and blank lines.
     "files in kbatch": 129,
     "record types": 82,
-    "properties": 148,
+    "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 29_152,
-    "kbatch.search.tuner": 20_615,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_704,  # HyperModel
-    "kbatch.memory.find": 8_253,  # find_max_batch_size
+    "lines of tests": 29_180,
+    "kbatch.search.tuner": 20_653,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_742,  # HyperModel
+    "kbatch.memory.find": 8_330,  # find_max_batch_size
     "kbatch.study.study": 5_903,  # load_study
     "kbatch.training.accumulation.accumulate": 3_919,  # accumulate_gradients
 }

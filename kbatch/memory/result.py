@@ -1,18 +1,31 @@
 """The largest batch that fits and how it was found, and the memory of one batch size."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from kbatch.analysis.batch_sizes import powers_of_two
-from kbatch.memory.search import MemoryFit, Outcome, Purpose, fit_memory, predict_memory
-from kbatch.page.numbers import memory_text, percent, pluralize
+from kbatch.analysis.intervals import Estimate
+from kbatch.memory.search import (
+    MemoryFit,
+    Outcome,
+    Purpose,
+    fit_memory,
+    largest_within,
+    predict_memory,
+)
+from kbatch.page.numbers import in_brackets, memory_text, percent, pluralize
 from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# Memory of common GPUs, in 10^9 bytes.
+_DEVICES_GB = (8, 16, 24, 40, 80, 141)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +144,32 @@ class MaxBatchSizeResult(Result):
     def fit(self) -> MemoryFit | None:
         """The line through the sizes that fitted, None from fewer than two."""
         return fit_memory(self.memory_bytes)
+
+    @property
+    def fits(self) -> dict[int, Estimate[float | None]]:
+        """The largest batch for devices of 8, 16, 24, 40, 80 and 141 GB (10^9 bytes).
+
+        It fills the upper share of `memory_window`, 90 % by default, by the line through what was
+        measured on this device. The range is a 95 % interval. Values are whole examples: 0 if not
+        even one fits. A device that no line determines is left out.
+        """
+        known = {}
+        for size_gb in _DEVICES_GB:
+            most_bytes = self.memory_window[1] * size_gb * 1e9
+            found = largest_within(self.memory_bytes, most_bytes)
+            if found.value is not None and found.ends is not None:
+                low, high = map(math.floor, found.ends)
+                known[size_gb] = Estimate(math.floor(found.value), low, high, found.n)
+        return known
+
+    @property
+    def use(self) -> str:
+        """The largest batch for each size of a device."""
+        found = [
+            f"{size_gb} GB {found.value:,}{in_brackets(found)}"
+            for size_gb, found in self.fits.items()
+        ]
+        return f"Largest batch by memory of the device: {', '.join(found)}." if found else ""
 
     def predict(self, batch_size: int) -> int:
         """Estimate the bytes of a batch size from the line through two measured sizes or more.

@@ -14,12 +14,14 @@ highest reading took, and a rise too steep for the examples between two sizes is
 it is taken for a jump. How well this does is measured in `benchmarks/max_batch_search.py`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from kbatch.analysis.intervals import UNRESOLVED, Estimate, ratio_of_estimates
 from kbatch.records.notes import Note
 
 # Lower and upper share of the limit that a batch may fill.
@@ -33,6 +35,8 @@ _FIRST_PART = 0.55
 _TIGHT = 0.02
 # Spread of one measurement, as a share of its value.
 _SPREAD = 0.02
+# Spread on a machine in use, before it is measured, and how many readings that counts as.
+_PRIOR_SPREAD, _READINGS = 0.03, 4
 # A rise of so many times what the examples of a bracket take on average may be one of the readings.
 _STEEP, _MOST_READINGS = 2.0, 3
 
@@ -221,9 +225,43 @@ def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
     Memory is the larger of several lines, and the last one holds for large sizes. So the smallest
     sizes are left out until the line is near all others.
     """
+    return _fit_to_largest(memory_bytes)[0]
+
+
+def largest_within(memory_bytes: Mapping[int, float], most_bytes: float) -> Estimate[float | None]:
+    """Return the batch size whose memory reaches so many bytes by the line, with its interval.
+
+    How much peaks err is estimated from the residuals and from what earlier searches showed, which
+    counts as four readings. Fieller's theorem gives the interval. Measured sizes bound it.
+    """
+    fit, sizes, memory = _fit_to_largest(memory_bytes)
+    if fit is None or not fit.bytes_per_example > 0:
+        return UNRESOLVED
+    design = np.stack([np.ones_like(sizes), sizes], axis=1) / memory[:, None]
+    unscaled, freedom = np.linalg.inv(design.T @ design), len(sizes) - 2 + _READINGS
+    residuals = design @ np.array(fit) - 1
+    variance = float(residuals @ residuals + _READINGS * _PRIOR_SPREAD**2) / freedom
+    found = ratio_of_estimates(
+        most_bytes - fit.fixed_bytes,
+        fit.bytes_per_example,
+        covariance=variance * unscaled * [[1, -1], [-1, 1]],
+        degrees_of_freedom=freedom,
+    )
+    least = max((size for size, peak in memory_bytes.items() if peak <= most_bytes), default=0)
+    above = (size for size, peak in memory_bytes.items() if peak > most_bytes and size > least)
+    most = min(above, default=math.inf) - 1
+    ends = (found.value, found.low, found.high)
+    value, low, high = (None if x is None else min(max(x, least), most) for x in ends)
+    return Estimate(value, low, high, n=len(sizes))
+
+
+def _fit_to_largest(
+    memory_bytes: Mapping[int, float],
+) -> tuple[MemoryFit | None, np.ndarray, np.ndarray]:
+    """Fit the line, and return the sizes that it was fitted to and their memory."""
     sizes = np.array(sorted(memory_bytes), float)
     memory = np.array([memory_bytes[int(size)] for size in sizes], float)
-    fit = None
+    fit, b, m = None, sizes, memory
     for first in range(max(0, len(sizes) - 1)):
         # A measurement errs by a share of its value: small sizes show the fixed part, large ones
         # the slope.
@@ -234,7 +272,7 @@ def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
         fit = MemoryFit(fixed, each)
         if np.all(np.abs(fixed + each * b - m) <= _NOISE * m):
             break
-    return fit
+    return fit, b, m
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:

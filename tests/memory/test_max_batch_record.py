@@ -43,6 +43,34 @@ def test_a_prediction_does_not_contradict_what_was_seen():
     assert [result(probes=(*PROBES, lost)).predict(size) for size in (280, 300)] == [1000, 1000]
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+@pytest.mark.parametrize("sizes", [(1, 400), (1, 40, 800, 2250), (1, 2, 30, 200, 210)])
+def test_intervals_of_the_batch_that_fits_a_device_hold_the_true_size(sizes, noise):
+    rng, held, count = np.random.default_rng(0), 0, 40
+    for _ in range(count):
+        peaks = [int((6e8 + 3e6 * size) * (1 + noise * rng.normal())) for size in sizes]
+        probes = [ProbeRecord(*pair, "fits", 1.0) for pair in zip(sizes, peaks, strict=True)]
+        fits = result(max_batch_size=1, probes=tuple(probes), memory_window=(0.8, 0.9)).fits
+        assert list(fits) == [8, 16, 24, 40, 80, 141]
+        true = {size_gb: (0.9e9 * size_gb - 6e8) / 3e6 for size_gb in fits}
+        held += sum(one.low <= true[gb] <= one.high + 1 for gb, one in fits.items()) / 6
+        assert all(one.low <= one.value <= one.high for one in fits.values())
+    assert held / count >= 0.9
+
+
+def test_what_fits_a_device_does_not_contradict_measured_sizes_and_needs_a_slope():
+    probes = [(1, 9e9), (100, 10e9), (400, 13e9), (1700, 21.7e9), (2100, 30e9)]
+    probes = tuple(ProbeRecord(size, int(peak), "fits", 1.0) for size, peak in probes)
+    found = result(probes=probes, max_batch_size=1700, memory_window=(0.8, 0.9))
+    assert found.fits[8].value == found.fits[8].high == 0
+    assert found.fits[16].low >= 400 and found.fits[24].high < 1700
+    assert found.use.count("GB") == 6 and f"24 GB {found.fits[24].value:,} (" in found.use
+    flat = tuple(ProbeRecord(size, 10**9, "fits", 1.0) for size in (1, 9))
+    for probes in (flat, flat[:1]):
+        found = result(probes=probes, max_batch_size=1)
+        assert (found.fits, found.use) == ({}, "")
+
+
 def test_powers_of_two_end_at_the_answer():
     assert result().powers_of_two(16) == (16, 32, 64, 128, 256)
     assert result().powers_of_two()[0] == 1
