@@ -67,9 +67,10 @@ def test_the_price_names_sizes_trainings_and_time():
 def test_a_search_whose_runs_end_at_a_budget_has_no_forecast_by_their_epochs(tmp_path, capsys):
     fit = {"epochs": 500, "verbose": 1, "callbacks": [kbatch.UpdateBudget(20)]}
     given = {"dtype_policy": "float32", "steps_per_execution": "auto"}
-    searches.search(tmp_path, searches.hypermodel(**given), kbatch.BatchSizeTuner, fit=fit)
+    hypermodel = searches.hypermodel(batch_sizes=(8,), **given)
+    searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit=fit)
     first, *_ = capsys.readouterr().out.splitlines()
-    assert first == "3 sizes, about 3 complete trainings. `time_budget_s=` sets a limit."
+    assert first == "1 size, about 1 complete trainings. `time_budget_s=` sets a limit."
 
 
 def test_a_grid_ends_with_its_budget_and_a_later_search_continues_outward(tmp_path, capsys):
