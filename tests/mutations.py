@@ -73,7 +73,11 @@ MUTATIONS = [
     Mutation("not self._first_of_fit and shape in self._shapes", "shape in self._shapes", "clock"),
     Mutation("not self._first_of_fit and shape in self._shapes", "not self._first_of_fit", "clock"),
     Mutation("reading.examples - self._reading.examples", "reading.examples", "clock"),
-    Mutation("sum(examples) / math.fsum(durations_s)", "examples[0] / durations_s[0]", "clock"),
+    Mutation(
+        "sum(examples[begin:end]) / math.fsum(durations_s[begin:end])",
+        "examples[begin] / durations_s[begin]",
+        "clock",
+    ),
     Mutation("examples[-1] += rest", "pass", "clock"),
     Mutation("train_s=self.train_s - self._epoch_train_s", "train_s=self.train_s", "clock"),
     # 31 to 38: the search for the largest batch and the line through memory.
@@ -83,7 +87,7 @@ MUTATIONS = [
     Mutation("[above] - memory) / (above - below)", "[above] - memory) / above", MEMORY),
     Mutation("1.0 if rise >= _TRUSTED_RISE * rest else _FIRST_PART", "1.0", MEMORY),
     Mutation("else max(most, memory_bytes)", "else memory_bytes", MEMORY),
-    Mutation("weights = 1 / np.maximum(memory, 1.0)", "weights = np.ones(len(memory))", MEMORY),
+    Mutation("np.polyfit(b, m, 1, w=1 / m)", "np.polyfit(b, m, 1)", MEMORY),
     Mutation("(most_bytes - self.fixed_bytes)", "most_bytes", MEMORY),
     # 39 to 48: the judge and the race.
     Mutation("near = gaps + half <= self._tolerance", "near = gaps <= self._tolerance", "judge"),
