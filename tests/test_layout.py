@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_475,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_468,  # Without docstrings, comments and blank lines.
     "files in kbatch": 129,
     "record types": 82,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 29_177,
-    "kbatch.search.tuner": 20_653,  # BatchSizeTuner
+    "lines of tests": 29_190,
+    "kbatch.search.tuner": 20_643,  # BatchSizeTuner
     "kbatch.search.hypermodel": 14_742,  # HyperModel
     "kbatch.memory.find": 8_330,  # find_max_batch_size
-    "kbatch.study.study": 5_903,  # load_study
+    "kbatch.study.study": 5_893,  # load_study
     "kbatch.training.accumulation.accumulate": 3_919,  # accumulate_gradients
 }
 TO_DO = {

@@ -157,26 +157,20 @@ def judge(
         if than != k and math.isfinite(half[than, k]):
             middle, width = float(bounds.gaps[than, k]), float(half[than, k])
             gaps[pair] = Estimate(middle, middle - width, middle + width)
-    settled = {*found.certified, *found.worse}
-    open_ = [
-        k
-        for k, pair in enumerate(pairs)
-        if k not in settled and bounds.preferred(pair[0], bounds.costs[k], found)
-    ]
     return Judgement(
         pairs=pairs,
         leader=pairs[found.leader],
         certified=tuple(pairs[k] for k in found.certified),
         worse=tuple(pairs[k] for k in found.worse),
         named=pairs[found.named],
-        certain=found.certain and obstacle is None,
+        certain=bool(found.certified) and not found.open and obstacle is None,
         obstacle=obstacle,
         rounds=dict(zip(pairs, table.rounds, strict=True)),
         gaps=gaps,
         costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,
         left_out=table.left_out,
-        open=tuple(pairs[k] for k in open_),
+        open=tuple(pairs[k] for k in found.open),
         coarse=bounds.coarse,
     )
 
@@ -186,7 +180,7 @@ class _Rule(NamedTuple):
     certified: tuple[int, ...]
     worse: tuple[int, ...]
     named: int
-    certain: bool
+    open: tuple[int, ...]
 
 
 class _Bounds:
@@ -299,31 +293,25 @@ class _Bounds:
         rivals = [k for k in indices if k not in worse]
         near = gaps + half <= self._tolerance
         certified = tuple(k for k in rivals if all(near[i, k] for i in rivals if i != k))
-        named = self._choose(certified, behind) if certified else leader
-        found = _Rule(leader, certified, worse, named, False)
-        open_ = [(table.pairs[k][0], costs[k]) for k in rivals if k not in certified]
-        settled = not any(self.preferred(*one, found) for one in open_)
-        return found._replace(certain=bool(certified) and settled)
-
-    def _choose(self, certified: Sequence[int], means: np.ndarray) -> int:
-        """Return the smallest of those about as fast as the fastest; else the best mean."""
-        costs, pairs = self._table.costs, self._table.pairs
-        if costs is None:
-            return min(certified, key=lambda k: (means[k], k))
-        least = min(costs[k] for k in certified)
+        if not certified:
+            return _Rule(leader, (), worse, leader, tuple(rivals))
+        if table.costs is None:
+            named = min(certified, key=lambda k: (behind[k], k))
+            return _Rule(leader, certified, worse, named, ())
+        least, pairs = min(costs[k] for k in certified), table.pairs
         fast = [k for k in certified if costs[k] <= AS_FAST * least]
-        return min(fast, key=lambda k: (pairs[k][0], means[k], k))
-
-    def preferred(self, size: int, cost: float, found: _Rule) -> bool:
-        """Return whether the answer would be another one if a pair were certified."""
-        costs = self._table.costs
-        if not found.certified:
-            return True
-        if costs is None:
-            return False
-        least = min(costs[k] for k in found.certified)
-        named, own = self._table.pairs[found.named][0], costs[found.named]
-        return own > AS_FAST * cost or (size < named and cost <= AS_FAST * least)
+        named = min(fast, key=lambda k: (pairs[k][0], behind[k], k))
+        # The answer would be another one if one of these were certified.
+        preferred = tuple(
+            k
+            for k in rivals
+            if k not in certified
+            and (
+                costs[named] > AS_FAST * costs[k]
+                or (pairs[k][0] < pairs[named][0] and costs[k] <= AS_FAST * least)
+            )
+        )
+        return _Rule(leader, certified, worse, named, preferred)
 
 
 def hidden_by_examples(

@@ -112,8 +112,10 @@ def _certainty(found: Decision, race: bool) -> Iterator[Note]:
     if judgement is None:
         return
     if not found.certain and (how := _TO_BE_CERTAIN.get(judgement.obstacle)):
-        more = "max_trainings" if race else "executions_per_trial"
-        yield Note.of("to_be_certain", how=how.format(more=f"A larger `{more}`"))
+        more = f"A larger `{'max_trainings' if race else 'executions_per_trial'}`"
+        if judgement.obstacle and not race:
+            more = "`executions_per_trial=3`"
+        yield Note.of("to_be_certain", how=how.format(more=more))
     costs = {t.trial_id: judgement.costs.get((t.batch_size, rate_factor(t))) for t in found.trials}
     if (named := found.trial) is not None and (cost := costs[named.trial_id]):
         better = [t for t in found.trials if t.rank[:2] <= named.rank[:2]]

@@ -314,6 +314,15 @@ def test_errors_are_judged_as_accuracies_are():
     assert (second.certified, second.worse) == (first.certified, first.worse)
 
 
+def test_without_times_no_size_is_preferred_to_the_best_that_is_certified():
+    values = np.array([[-0.9], [-0.1], [0.0]]) + 0.05 * np.sin(np.arange(12).reshape(3, 4) ** 2)
+    found = by_seeds(values, seconds=[None] * 3)
+    assert (found.named, found.certain, found.open) == ((4, 1.0), True, ())
+    timed = by_seeds(values)
+    assert (1, 1.0) not in found.certified + found.worse + timed.certified
+    assert timed.certain
+
+
 def test_of_equal_means_the_fastest_is_named_where_none_is_certified():
     values = {16: (1.0, 0.5, 0.75), 32: (0.5, 0.75, 1.0), 128: (0.75, 1.0, 0.5)}
     runs = [
