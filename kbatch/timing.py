@@ -139,7 +139,7 @@ def timed_enough(blocks: Sequence[Sequence[float]], plan: TimingPlan) -> bool:
     return found.ends[1] - found.ends[0] <= 2 * plan.precision * found.value
 
 
-# The sizes that a sweep tries unless a person chose others, and those to go on with while
+# The sizes that a sweep tries unless you chose others, and those to go on with while
 # throughput grows, memory is known to suffice, and time is left.
 DEFAULT_SIZES = powers_of_two(1, 4096)
 LARGER_SIZES = powers_of_two(8192, 65536)

@@ -8,7 +8,7 @@ the largest output. What changes more is no rounding: a layer mixes the examples
 the longest row), or a number overflows that grows with the batch.
 
 A batch repeats the rows of the data, so each of its outputs can be compared with that of the same
-row in a batch of the smallest size, one example unless a person chose others. A second batch ends
+row in a batch of the smallest size, one example unless you chose others. A second batch ends
 with a row that is 1,000 times larger, which must not change the outputs of the others: dynamic
 quantisation in ONNX Runtime takes one scale for a whole batch, and makes zeros of the others.
 

@@ -20,7 +20,7 @@ from kbatch.device.memory import DeviceMemory
 from kbatch.errors import InputError
 from kbatch.records.training_run import Budget, EpochRecord, Target, throughput_of_windows
 from kbatch.training.data.batches import InputMeter, InputReading
-from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
+from kbatch.training.learning_rate import current_learning_rate, peak_learning_rate
 from kbatch.training.metrics import required_direction
 from kbatch.training.model import inner_optimizers, installed_step, updates_made
 from kbatch.training.steps_per_execution import FEWEST_STEADY, set_steps
@@ -147,7 +147,7 @@ class TrainingClock(keras.callbacks.Callback):
                 updates=max(0, updates_made(self.model, now.batches) - self._epoch_iterations),
                 train_s=self.train_s - self._epoch_train_s,
                 data_wait_s=waited_s,
-                learning_rate=set_learning_rate(next(iter(inner_optimizers(self.model)), None)),
+                learning_rate=current_learning_rate(next(iter(inner_optimizers(self.model)), None)),
             )
         )
 
@@ -374,7 +374,7 @@ def watch_rates(model: Any, callbacks: list[Any], setters: dict[str, None]) -> l
 
     def watch(owner: Any) -> Any:
         def look(*_: Any) -> None:
-            rate = set_learning_rate(next(iter(inner_optimizers(model)), None))
+            rate = current_learning_rate(next(iter(inner_optimizers(model)), None))
             if None not in (rate, *known) and rate != known[0]:
                 if owner is not None:
                     setters[type(owner).__name__] = None

@@ -101,10 +101,10 @@ def peak_learning_rate(optimizer: Any) -> float | None:
     if isinstance(rate, Schedule):
         rates = _rates(rate)
         return float(rates[np.isfinite(rates)].max(initial=0.0))
-    return set_learning_rate(optimizer)
+    return current_learning_rate(optimizer)
 
 
-def set_learning_rate(optimizer: Any) -> float | None:
+def current_learning_rate(optimizer: Any) -> float | None:
     """Read the learning rate that a callback may set; None if it is no number, or a schedule's."""
     if optimizer is None or isinstance(rate_of(optimizer), Schedule):
         return None
