@@ -7,11 +7,12 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
-from kbatch.page.numbers import at_most, join_words
+from kbatch.page.numbers import at_most, join_words, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
 from kbatch.study.compared_trials import conditions, differing, missing_text, trial_name
+from kbatch.study.decision import Decision
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord, judged_column
@@ -106,6 +107,15 @@ def write_title(
         color, marker = size_color(sizes[number], sizes), series_style(number)[1]
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
     canvas.write_title(panel, title, columns=3 if several else 7, fewest=1)
+
+
+def answer_text(decided: Decision) -> str:
+    """Name the answer, such as "batch size 256 at 0.004"; an empty text if there is none."""
+    if decided.batch_size is None:
+        return ""
+    rate = f" at {setting(decided.learning_rate)}" if decided.learning_rate else ""
+    sure = "" if decided.certified else " (not certified)"
+    return f"batch size {decided.batch_size:,}{rate}{sure}"
 
 
 def quality_of(trial: TrialRecord, quality: Objective) -> Estimate[float] | None:

@@ -176,8 +176,7 @@ def _ring_answer(panel: Axes, study: Study, quality: Objective) -> str:
     if not value or not rate:
         return ""
     draw.ring(panel, rate, value.value)
-    sure = "" if decided.certified else " (not certified)"
-    return f"Ring: the answer, batch size {decided.batch_size:,} at {setting(rate)}{sure}."
+    return f"Ring: the answer, {common.answer_text(decided)}."
 
 
 def pareto_points(*studies: Study) -> tuple[Objective, list[Point]]:

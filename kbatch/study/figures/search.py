@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.page.numbers import duration_text, setting, time_unit
+from kbatch.page.numbers import duration_text, time_unit
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, size_color
 from kbatch.study.compared_trials import is_complete
@@ -164,16 +164,8 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     canvas.write_title(upper, title, columns=_MOST_NAMES, fewest=1)
     early = any(trial.last.length != "complete" for *_, trial in bars)
     hollow = "Hollow: runs that the search ended early." if early else ""
-    notes = (_answer_text(study), "Light: validation and callbacks.", hollow)
+    named = common.answer_text(found[-1][1])
+    answer = f"Answer: {named}. Thick line: certain." if named else ""
+    notes = (answer, "Light: validation and callbacks.", hollow)
     common.write_conditions((upper, lower), [study], *notes, caption=caption and ax is None)
     return upper
-
-
-def _answer_text(study: Study) -> str:
-    """Say what the lines of the answer mean, and what it is in the end."""
-    decided = study.decide()
-    if decided.batch_size is None:
-        return ""
-    sure = "certain" if decided.certain else "not certain"
-    rate = f" at {setting(decided.learning_rate)}" if decided.learning_rate else ""
-    return f"Answer: batch size {decided.batch_size:,}{rate} ({sure}). Thick line: certain."
