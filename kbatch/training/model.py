@@ -152,12 +152,21 @@ class TrainStep:
         if self.prepare is not None and self.prepare():
             self.prepare = None
         tensors = tf.nest.flatten(data, expand_composites=True)
-        with tf.control_dependencies([one for one in tensors if one is not None]):
+        waits = tf.control_dependencies([one for one in tensors if one is not None])
+        with tf.variable_creator_scope(_created_at_once), waits:
             return compiled_if_full(self._update, data, self.full_rows, self.model)
 
     def _update(self, data: Any) -> dict[str, Any]:
         step = user_step(self.model)
         return keras.Model.train_step(self.model, data) if step is None else step(data)
+
+
+def _created_at_once(create: Callable[..., Any], **arguments: Any) -> Any:
+    """Create a variable, such as those of an optimizer, without waiting for data."""
+    # Else TensorFlow could not initialise it before the step, and would make a graph for the first
+    # batch and another for later ones, in which `tf.random` draws the same numbers again.
+    with tf.control_dependencies(None):
+        return create(**arguments)
 
 
 def set_xla(model: Any, chosen: bool | None = None) -> None:

@@ -1,5 +1,6 @@
 """The exact mode: losses over the whole batch, in the memory of micro-batches."""
 
+import functools
 import threading
 
 import keras
@@ -245,6 +246,31 @@ def test_a_train_step_of_the_models_own(way):
     build = in_parts(lambda: stepping(**way))
     parts = trained(build, data, micro_batch_size=None, batch_size=30)
     assert_same_training(whole, parts, 1e-5)
+
+
+class Diffusing(Stepping):
+    """A step that draws by TensorFlow, before and after it calls a layer."""
+
+    def train_step(self, data):
+        noise = tf.random.normal(tf.shape(data[0]))
+        with tf.GradientTape() as tape:
+            hidden = self.first(data[0] + noise)
+            hidden += tf.random.normal(tf.shape(hidden))
+            loss = tf.reduce_mean(tf.square(self.second(hidden)))
+        return self.updated(tape, loss)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_draws_of_a_train_step_are_those_of_the_whole_batch(eager):
+    def weights(build):
+        keras.utils.set_random_seed(0)
+        model = build()
+        model.fit(X[:60], Y[:60], batch_size=30, epochs=2, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    found = functools.partial(stepping, Diffusing, run_eagerly=eager)
+    for whole, parts in zip(weights(found), weights(in_parts(found)), strict=True):
+        np.testing.assert_allclose(whole, parts, atol=1e-6)
 
 
 class Penalised(Stepping):
