@@ -157,6 +157,15 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "same_start": "All runs {began}, so the effect of another {what} is not known.",
     "callbacks_needed": "Give `fit` the callbacks of the search too: they ended the trial.",
+    "split_by_class": (
+        "The labels are sorted by class: {what}. `validation_split` takes the last rows. Shuffle "
+        "the rows once before the search, such as by "
+        "`order = np.random.default_rng(0).permutation(len(y))`."
+    ),
+    "objective_of_training": (
+        "Sizes were compared by `{name}` of the training data, although there are validation data: "
+        'give `BatchSizeTuner(build, "val_{name}")`.'
+    ),
     "data_not_finite": (
         "The data are not finite: {found} are NaN or infinite. Remove or replace these values; a "
         "lower learning rate does not help."

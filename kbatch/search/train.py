@@ -451,6 +451,8 @@ class TimedFit:
         )
         if data.not_copied and not self._fits:
             self.notes.append(Note.of("data_not_copied", error=data.not_copied))
+        if data.split_note is not None and not self._fits:
+            self.notes.append(data.split_note)
         if batches.validation_data is not None and not can_validate(self.model):
             raise InputError(
                 "A model with its own `train_step` needs a `test_step`, or a `call` and a compiled "

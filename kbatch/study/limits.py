@@ -363,6 +363,9 @@ def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
     if outcomes is not None and outcomes.step is not None:
         given = {"lacking": outcomes.lacking_blocks, "blocks": len(outcomes.values)}
         yield Note.of("blocks_lack_a_class", **given, step=setting(outcomes.step))
+    names = {name for t in trials for run in t.executions for e in run.epochs for name in e.metrics}
+    if trials and f"val_{(name := trials[0].objective.name)}" in names:
+        yield Note.of("objective_of_training", name=name)
     for trial in trials:
         seen = trial.last.batch_size_seen
         if seen is not None and seen != trial.batch_size:

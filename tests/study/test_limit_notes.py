@@ -14,6 +14,7 @@ from records_factory import (
 
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.records.training_run import Outcomes
+from kbatch.study.trial import Objective
 
 
 def repeated(size, accuracy, rate, wait_share=0.0, device=None):
@@ -36,6 +37,15 @@ def limits(result):
 
 def names(*trials):
     return [note.code for note in limits(make_study(*trials))]
+
+
+@pytest.mark.parametrize(("name", "said"), [("accuracy", True), ("val_accuracy", False)])
+def test_notes_name_an_objective_of_training_beside_validation_data(name, said):
+    metrics = {"accuracy": 0.9, "val_accuracy": 0.8}
+    epochs = [dataclasses.replace(one, metrics=metrics) for one in make_epochs([0.9] * 2)]
+    trial = make_trial(32, epochs=tuple(epochs), objective=Objective(name, "max"))
+    notes = make_study(trial).notes
+    assert ("objective_of_training" in {note.code for note in notes}) == said
 
 
 def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():

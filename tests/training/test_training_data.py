@@ -410,3 +410,35 @@ def test_each_training_run_begins_with_a_fresh_copy_of_a_sequence(lock):
     assert starts == (["begin 1", "begin 2", "begin 1"] if lock is None else starts)
     assert rows.epoch_ends == (0 if lock is None else 3)
     assert ("lock" in (data.not_copied or "")) == (lock is not None)
+
+
+SORTED = np.sort(np.arange(500) % 10)
+
+
+@pytest.mark.parametrize(
+    ("y", "split", "said"),
+    [
+        (SORTED, 0.2, "100 %"),
+        (SORTED[:, None].astype("float32"), 0.25, "80 %"),
+        (np.eye(10)[SORTED], 0.2, "100 %"),
+        (SORTED // 5, 0.2, "1 of 2 classes"),
+        (SORTED // 5, 0.1, "1 of 2 classes"),
+        (SORTED[::-1] == 0, 0.1, "100 %"),
+        (np.arange(500) % 10, 0.2, None),
+        (np.arange(500) % 10, 0.01, None),
+        (SORTED, 0.05, "1 of 10 classes"),
+        (np.random.default_rng(0).integers(0, 10, 500), 0.2, None),
+        (np.random.default_rng(0).integers(0, 100, 500), 0.2, None),
+        (np.random.default_rng(0).integers(0, 1000, 500), 0.2, None),
+        (np.arange(500) % 125 == 0, 0.1, None),
+        (np.linspace(0.0, 1.0, 500), 0.2, None),
+        (np.zeros((500, 3), int), 0.2, None),
+        ({"a": SORTED, "b": SORTED}, 0.2, None),
+        (None, 0.2, None),
+    ],
+)
+def test_split_note_says_if_labels_are_sorted_by_class(y, split, said):
+    x = np.zeros((500, 2), "float32")
+    note = TrainingData(x, y, validation_split=split).split_note
+    assert (note is None) if said is None else (said in note.values["what"])
+    assert TrainingData(x, y, validation_data=(x, y), validation_split=split).split_note is None

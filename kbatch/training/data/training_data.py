@@ -1,7 +1,9 @@
 """The data of a training, in whatever form `fit` takes them: a sample of rows, and batches."""
 
 import dataclasses
+import functools
 import inspect
+import math
 import numbers
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,7 @@ from kbatch.library_internals import (
     make_class_weight_map_fn,
     train_validation_split,
 )
+from kbatch.page.numbers import percent
 from kbatch.records.notes import Note
 from kbatch.training.data.batches import ArrayRows, Cuts, in_blocks, most_examples, of_known_size
 from kbatch.training.data.forms import (
@@ -43,6 +46,9 @@ from kbatch.training.state import check_seed, seed_of
 
 _MOST_ROWS = 64
 _ELEMENTS_LOOKED_AT = 16
+# Labels with fewer rows a value are no classes. A random split lacks no class of so many validation
+# examples, and has each class unless that is rarer than this chance.
+_ROWS_OF_A_CLASS, _MANY_UNSEEN, _SURE_LOG_CHANCE = 5, 0.1, -7.0
 
 
 class Sample(NamedTuple):
@@ -349,6 +355,31 @@ class TrainingData:
             return (data.num_batches or 0) * keras.tree.flatten(data[0])[0].shape[0]
         return (most_examples(data, build()) if is_dataset(data) else None) or 0
 
+    @functools.cached_property
+    def split_note(self) -> Note | None:
+        """Say if `validation_split` parts labels that are sorted by class."""
+        _, trained, _, validated = self._split()
+        if validated is None or validated is self.validation_data:
+            return None
+        labels = [_classes(one) for one in (trained, validated[1])]
+        if labels[0] is None or labels[1] is None:
+            return None
+        known, counts = np.unique(labels[0], return_counts=True)
+        found, rows = np.unique(labels[1]), len(labels[1])
+        if not rows or counts.mean() < _ROWS_OF_A_CLASS:
+            return None
+        unseen, there = float(np.mean(~np.isin(labels[1], known))), np.isin(known, found)
+        # The chance that rows drawn at random lack the other classes, whichever these are.
+        log_chance = math.log(math.comb(len(known), there.sum()))
+        log_chance += rows * math.log(max(counts[there].sum(), 0.5) / counts.sum())
+        if unseen > _MANY_UNSEEN:
+            what = f"training lacks the classes of {percent(unseen)} of the validation examples"
+        elif log_chance < _SURE_LOG_CHANCE:
+            what = f"the validation examples are of {len(found)} of {len(known)} classes"
+        else:
+            return None
+        return Note.of("split_by_class", what=what)
+
     def _check_given(self) -> None:
         if self.x is None:
             raise InputError(
@@ -407,6 +438,18 @@ class TrainingData:
         if not count:
             raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
         return None, None, Sample(each_part(np.asarray, rows), rows_of(self.x))
+
+
+def _classes(y: Any) -> np.ndarray | None:
+    """Return the class of each row, one-hot or as an index. If it is no class, return None."""
+    if not hasattr(y, "__array__"):
+        return None
+    y = np.asarray(y)
+    if y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
+        return y.argmax(1)
+    if y.ndim > 2 or y.size != len(y) or y.dtype.kind not in "iufb" or (y != np.round(y)).any():
+        return None
+    return y.reshape(-1)
 
 
 def check_labels(model: Any, y: Any) -> None:
