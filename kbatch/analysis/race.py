@@ -174,11 +174,11 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
     )
 
 
-def expected_trainings(task: RaceTask) -> tuple[float, float]:
-    """Return between which numbers of complete trainings a race usually ends."""
+def expected_trainings(task: RaceTask) -> float:
+    """Return after how many complete trainings a race is expected to end."""
     sizes = len(task.batch_sizes)
     most = min(task.max_trainings, MOST_NEEDED * sizes)
-    return min(most, LEAST_NEEDED * sizes), most
+    return (min(most, LEAST_NEEDED * sizes) + most) / 2
 
 
 def least_values(task: RaceTask, runs: Sequence[Run], seed: int) -> tuple[float, ...]:

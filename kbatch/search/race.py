@@ -96,10 +96,10 @@ class RaceStrategy:
     def most_trainings(self) -> float:
         return race_task([], self._settings).max_trainings
 
-    def trainings(self) -> tuple[float, float, float]:
-        """Return the complete trainings so far, and the fewest and most that are usual in all."""
+    def trainings(self) -> tuple[float, float]:
+        """Return the complete trainings so far, and how many are expected in all."""
         done = complete_trainings(readable_trials(self._project))
-        return done, *expected_trainings(race_task([], self._settings))
+        return done, expected_trainings(race_task([], self._settings))
 
     def ending(self) -> str | None:
         """Describe why nothing more was proposed."""

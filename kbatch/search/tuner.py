@@ -18,7 +18,7 @@ from keras_tuner.engine.trial import TrialStatus
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, names_rate
-from kbatch.analysis.race import LEAST_NEEDED, MOST_NEEDED
+from kbatch.analysis.race import expected_trainings
 from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError, InputError, RecordError
 from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
@@ -57,6 +57,7 @@ from kbatch.search.race import RaceStrategy
 from kbatch.search.search_progress import FitReporter, SearchProgress
 from kbatch.search.search_time import SearchTime
 from kbatch.study.compared_trials import check_tolerance, complete_trainings, is_complete
+from kbatch.study.decision import race_task
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget
@@ -411,11 +412,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         hp.values["batch_size"] = self.hypermodel.base_batch_size
         self.progress.plan_begins()
         count = self.oracle.remaining_trials() * self.executions_per_trial
-        trainings = count / len(self.hypermodel.batch_sizes)
         if self._race is not None:
-            asked: Any = self.decides_by.get("max_trainings")
-            most = MOST_NEEDED if asked is None else asked / len(self.hypermodel.batch_sizes)
-            trainings = min(most, (LEAST_NEEDED + MOST_NEEDED) / 2)
+            task = race_task([], self.hypermodel.settings | self.decides_by)
+            count = expected_trainings(task)
+        trainings = count / len(self.hypermodel.batch_sizes)
         left_s = self.time.left_s()
         try:
             self.hypermodel.ensure_plan(hp, call, self, trainings=trainings, left_s=left_s)
@@ -463,9 +463,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             settings = self.hypermodel.settings | self.decides_by
             self._race.begin(Path(self.project_dir), self.oracle.get_space(), settings)
             self._conclude_ended()
-            done, low, high = self._race.trainings()
+            done, expected = self._race.trainings()
             # About half of the runs of a race have the base size, at which it looks for the rate.
-            count = max(0.0, (low + high) / 2 - done)
+            count = max(0.0, expected - done)
             left = dict.fromkeys(sizes, count / 2 / len(sizes))
             left[self.hypermodel.base_batch_size] += count / 2
         most = done + sum(left.values()) if self._race is None else self._race.most_trainings()
