@@ -80,6 +80,11 @@ class TargetCheck:
     #: "unsure" if hiccups of the machine were too many for its calls.
     outcome: Literal["verified", "missed", "unsure"]
 
+    def quantile_ms(self, quantile: float) -> float:
+        """Return a quantile of the calls in milliseconds, infinite where memory ran out."""
+        calls_s = self.latencies_s
+        return 1000 * float(np.quantile(calls_s, quantile)) if calls_s else math.inf
+
 
 @dataclasses.dataclass(frozen=True)
 class InferenceAnswer:
@@ -179,16 +184,18 @@ class InferenceProfile(Result):
         if self.target_ms is None:
             named = next(iter(self.answers.values()), None)
         rows, answer = [], []
-        for place, timing in enumerate(self.timings):
+        fresh = self._fresh_calls()
+        for place, timing in enumerate((*self.timings, *fresh)):
             path, policy, size = timing.call_path, timing.dtype_policy, timing.batch_size
-            if named and size == named.batch_size and (path, policy) == self.series[0]:
-                answer.append(place)
-            effect, outcome = timing.size_effect, [timing.reason or timing.outcome]
-            bound_s, missing = None, timing.missing_calls(self.quantile)
-            if not is_bulk(path, policy):
-                bound_s = quantile_upper_bound(timing.latencies_s, quantile=self.quantile)
-                if timing.measured and missing:
-                    outcome.append(f"{missing:,} calls too few for the quantile")
+            checked = place >= len(self.timings)
+            effect = timing.size_effect
+            outcome = [fresh[timing] if checked else timing.reason or timing.outcome]
+            if named and (size, path, policy) == (named.batch_size, *self.series[0]):
+                # Fresh calls verify an answer, the sweep does not.
+                answer += [place] * (checked or not named.verified)
+            bound_s, missing = self._bound_s(timing), timing.missing_calls(self.quantile)
+            if timing.measured and missing and not is_bulk(path, policy):
+                outcome.append(f"{missing:,} calls too few for the quantile")
             if effect and effect.depends:
                 outcome.append("outputs depend on the batch")
             rows.append(
@@ -220,7 +227,7 @@ class InferenceProfile(Result):
     @property
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
-        noted, first = [*self.noted], self.series[:1]
+        noted, first = [*self.noted, *self._disagreement()], self.series[:1]
         with contextlib.suppress(ValueError):  # Too little was timed.
             latency = self.latency
             before, size = (int(each) for each in latency.batch_sizes[-2:])
@@ -239,7 +246,7 @@ class InferenceProfile(Result):
         found = {"quantile of the latency": f"{self.quantile:g}"}
         if self.target_ms is not None:
             found["latency target"] = f"{self.target_ms:g} ms"
-            looked_at = (f"{c.batch_size:,} {c.outcome}" for c in self.checks)
+            looked_at = (f"{c.batch_size:,} {self._outcome(c)}" for c in self.checks)
             found["sizes called afresh"] = ", ".join(looked_at) or "none"
         if self.compared_examples:
             found["classes compared on"] = pluralize(self.compared_examples, "example")
@@ -339,6 +346,49 @@ class InferenceProfile(Result):
         kept = [check for check in self.checks if check.outcome == "verified"]
         return max(kept, key=lambda check: check.batch_size, default=None)
 
+    def _outcome(self, check: TargetCheck) -> str:
+        """Return "missed" only if the quantile of the calls is above the target."""
+        if check.quantile_ms(self.quantile) > (self.target_ms or math.inf):
+            return "missed"
+        return "unsure" if check.outcome == "missed" else check.outcome
+
+    def _fresh_calls(self) -> dict[TimingRecord, str]:
+        """Return the fresh calls of each checked size as a row, with their outcome."""
+        rows = {}
+        for check in self.checks:
+            if calls_s := check.latencies_s:
+                path, policy = self.series[0]
+                above = sum(1000 * call_s > (self.target_ms or math.inf) for call_s in calls_s)
+                row = TimingRecord(
+                    batch_size=check.batch_size,
+                    call_path=path,
+                    dtype_policy=policy,
+                    times_s=(float(np.median(calls_s)),),
+                    latencies_s=calls_s,
+                )
+                words = f"{len(calls_s):,} fresh calls, {above:,} above {self.target_ms:g} ms"
+                rows[row] = f"{words}: {self._outcome(check)}"
+        return rows
+
+    def _bound_s(self, timing: TimingRecord) -> float | None:
+        """Return an upper bound of the quantile of a row, None if it has too few calls."""
+        if is_bulk(timing.call_path, timing.dtype_policy):
+            return None
+        return quantile_upper_bound(timing.latencies_s, quantile=self.quantile)
+
+    def _disagreement(self) -> Iterable[Note]:
+        """Return a note if rows of the sweep and fresh calls say opposite things of the target."""
+        target_s = (self.target_ms or math.inf) / 1000
+        bounds = {t.batch_size: self._bound_s(t) or math.nan for t in self.answering}
+        for check in self.checks:
+            size, outcome = check.batch_size, self._outcome(check)
+            slow = [one for one, bound_s in bounds.items() if one <= size and bound_s > target_s]
+            fast = [one for one, bound_s in bounds.items() if one >= size and bound_s <= target_s]
+            if (outcome == "verified" and slow) or (outcome == "missed" and fast):
+                when = "during the sweep" if outcome == "verified" else "during the fresh calls"
+                yield Note.of("busy_while_timed", size=size, when=when)
+                return
+
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
         """Find the largest measured batch size of which a share of the calls keeps to a latency.
 
@@ -370,15 +420,18 @@ class InferenceProfile(Result):
             size = 0
         # A stricter target has no larger size than the one that was verified for a looser one, and
         # none from the smallest size on that missed it.
-        target_ms, least, bounds = self.target_ms or 0.0, 0, [size]
+        target_ms, least, bounds, missed = self.target_ms or 0.0, 0, [size], []
         if verified and target_ms <= latency_ms and self.quantile >= quantile:
             least = verified.batch_size
         if target_ms >= latency_ms and self.quantile <= quantile:
-            bounds += [c.batch_size - 1 for c in self.checks if c.outcome == "missed"]
+            missed = [c for c in self.checks if c.quantile_ms(self.quantile) > latency_ms]
+            bounds += [c.batch_size - 1 for c in missed]
             bounds += [verified.batch_size] if verified else []
         kept = max(min(bounds), least)
         if kept < 1 or (kept < smallest and kept != least):
-            raise TargetTooLow(latency_ms, quantile, smallest, 1000 * latency.latency_s(smallest))
+            reached_ms = [c.quantile_ms(quantile) for c in missed if c.batch_size <= smallest]
+            reachable_ms = max([1000 * latency.latency_s(smallest), *reached_ms])
+            raise TargetTooLow(latency_ms, quantile, smallest, reachable_ms)
         if kept != size:
             reason, found = "fresh calls for another target", Estimate(None)
         return InferenceAnswer(kept, found, reason)

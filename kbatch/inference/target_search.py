@@ -98,7 +98,9 @@ class LatencyTargetSearch:
             if slow <= 1 - self._quantile and self._are_rare(own, self._confidence(), more=more):
                 self._next = (size, more)
                 return
-        outcome = "missed" if use > 1 else "verified" if keeps else "unsure"
+        # A quantile that leaves too little room for drift is no miss.
+        missed = quantile_s > self._target_s
+        outcome = "missed" if missed else "verified" if keeps else "unsure"
         check = TargetCheck(size, tuple(made[np.isfinite(made)].tolist()), outcome)
         self._looked.append((check, own, confidence))
         self._next = self._next_size(size, made, keeps, use)
@@ -212,7 +214,7 @@ def verify_target(
     time_budget_s: float,
 ) -> InferenceProfile:
     """Look for the largest batch within the target, and add the checks to a profile."""
-    target_ms = profile.target_ms or math.inf
+    target_ms, stopped = profile.target_ms or math.inf, False
     if profile.answering:
         reasons = {one: reason.code for one, reason in sweep.not_run.items()}
         beyond = [one for one in sweep.tried(series) if reasons.get(one) == "beyond_target"]
@@ -233,18 +235,23 @@ def verify_target(
                     left_s = max(left_s, _FIRST_CHECK_SHARE * time_budget_s)
                 calls = min(calls, int(left_s / sweep.warm_ups[setting].call_s))
                 if calls < calls_for_quantile(profile.quantile):
+                    stopped = True
                     search.stop()
                     break
                 latencies_s = sweep.fresh_calls(setting, calls, least_s=min(_LEAST_CHECK_S, left_s))
-            found = "memory ran out"
-            if latencies_s is not None:
-                found = f"{1000 * max(latencies_s):.3g} ms at most"
-            sweep.progress.say(f"checked batch {size}: {found}")
+            found, done = "memory ran out", len(search.checks)
             search.tell(latencies_s or [math.inf] * calls)  # No target is kept to.
+            if latencies_s is not None:
+                slow_ms = 1000 * float(np.quantile(latencies_s, profile.quantile))
+                found = f"p{100 * profile.quantile:g} {slow_ms:.3g} ms in {len(latencies_s)} calls"
+                more = len(search.checks) == done
+                found += ", not sure yet" if more else f", {search.checks[-1].outcome}"
+            sweep.progress.say(f"checked batch {size}: {found}")
         profile = dataclasses.replace(profile, checks=search.checks)
     if profile.verified is not None:
         return profile
-    return dataclasses.replace(profile, noted=(*profile.noted, Note.of("target_not_verified")))
+    note = Note.of("target_not_verified", longer=stopped or sweep.spent_s >= time_budget_s)
+    return dataclasses.replace(profile, noted=(*profile.noted, note))
 
 
 def expected_drift(timings: Sequence[TimingRecord]) -> float:

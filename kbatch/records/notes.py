@@ -103,9 +103,15 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "rounding explains. A layer mixes the examples, as BatchNormalization with `training=True` "
         "does, takes one scale for a whole batch, as dynamic quantisation does, or overflows."
     ),
-    "target_not_verified": (
+    "target_not_verified": lambda longer=False: (
         "The batch size for the latency target is not verified: in fresh calls sizes missed it, or "
-        "calls were slow too often to be sure. Measure longer, or on a quieter machine."
+        "calls were slow too often to be sure. "
+        + ("Measure longer, or on" if longer else "Give a higher target, or measure again on")
+        + " a quieter machine."
+    ),
+    "busy_while_timed": (
+        "The table and the fresh calls disagree about the latency target at batch size {size}: the "
+        "machine was busier {when}. The fresh calls decide."
     ),
     "policy_not_measured": "Not measured under {policy}: {reason}",
     "not_quantised": (

@@ -92,7 +92,11 @@ def test_a_verified_target_is_answered_by_its_check_and_another_by_the_fit():
     assert loose.startswith("Batch size 64 is the largest of sizes up to 64 with")
     assert not profile.batch_for(latency_ms=5, quantile=0.5).verified
     assert not profile.batch_for(latency_ms=5.1).verified
-    assert profile.table().attrs["answer"] == []  # 33 was called afresh, and not swept.
+    table = profile.table()  # The sweep did not have 33. Its fresh calls are a row.
+    (row,) = table.attrs["answer"]
+    assert (table["batch size"][row], table["p95 at most (ms)"][row]) == (33, 4.0)
+    assert table["outcome"][row] == "60 fresh calls, 0 above 5 ms: verified"
+    assert not profile.notes
 
 
 @pytest.mark.parametrize(
@@ -166,6 +170,33 @@ def test_a_size_that_missed_the_target_is_not_answered_and_an_unsure_one_bounds_
         looked_for(make_check(1, outcome="missed")).batch_for(latency_ms=5)
     unsure = looked_for(make_check(20, outcome="unsure"))
     assert unsure.batch_for(latency_ms=5) == make_profile().batch_for(latency_ms=5)
+
+
+def test_calls_within_the_target_are_no_miss_and_leave_its_size_an_answer():
+    """A check that left too little room for drift, of 60 calls with 2 above the target."""
+    calls_s = [0.0049] * 58 + [0.006] * 2
+    profile = looked_for(make_check(1, outcome="missed", latencies_s=calls_s))
+    assert profile.batch_for(latency_ms=5) == make_profile().batch_for(latency_ms=5)
+    assert profile.table()["outcome"].iloc[-1] == "60 fresh calls, 2 above 5 ms: unsure"
+    missed = looked_for(make_check(1, outcome="missed"))
+    with pytest.raises(TargetTooLow) as caught:
+        missed.batch_for(latency_ms=5)
+    assert caught.value.reachable_ms == 6.0  # Of the fresh calls; by the sweep it is 1.1 ms.
+
+
+@pytest.mark.parametrize(
+    ("check", "scale", "when"),
+    [
+        (make_check(4), 5.0, "during the sweep"),
+        (make_check(4, outcome="missed"), 1.0, "during the fresh calls"),
+        (make_check(4), 1.0, None),
+        (make_check(50, outcome="missed"), 1.0, None),
+    ],
+)
+def test_rows_and_fresh_calls_that_disagree_are_explained(check, scale, when):
+    timings = [make_timing(size, scale=scale) for size in (1, 8, 64)]
+    found = [note.values["when"] for note in looked_for(check, timings=timings).notes]
+    assert found == [when] * (when is not None)
 
 
 def test_room_grows_with_the_scatter_of_the_rounds_and_is_never_small():

@@ -56,6 +56,7 @@ def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room)
     assert found.checks[0].batch_size == 64
     assert found.checks[0].latencies_s == ()
     assert found.checks[0].outcome == "missed"
+    assert found.settings["sizes called afresh"].startswith("64 missed")
     answer = found.batch_for(latency_ms=100)
     assert answer.verified
     assert 1 <= answer.batch_size <= room
@@ -106,7 +107,8 @@ def test_checks_go_on_while_there_is_time(time_budget_s, most):
     assert all(len(c.latencies_s) >= 59 and sum(c.latencies_s) >= 0.3 for c in found.checks)
     assert (len(found.checks) > 1) == (most > 1)
     assert len(found.checks) <= most
-    assert [note.code for note in found.notes] == ["target_not_verified"] * (most < 2)
+    noted = [note.values for note in found.notes if note.code == "target_not_verified"]
+    assert noted == [{"longer": True}] * (most < 2)
 
 
 @pytest.mark.parametrize(

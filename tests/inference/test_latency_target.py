@@ -93,6 +93,13 @@ def test_the_bound_keeps_to_the_target_and_the_quantile_below_it_by_the_room(slo
     assert (search.checks[0].outcome == "verified") is keeps
 
 
+def test_calls_that_leave_too_little_room_are_unsure_and_no_miss():
+    search = LatencyTargetSearch(lambda _: 8, target_s=0.012, quantile=0.95, largest=8, drift=0.5)
+    while look := search.ask(more_sizes=False):
+        search.tell([0.011] * look[1])
+    assert [check.outcome for check in search.checks] == ["unsure"]
+
+
 def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
     tries = Machine(spread=0.0, fit_error=1.3).search()
     assert tries[0].outcome == "missed"
