@@ -133,12 +133,20 @@ class SharedInput:
     def __init__(self):
         self._data: TrainingData | None = None
         self._meter: InputMeter | None = None
+        self._checked: TrainingData | None = None
+        self._split_note: Note | None = None
 
     def data(self, given: TrainingData) -> TrainingData:
         """Return data with what was read of them before, if the last ones were the same."""
         if self._data is None or not self._data.is_same(given):
             self._data = given
         return self._data
+
+    def check_split(self, data: TrainingData) -> Note | None:
+        """Say once if labels are sorted by class."""
+        if data is not self._checked:
+            self._checked, self._split_note = data, data.check_split()
+        return self._split_note
 
     def meter(self) -> InputMeter:
         """Return the meter of all runs, traced once, which begins to count again."""
@@ -451,8 +459,8 @@ class TimedFit:
         )
         if data.not_copied and not self._fits:
             self.notes.append(Note.of("data_not_copied", error=data.not_copied))
-        if data.split_note is not None and not self._fits:
-            self.notes.append(data.split_note)
+        if not self._fits and (split := self._shared.check_split(data)):
+            self.notes.append(split)
         if batches.validation_data is not None and not can_validate(self.model):
             raise InputError(
                 "A model with its own `train_step` needs a `test_step`, or a `call` and a compiled "

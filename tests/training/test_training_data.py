@@ -437,8 +437,8 @@ SORTED = np.sort(np.arange(500) % 10)
         (None, 0.2, None),
     ],
 )
-def test_split_note_says_if_labels_are_sorted_by_class(y, split, said):
+def test_check_split_says_if_labels_are_sorted_by_class(y, split, said):
     x = np.zeros((500, 2), "float32")
-    note = TrainingData(x, y, validation_split=split).split_note
+    note = TrainingData(x, y, validation_split=split).check_split()
     assert (note is None) if said is None else (said in note.values["what"])
-    assert TrainingData(x, y, validation_data=(x, y), validation_split=split).split_note is None
+    assert TrainingData(x, y, validation_data=(x, y), validation_split=split).check_split() is None

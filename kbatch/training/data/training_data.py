@@ -1,7 +1,6 @@
 """The data of a training, in whatever form `fit` takes them: a sample of rows, and batches."""
 
 import dataclasses
-import functools
 import inspect
 import math
 import numbers
@@ -355,8 +354,7 @@ class TrainingData:
             return (data.num_batches or 0) * keras.tree.flatten(data[0])[0].shape[0]
         return (most_examples(data, build()) if is_dataset(data) else None) or 0
 
-    @functools.cached_property
-    def split_note(self) -> Note | None:
+    def check_split(self) -> Note | None:
         """Say if `validation_split` parts labels that are sorted by class."""
         _, trained, _, validated = self._split()
         if validated is None or validated is self.validation_data:
