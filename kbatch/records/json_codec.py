@@ -163,6 +163,10 @@ def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
         raise TypeError(f"{value!r} is no {kind.__name__}")
     if isinstance(value, str):
         return printable(value)
+    if kind is object and isinstance(value, list):  # A setting, of any kind.
+        return [_plain(object, item) for item in value]
+    if kind is object and isinstance(value, dict):
+        return {printable(key): _plain(object, item) for key, item in value.items()}
     if isinstance(value, (int, float)) and not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
         raise ValueError(f"{value} is not finite, or too large to compute with")
     return value

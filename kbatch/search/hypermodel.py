@@ -214,6 +214,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def reset(self) -> None:
         """Forget what has been searched."""
         self.plan: Plan | None = None
+        self._trained_policy: str | None = None  # Of the records, if their plan is damaged.
         self.graph = SharedGraph()  # Of all trials whose models train alike.
         self._shared = SharedInput()
         # Short runs that can be continued, by trial and number.
@@ -505,6 +506,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if project is None or found is None:
             return
         self.plan = load_if_readable(Plan, project / PLAN_NAME)
+        if self.plan is None:
+            runs = (run for record in completed_trials(project) for run in record.executions)
+            last = max(runs, key=lambda run: run.plan or 0, default=None)
+            self._trained_policy = last and last.dtype_policy
         self.validation_batch_size = settings.get(
             "validation_batch_size", self.validation_batch_size
         )
@@ -530,7 +535,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         named = self._declare(hp)[1]
         if named is not None or not self.stock_fit:
             return named
-        return (self.plan and self.plan.dtype_policy) or "float32"
+        return (self.plan and self.plan.dtype_policy) or self._trained_policy or "float32"
 
     def _has_policy(self, model: Any, hp: keras_tuner.HyperParameters) -> bool:
         policy = self.policy_of(hp)

@@ -268,8 +268,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         try:
             with self.progress, search_lock(project), ParallelTrials.of(self, call) as parallel:
                 self._compare_search(call)
-                ended = len(self.oracle.ended_trials)
-                if ended:
+                unended = ("running", "interrupted")
+                kept = [one for one in readable_trials(project) if one.status not in unended]
+                if ended := len(kept):
                     self.progress.say(
                         f"{pluralize(ended, 'trial')} of an earlier run kept in {project}; "
                         "`overwrite=True` starts over."

@@ -7,10 +7,14 @@ import subprocess
 import sys
 
 import keras
+import keras_tuner
 import pytest
 import searches
+import small_models as models
+from records_factory import make_trial, write_search
 
 import kbatch
+from kbatch.records.training_run import PLAN_NAME
 from kbatch.search.files import search_lock
 
 SIZES = (8, 16)
@@ -110,13 +114,14 @@ def says_another_size(file):
 
 
 @pytest.mark.parametrize("damage", [emptied, says_another_size])
-def test_the_record_is_the_truth_where_the_file_of_keras_tuner_is_damaged(finished, damage):
+def test_the_record_is_the_truth_where_the_file_of_keras_tuner_is_damaged(finished, damage, capsys):
     records = contents(finished, "kbatch.json")
     was = json.loads((finished / "trial_0000" / "trial.json").read_text())
     for file in finished.glob("trial_*/trial.json"):
         damage(file)
     for _ in range(2):
-        tuner = run(finished.parent)
+        tuner = run(finished.parent, fit={"verbose": 1})
+        assert "2 trials of an earlier run kept" in capsys.readouterr().out
         assert contents(finished, "kbatch.json") == records
     now = json.loads((finished / "trial_0000" / "trial.json").read_text())
     for name in ("trial_id", "status", "score", "best_step"):
@@ -146,6 +151,24 @@ def test_a_damaged_project_file_names_its_remedy_which_helps(finished):
     file.unlink()
     run(finished.parent)
     assert contents(finished, "trial_*/kbatch.json") == trials
+
+
+def test_settings_with_a_lone_surrogate_can_be_shown(finished, tmp_path):
+    file = finished / "kbatch.json"
+    record = json.loads(file.read_text())
+    record["record"]["settings"] |= {"a": ["\ud800"], "b": {"\ud800": {"\ud800": "\ud800"}}}
+    file.write_text(json.dumps(record))
+    study = kbatch.load_study(finished)
+    assert str(study.search.settings).encode().count("\ufffd".encode()) == 4
+    kbatch.write_report(study, tmp_path / "report.html")
+
+
+def test_trials_are_built_under_the_policy_of_their_records_if_the_plan_is_damaged(tmp_path):
+    folder = write_search(tmp_path / "search", make_trial(8), make_trial(16))
+    (folder / PLAN_NAME).write_text("{")
+    hypermodel = kbatch.BatchSizeHyperModel(models.stock, (8, 16))
+    hypermodel.restore(folder)
+    assert hypermodel.policy_of(keras_tuner.HyperParameters()) == "mixed_float16"
 
 
 def test_load_study_names_the_file_of_a_damaged_confidence(finished):
