@@ -267,7 +267,7 @@ def test_public_results_have_the_shape_that_is_promised():
 WORDS = """
 ChangeRecord.code EnvironmentRecord.command EnvironmentRecord.cpu EnvironmentRecord.created_at
 EnvironmentRecord.devices EnvironmentRecord.platform EnvironmentRecord.versions EpochRecord.metrics
-ExecutionRecord.device ExecutionRecord.dtype_policy ExecutionRecord.failure
+ExecutionRecord.data ExecutionRecord.device ExecutionRecord.dtype_policy ExecutionRecord.failure
 ExecutionRecord.first_order ExecutionRecord.initial_weights ExecutionRecord.optimizer
 ExecutionRecord.rate_callbacks ExecutionRecord.reported ExecutionRecord.traceback
 ExecutionRecord.weight_shapes GpuUsage.name GpuUsage.pci_bus_id

@@ -261,6 +261,9 @@ class ExecutionRecord:
     #: before the training. A callback may have ended it earlier.
     epochs_asked: int | None = None
     steps_per_epoch: int | None = None  #: The argument of `fit`; None if it was not given.
+    #: The data of `fit`: its form ("arrays", "dataset", "PyDataset" or "function"), then the names
+    #: of further arguments that were given, such as "y". Empty before the training.
+    data: tuple[str, ...] = ()
     #: "short" if the search asked for fewer epochs, to look for a learning rate; "stopped_early" if
     #: the search stopped the run because it was too far behind.
     length: Literal["complete", "short", "stopped_early"] = "complete"

@@ -361,6 +361,7 @@ def _record(
         initial_weights=timed.best_epoch.initial_weights,
         weight_shapes=weight_shapes(timed.model),
         first_order=timed.order or timed.meter.read().order,
+        data=timed.data,
     )
 
 
@@ -398,6 +399,7 @@ class TimedFit:
         self.steps_per_execution: int | None = None
         self.epochs_asked: int | None = None  # Of all calls.
         self.steps_per_epoch: int | None = None
+        self.data: tuple[str, ...] = ()  # Its form, and the further arguments of `fit`.
         self.order: str | None = None  # Of the first epoch, if that is known without data.
         self.length: Literal["complete", "short", "stopped_early"] = "complete"
         self._done = 0  # Epochs of the short run that is continued.
@@ -484,7 +486,7 @@ class TimedFit:
             call["initial_epoch"] = self._done
         else:
             self.epochs_asked = (self.epochs_asked or 0) + epochs - initial_epoch
-        self.steps_per_epoch = given_steps
+        self.steps_per_epoch, self.data = given_steps, data.arguments
         return self._train(batches, call, given.callbacks)
 
     def can_continue(self, callbacks: list[Any]) -> bool:

@@ -183,11 +183,16 @@ def _use(found: Decision, trial: TrialRecord) -> tuple[str, ...]:
     if trial.last.plan is None:  # It was trained as a HyperModel's own `fit` is written.
         return (f"To train with it, call your HyperModel's `fit` with `batch_size={size}`.",)
     fit = "".join(f", {name}={value}" for name, value in found.fit_arguments.items())
-    order = ", shuffle=False" if trial.last.first_order == "as given" else ""
+    form, *given = trial.last.data or ("arrays", "y")
+    data = "x" if form == "arrays" else "data"
+    data += f", y, {size}" if "y" in given else f", batch_size={size}"
+    data += ", sample_weight=sample_weight" if "sample_weight" in given else ""
+    data += ", shuffle=False" if trial.last.first_order == "as given" else ""
+    fit = f", class_weight=class_weight{fit}" if "class_weight" in given else fit
     return (
         "To train with these settings:",
         "  model = decision.apply(build)",
-        f"  model.fit(kbatch.training_dataset(x, y, {size}{order}){fit})",
+        f"  model.fit(kbatch.training_dataset({data}){fit})",
     )
 
 

@@ -1,7 +1,6 @@
 """A model that a decision is applied to trains as that of the decision's trial did."""
 
 import dataclasses
-import itertools
 
 import keras
 import keras_tuner
@@ -260,7 +259,7 @@ def test_the_recipe_makes_the_updates_of_the_trial(tmp_path, form, call):
     run = decision.trial.last
     if call == "plain":  # As the page prints it.
         names = {"kbatch": kbatch, "decision": decision, "build": lambda: classifier("adam")}
-        names |= dict(itertools.zip_longest("xy", FORMS[form]()))
+        names |= dict(zip("xy" if form == "arrays" else ("data",), FORMS[form](), strict=True))
         exec("\n".join(line.strip() for line in decision.page.use[1:]), names)
         model = names["model"]
     else:

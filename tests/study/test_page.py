@@ -107,6 +107,27 @@ def test_use_keeps_the_order_of_a_search_without_shuffling():
         assert f"kbatch.training_dataset{call}" in certain(first_order=order).page.use[-1]
 
 
+@pytest.mark.parametrize(
+    ("data", "call"),
+    [
+        (("arrays", "y"), "fit(kbatch.training_dataset(x, y, 64), epochs="),
+        (("arrays",), "fit(kbatch.training_dataset(x, batch_size=64), epochs="),
+        (("dataset",), "fit(kbatch.training_dataset(data, batch_size=64), epochs="),
+        (("PyDataset",), "fit(kbatch.training_dataset(data, batch_size=64), epochs="),
+        (
+            ("function", "class_weight"),
+            "fit(kbatch.training_dataset(data, batch_size=64), class_weight=class_weight, epochs=",
+        ),
+        (
+            ("arrays", "y", "sample_weight"),
+            "fit(kbatch.training_dataset(x, y, 64, sample_weight=sample_weight), epochs=",
+        ),
+    ],
+)
+def test_recipe_takes_the_data_that_were_searched(data, call):
+    assert call in certain(data=data).page.use[-1]
+
+
 def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     found = certain(steps_per_execution=8)
     assert (found.batch_size, found.certain) == (64, True)

@@ -175,6 +175,17 @@ class TrainingData:
         rows, _ = arrays_of(*each_part(lambda leaf: np.asarray(leaf)[None], parts))
         return cls(sampled=(None, None, Sample(each_part(np.asarray, rows), None)))
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The form of `x`, and the names of the other arguments of training data given."""
+        form = "function" if self.is_function else "arrays"
+        if isinstance(self.x, keras.utils.PyDataset):
+            form = "PyDataset"
+        elif is_dataset(self.x):
+            form = "dataset"
+        names = ("y", "sample_weight", "class_weight")
+        return (form, *(name for name in names if getattr(self, name) is not None))
+
     def is_same(self, other: "TrainingData") -> bool:
         return all(map(operator.is_, self.given, other.given))
 
