@@ -486,7 +486,7 @@ class TimedFit:
             call["initial_epoch"] = self._done
         else:
             self.epochs_asked = (self.epochs_asked or 0) + epochs - initial_epoch
-        self.steps_per_epoch, self.data = given_steps, data.arguments
+        self.steps_per_epoch, self.data = given_steps, data.arguments()
         return self._train(batches, call, given.callbacks)
 
     def can_continue(self, callbacks: list[Any]) -> bool:

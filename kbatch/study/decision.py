@@ -100,8 +100,8 @@ class Decision:
     unpaired: Unpaired | None = None
     #: The batch size to compare with; None if it has no comparable trial.
     base_batch_size: int | None = None
-    #: Training time at that size divided by the time at the one to take, over runs. None if
-    #: they are the same size, or if times cannot be compared.
+    #: Training time at that size divided by the time at the one to take, as the page prints it,
+    #: with an interval over runs. None if they are the same size, or if times cannot be compared.
     speedup: Estimate[float] | None = None
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
@@ -272,7 +272,7 @@ def decide(
         confidence=confidence,
         unpaired=unpaired,
         base_batch_size=base and base.batch_size,
-        speedup=None if base is None or base is trial else speedup(base, trial),
+        speedup=None if base is None or base is trial else _speedup(judgement, base, trial),
         left_out=tuple(left_out),
     )
 
@@ -382,6 +382,15 @@ def race_task(
         search_rate=searches and not rate_setters(trials, sure=True),
         short_runs=search.get("short_runs", True),
     )
+
+
+def _speedup(judgement: Judgement, base: TrialRecord, named: TrialRecord) -> Estimate[float] | None:
+    """Divide the times of the judgement; the runs of both show how much the ratio scatters."""
+    costs = [judgement.costs.get((t.batch_size, rate_factor(t))) for t in (base, named)]
+    if not all(costs) or not named.mean(training_seconds):
+        return None
+    measured, ratio = speedup(base, named), (costs[0] or 0.0) / (costs[1] or 1.0)
+    return Estimate(ratio) if measured is None else measured.times(ratio / measured.value)
 
 
 def speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:

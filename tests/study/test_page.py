@@ -302,6 +302,7 @@ def test_training_times_that_differ_from_those_of_the_own_runs_are_noted():
         shown = {row["batch size"]: row["training time (s)"] for row in found.page.rows}
         if told:
             assert f"32 took 2.9 s, not {shown[32]:.2g} s" in noted[0]
+            assert found.speedup.value == pytest.approx(shown[32] / shown[64])
 
 
 def test_a_base_size_that_kbatch_added_is_not_called_yours():

@@ -175,14 +175,10 @@ class TrainingData:
         rows, _ = arrays_of(*each_part(lambda leaf: np.asarray(leaf)[None], parts))
         return cls(sampled=(None, None, Sample(each_part(np.asarray, rows), None)))
 
-    @property
     def arguments(self) -> tuple[str, ...]:
-        """The form of `x`, and the names of the other arguments of training data given."""
-        form = "function" if self.is_function else "arrays"
-        if isinstance(self.x, keras.utils.PyDataset):
-            form = "PyDataset"
-        elif is_dataset(self.x):
-            form = "dataset"
+        """Return the form of `x`, and the names of the other data arguments that were given."""
+        known = "PyDataset" if isinstance(self.x, keras.utils.PyDataset) else "arrays"
+        form = "dataset" if is_dataset(self.x) else "function" if self.is_function else known
         names = ("y", "sample_weight", "class_weight")
         return (form, *(name for name in names if getattr(self, name) is not None))
 
