@@ -35,9 +35,11 @@ _MOST_DIFFERENCES = 6
 # Settings that a search draws, counts or measures itself.
 _NOT_GIVEN = ("seed", "training_s", "executions_asked", "short_runs", "grid_because", "epochs")
 _OF_POLICY = re.compile(r" \([0-9a-f]{8}\)$")
+# The end of a verdict that tells the speed.
+_SPEED = re.compile(r", (?=(?:[\d.,e+-]+ times )?(?:as fast|slower)$)")
 # Why the noise is not known, by the obstacle of the judgement.
 _NOT_KNOWN = {
-    "one_execution": "trained with one seed",
+    "one_execution": "too few runs",
     "pinned": "the seed changes nothing",
     "no_outcomes": "validation examples not paired",
     "heavy_tails": "few validation examples decide",
@@ -152,9 +154,22 @@ class Comparison(Result):
 
     @property
     def use(self) -> str:
-        """Which differences are not in the table."""
-        more = [*differences(self.studies)][_MOST_DIFFERENCES:]
-        return f"The studies also differ in {join_words(at_most(more))}." if more else ""
+        """What to train for a verdict, and which differences are not in the table."""
+        more, once = [*differences(self.studies)][_MOST_DIFFERENCES:], []
+        for study in filter(self._trained_once, self.studies):
+            found = study.decide()
+            rate = f", learning rate {setting(found.learning_rate)}" if found.learning_rate else ""
+            once.append(f"{study.name} (batch size {found.batch_size}{rate})")
+        texts = []
+        if once:
+            texts.append(
+                f"For a verdict, train the answer of {join_words(at_most(once))} three times, with "
+                "its learning rate in `build`, and compare the new study: `BatchSizeTuner(build, "
+                '..., strategy="grid", batch_sizes=[size], executions_per_trial=3)`.'
+            )
+        if more:
+            texts.append(f"The studies also differ in {join_words(at_most(more))}.")
+        return " ".join(texts)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -193,25 +208,35 @@ class Comparison(Result):
             if found.trial is None:
                 verdict = "no answer"
             elif number:
-                gain, verdict = self._against(base.decide().trial, found.trial)
+                gain, verdict = self._against(base, study)
             unit, factor = (" (points)", 100) if points else ("", 1)
             row |= ranged_columns(f"better by{unit}", gain and gain.times(factor))
             rows.append(row | {"verdict": verdict})
         return rows
 
-    def _against(
-        self, base: TrialRecord | None, other: TrialRecord
-    ) -> tuple[Estimate[float] | None, str]:
-        """Return how much better a trial is than that of the first study, and a verdict."""
-        trained = base is not None and all(is_complete(t.executions[0]) for t in (base, other))
-        if base is None or not trained or base.objective.name == "multi_objective":
+    @staticmethod
+    def _trained_once(study: Study) -> bool:
+        """Whether the answer of a study has one complete training run, which shows no noise."""
+        trial = study.decide().trial
+        return bool(trial and len(trial.executions) == 1 and is_complete(trial.executions[0]))
+
+    def _against(self, first: Study, second: Study) -> tuple[Estimate[float] | None, str]:
+        """Return how much better the answer of a study is than that of the first, and a verdict."""
+        base, other = first.decide().trial, second.decide().trial
+        trained = all(t and is_complete(t.executions[0]) for t in (base, other))
+        if base is None or other is None or not trained or base.objective.name == "multi_objective":
             return (
                 None,
                 f"not known ({'several objectives' if trained else 'not trained to the end'})",
             )
         gain, obstacle = _gain(base, other, comparisons=len(self.studies) - 1)
         accurate = is_accuracy(other.objective.name)
-        if obstacle or gain is None or gain.ends is None:
+        once = [study.name for study in (first, second) if self._trained_once(study)]
+        if once and obstacle == "one_execution":
+            each = " each" if len(once) > 1 else ""
+            has = "have" if each else "has"
+            words = f"not known ({join_words(once)} {has} one training run{each})"
+        elif obstacle or gain is None or gain.ends is None:
             words = f"not known ({_NOT_KNOWN[obstacle or 'no_outcomes']})"
         elif gain.ends[0] <= 0 <= gain.ends[1]:
             words = "no difference beyond the noise"
@@ -229,7 +254,7 @@ class Comparison(Result):
 
 def _sentence(row: Row, metric: str) -> str:
     """Say how a study differs from the base, as its row does."""
-    quality, _, way = row["verdict"].partition(", ")
+    quality, way = [*_SPEED.split(row["verdict"]), ""][:2]  # A study's name may have a comma.
     words = metric_words(metric)
     if quality.endswith("beyond the noise"):
         said = f"{row['study']} shows no difference in {words} beyond the noise"

@@ -100,7 +100,7 @@ def test_compare_pairs_runs_by_seed_only_if_both_have_the_seeds():
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (ONCE, "not known (trained with one seed)"),
+        (ONCE, "not known (once has one training run)"),
         (
             study_of("short", 0.95, 0.95, search=RACE, length="short"),
             "not known (not trained to the end)",
@@ -112,6 +112,16 @@ def test_compare_claims_nothing_if_the_noise_is_not_known(other, words):
     found = kbatch.compare(A, other)
     assert found.table()["verdict"][1].startswith(words)
     assert "is not known" in found.answer and "more accurate" not in found.answer
+
+
+def test_compare_names_the_study_with_one_run_and_what_to_train():
+    first = kbatch.compare(ONCE, A)  # The base may be the one with a single run.
+    assert first.table()["verdict"][1].startswith("not known (once has one training run), ")
+    assert "the answer of once (batch size 64, learning rate 0.001) three times" in first.use
+    assert "adam" not in first.use and "executions_per_trial=3" in first.use
+    both = kbatch.compare({"a, b": ONCE, "c": ONCE})
+    assert "a, b and c have one training run each), and c trains as fast" in both.answer
+    assert "executions_per_trial" not in kbatch.compare(A, B).use
 
 
 def test_compare_of_a_study_without_an_answer_says_so():
@@ -163,7 +173,7 @@ def test_compare_finds_differences_in_the_records_and_names_the_rest():
     many = [search({f"argument {n}": value for n in range(9)}) for value in "12"]
     found = kbatch.compare(*(study_of(f"{n}", 0.9, search=each) for n, each in enumerate(many)))
     assert len([name for name in found.table() if name.startswith("argument")]) == 6
-    assert found.use == "The studies also differ in argument 6, argument 7 and argument 8."
+    assert found.use.endswith("The studies also differ in argument 6, argument 7 and argument 8.")
     # keras-tuner's own tuners record no facts: these are unknown, and no difference.
     assert "x" not in kbatch.compare(first, study_of("c", 0.9)).table()
 
@@ -221,7 +231,9 @@ def test_a_figure_of_studies_has_one_scale_and_names_each_with_its_answer(plot):
     for shown in (studies, dict(reversed(studies.items()))):
         axes = plot(shown)
         handles, names = axes.get_legend_handles_labels()
-        assert names == [f"{n}, batch size {one.decide().batch_size}" for n, one in shown.items()]
+        answers = [one.decide().batch_size for one in shown.values()]
+        expected = zip(shown, answers, strict=True)
+        assert names == [f"{name} (answer: batch size {size})" for name, size in expected]
         assert len({handle.get_color() for handle in handles}) == 2
         panels = [each for each in axes.figure.axes if each.axison]
         for panel in panels:

@@ -100,7 +100,7 @@ def write_title(
     several = len(studies) > 1
     for number, study in enumerate(studies if several else ()):
         size = study.decide().batch_size
-        answer = ", no answer" if size is None else f", batch size {size:,}"
+        answer = " (no answer)" if size is None else f" (answer: batch size {size:,})"
         name = canvas.shortened(study.name, canvas.name_room(panel) - len(answer))
         draw.points(panel, [], [], *series_style(number), line="-", label=f"{name}{answer}")
     for number in () if several else range(0, len(sizes), 1 + len(sizes) // _MOST_NAMES):

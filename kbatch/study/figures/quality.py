@@ -146,7 +146,8 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     alarm = common.incomplete_text(
         [dataclasses.replace(one, trials=(*own,)) for one, own in zip(shown, kept, strict=True)]
     )
-    bars = "Bars: 95 % interval." if any(value and value.ends for *_, value in points) else ""
+    several_runs = any(value and value.ends for *_, value in points)
+    bars = "Bars: 95 % interval of rates with several runs." if several_runs else ""
     notes, caption = (answer, hollow, crosses, bars), caption and ax is None
     common.write_conditions([panel], shown, *notes, alarm=alarm, caption=caption)
     return panel
