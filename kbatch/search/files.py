@@ -210,6 +210,9 @@ def write_needed(record: object, file: Path) -> None:
         raise RecordError(str(error)) from error
 
 
+_OF_SIZES = ("batch_sizes", "base_batch_size", "validation_batch_size")
+
+
 def compare_search(
     tuner: Any, settings: Mapping[str, Any], facts: Mapping[str, str] | None = None
 ) -> SearchRecord | None:
@@ -217,9 +220,12 @@ def compare_search(
     project, trials = Path(tuner.project_dir), getattr(tuner.oracle, "trials", {})
     ended = any(trial.status in ENDED for trial in trials.values())
     found = recorded_search(project)
-    # As long as there is no result, its data and its model may change.
-    compared = facts if ended or any(completed_trials(project)) else None
-    difference = None if found is None else found.difference(settings, compared)
+    has_results = ended or any(completed_trials(project))
+    # As long as there is no result, its data, its model and its sizes may change.
+    if not has_results:
+        facts = None
+        settings = {name: value for name, value in settings.items() if name not in _OF_SIZES}
+    difference = None if found is None else found.difference(settings, facts)
     if difference:
         raise InputError(
             f"The project directory {project} holds another search: give another `project_name` or "

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -633,6 +634,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if known is None:
             compare_runs(Path(self.project_dir), call.epochs, self.hypermodel)
         project = Path(self.project_dir)
+        for trial in [*self.oracle.trials.values()]:  # Without results, sizes may be left out.
+            size = trial.hyperparameters.values.get("batch_size")
+            if trial.status not in ENDED and size not in (None, *self.hypermodel.batch_sizes):
+                del self.oracle.trials[trial.trial_id]
+                shutil.rmtree(self.get_trial_dir(trial.trial_id))
         for draft in (*project.rglob(DRAFT_NAME), *project.rglob(".*.json.*-*")):
             with contextlib.suppress(OSError):  # A process that was killed left it.
                 draft.unlink()

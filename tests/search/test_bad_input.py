@@ -233,6 +233,20 @@ def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
         tuner.search(*models.rows(94), validation_data=models.rows(40), verbose=0)
 
 
+@pytest.mark.parametrize("sizes", [(8, 64), (64, 128)])
+def test_sizes_may_be_left_out_as_an_error_advises_if_no_trial_has_a_result(tmp_path, sizes):
+    def searched(sizes):
+        found = searches.stock(batch_sizes=sizes, base_batch_size=None)
+        return searches.quick(tmp_path, found, kbatch.BatchSizeTuner, data=models.rows(40))
+
+    with pytest.raises(ValueError, match="leave out the batch sizes above 40"):
+        searched(sizes)
+    study = searched((8,)).study
+    assert [(trial.batch_size, trial.status) for trial in study.trials] == [(8, "completed")]
+    with pytest.raises(ValueError, match="another search"):
+        searched((16,))
+
+
 def test_a_training_outside_of_a_trial_is_refused():
     hypermodel, hp = searches.stock(), keras_tuner.HyperParameters()
     with pytest.raises(ValueError, match="TunerCallback"):

@@ -254,7 +254,7 @@ def test_search_with_deterministic_operations_repeats_its_metrics(tmp_path):
     assert metrics("first") == metrics("second")
 
 
-@pytest.mark.parametrize("broken", [8, 16])
+@pytest.mark.parametrize("broken", [8, pytest.param(16, marks=pytest.mark.slow)])
 def test_search_each_size_answers_for_its_own_errors(tmp_path, broken):
     rows = tf.data.Dataset.from_tensor_slices((X, SIDES))
 
