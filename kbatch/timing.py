@@ -185,7 +185,6 @@ class Sweep(abc.ABC):
         self.timing, self._chosen, self.progress, self.clock = timing, chosen, progress, clock
         self._order, self._began_s = random.Random(seed), clock()
         self._calls: dict[Setting, Call] = {}
-        self._needed_calls: dict[Setting, int] = {}  # Where they are not those of the plan.
         self._ended: dict[Any, tuple[int, Note]] = {}  # The last size of a series, and why.
 
     @abc.abstractmethod
@@ -210,11 +209,11 @@ class Sweep(abc.ABC):
         return self.clock() - self._began_s
 
     def warm_up(
-        self, settings: Iterable[Setting], *, needed_calls: int | None = None
+        self, settings: Iterable[Setting], *, slow_ends: bool = True
     ) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm settings up, and yield each that was called and had memory enough.
 
-        With `needed_calls` none is too slow, and so many calls are enough in place of the plan's.
+        A size that is too slow ends its series, unless `slow_ends` is false.
         """
         for setting in settings:
             last, end = self._ended.get(setting.series, (math.inf, None))
@@ -224,10 +223,8 @@ class Sweep(abc.ABC):
                 time_ms = format_number(1e3 * self.time_s(setting))
                 self.progress.say(f"{setting}: {time_ms} ms when warm")
                 yield setting, warm_up
-                if needed_calls is None:
+                if slow_ends:
                     self._look_at(setting)
-                else:
-                    self._needed_calls[setting] = needed_calls
             else:
                 reason = self.not_run[setting]
                 self.progress.say(f"{setting}: {reason}")
@@ -290,8 +287,9 @@ class Sweep(abc.ABC):
         return min(made.values(), default=_FEWEST_BLOCKS)
 
     def _timed_enough(self, setting: Setting) -> bool:
-        calls = self._needed_calls.get(setting, self.timing.needed_calls)
-        plan = dataclasses.replace(self.timing, needed_calls=calls)
+        plan = self.timing
+        if self.time_s(setting) > self.target_s(setting):  # Only the median is of use.
+            plan = dataclasses.replace(plan, needed_calls=1)
         return timed_enough(self.blocks[setting], plan)
 
     def fresh_calls(

@@ -7,6 +7,7 @@ profile.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import random
@@ -69,6 +70,8 @@ from kbatch.training.state import kept_variables
 
 # Share of the time budget for the rounds where an answer is verified afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
+# Least seconds that a size runs in a round. Calls of inference are short.
+_BLOCK_S = 0.015
 # Share of the time budget in which classes are compared with those of float32.
 _SHARE_TO_COMPARE = 0.05
 # Default sizes with a target: every third power of two, and all around the target, each timed for a
@@ -208,10 +211,13 @@ def profile_inference(
         for name, function in (functions or {}).items():
             runs[name, None] = stack.enter_context(open_function(name, function, rows))
         left_s = time_left_s(time_budget_s, began_s=began_s)
-        timing = TimingPlan(left_s, needed_calls)
+        around = latency_slo_ms is not None and batch_sizes is None
+        timing = TimingPlan(left_s, needed_calls, block_s=_BLOCK_S)
         if latency_slo_ms is not None:
-            beyond = timing.rounds_beyond if batch_sizes is not None else 0
-            timing = TimingPlan(_SHARE_BEFORE_CHECKS * left_s, needed_calls, rounds_beyond=beyond)
+            timing = dataclasses.replace(timing, time_budget_s=_SHARE_BEFORE_CHECKS * left_s)
+        if around:  # A guess is enough, since fresh calls verify the answer.
+            calls = min(needed_calls, calls_to_show(quantile))
+            timing = dataclasses.replace(timing, needed_calls=calls, rounds_beyond=0)
         dependence = BatchDependence(models, rows)
         sweep = InferenceSweep(
             runs,
@@ -225,9 +231,7 @@ def profile_inference(
             progress=progress,
         )
         first = next(iter(sweep.runs))  # It answers questions.
-        around = latency_slo_ms is not None and batch_sizes is None
-        calls = calls_to_show(quantile) if around else 0
-        for setting, warm_up in sweep.warm_up_all(sizes, larger, calls_around_target=calls):
+        for setting, warm_up in sweep.warm_up_all(sizes, larger, around_target=around):
             if latency_slo_ms is not None and setting == Setting(first, sizes[0]):
                 check_reachable(sweep, setting, latency_slo_ms, quantile)
             examples, run = sweep.examples_per_call(setting), sweep.runs[setting.series]
@@ -327,14 +331,17 @@ class InferenceSweep(Sweep):
         return self._bulk_examples if is_bulk(*setting.series) else setting.size
 
     def warm_up_all(
-        self, sizes: Sequence[int], larger: Sequence[int], *, calls_around_target: int = 0
+        self, sizes: Sequence[int], larger: Sequence[int], *, around_target: bool = False
     ) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm all settings up, small sizes first, and yield each."""
         first, *others = self.runs  # It answers questions, whatever the time leaves to the others.
         yield from self.warm_up(Setting(first, size) for size in sizes)
-        if calls_around_target:
-            around = [Setting(first, size) for size in self._around_target(first)]
-            yield from self.warm_up(around, needed_calls=calls_around_target)
+        if around_target:
+            for size in self._around_target(first):
+                setting = Setting(first, size)
+                yield from self.warm_up([setting], slow_ends=False)
+                if setting not in self.warm_ups or self.time_s(setting) > self.target_s(setting):
+                    break  # One beyond the target is enough.
         yield from self.warm_up(Setting(one, size) for size in sizes for one in others)
         for series in self.runs:
             most = self._memory.largest_sure(series[1])

@@ -15,7 +15,6 @@ quantile itself has to keep below the target by a room for drift.
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,7 +56,7 @@ class LatencyTargetSearch:
         # Seconds of calls in a row that were timed before, a list for each batch size.
         earlier: Sequence[Sequence[Sequence[float]]] = (),
     ):
-        self._guess, self._target_s, self._quantile = guess, target_s, quantile
+        self._guess, self._target_s, self.quantile = guess, target_s, quantile
         self._most_s = target_s / (1 + drift)  # What the quantile itself may be.
         self._stretches = [list(stretches) for stretches in earlier]  # Of all sizes.
         # What was found of each size, with the calls of each look and the confidence of the last.
@@ -82,20 +81,30 @@ class LatencyTargetSearch:
             self._looked.append((check, own, self._confidence()))
         self._next = None
 
+    def is_lost(self, latencies_s: Sequence[float], calls: int) -> bool:
+        """Return whether a look of so many calls misses the target however fast the others are."""
+        made = np.concatenate([*self._stretches[-1], latencies_s])
+        total = len(made) + max(0, calls - len(latencies_s))
+        # One more, since a quantile lies between two calls.
+        return int(np.sum(made > self._most_s)) > (1 - self.quantile) * total + 1
+
     def tell(self, latencies_s: Sequence[float]) -> None:
-        """Take the seconds of the calls that were asked for; infinite where none can be made."""
+        """Take the seconds of the calls that were asked for; infinite where none can be made.
+
+        Fewer are enough where `is_lost` says that the others change nothing.
+        """
         assert self._next is not None
         (size, _), own = self._next, self._stretches[-1]
         own.append(latencies_s)
         made, confidence, more = np.concatenate(own), self._confidence(), _LONGER * self._step
         # Between infinite values there is nothing to interpolate.
-        quantile_s = math.inf if np.isinf(made).any() else float(np.quantile(made, self._quantile))
+        quantile_s = math.inf if np.isinf(made).any() else float(np.quantile(made, self.quantile))
         use = quantile_s / self._most_s
         keeps = use <= 1 and self._are_rare(own, confidence)
         self._looks += 1
         if not keeps and len(own) == 1:  # Would it keep to the target if more calls were all fast?
             slow = np.sum(made > self._most_s) / (len(made) + more)
-            if slow <= 1 - self._quantile and self._are_rare(own, self._confidence(), more=more):
+            if slow <= 1 - self.quantile and self._are_rare(own, self._confidence(), more=more):
                 self._next = (size, more)
                 return
         # A quantile that leaves too little room for drift is no miss.
@@ -124,7 +133,7 @@ class LatencyTargetSearch:
         return min(self._guess(self._share * self._most_s) or 1, self._high - 1)
 
     def _first_look(self, size: int) -> tuple[int, int]:
-        enough = calls_for_quantile(self._quantile, confidence=self._confidence())
+        enough = calls_for_quantile(self.quantile, confidence=self._confidence())
         self._step = math.ceil(_UNSEEN_RUN * enough)
         self._stretches.append([])
         return size, self._step
@@ -144,7 +153,7 @@ class LatencyTargetSearch:
         else:
             bound_use = 1.0
             if keeps:  # The bound may exceed the target where the quantile itself does not.
-                bound_s = quantile_upper_bound(made, quantile=self._quantile)
+                bound_s = quantile_upper_bound(made, quantile=self.quantile)
                 bound_use = (bound_s or 0.0) / self._target_s
             self._share *= _AIM / max(use, bound_use)
             size = self._guessed()
@@ -182,7 +191,7 @@ class LatencyTargetSearch:
                 return False
             # An exact power must not be pushed beyond its bound by rounding.
             most = (1 - confidence) * (1 + 1e-9)
-            if special.bdtr(hiccups, chances, 1 - self._quantile) > most:
+            if special.bdtr(hiccups, chances, 1 - self.quantile) > most:
                 return False
         return True
 
@@ -238,7 +247,7 @@ def verify_target(
                     stopped = True
                     search.stop()
                     break
-                latencies_s = sweep.fresh_calls(setting, calls, least_s=min(_LEAST_CHECK_S, left_s))
+                latencies_s = _look(sweep, search, setting, calls, min(_LEAST_CHECK_S, left_s))
             found, done = "memory ran out", len(search.checks)
             search.tell(latencies_s or [math.inf] * calls)  # No target is kept to.
             if latencies_s is not None:
@@ -254,6 +263,23 @@ def verify_target(
     return dataclasses.replace(profile, noted=(*profile.noted, note))
 
 
+def _look(
+    sweep: Sweep, search: LatencyTargetSearch, setting: Setting, calls: int, least_s: float
+) -> Sequence[float] | None:
+    """Make calls in parts, until they are enough or cannot keep to the target any more."""
+    made: list[float] = []
+    part = calls_for_quantile(search.quantile)
+    while len(made) < calls or sum(made) < least_s:
+        more = min(part, calls - len(made)) if len(made) < calls else part
+        found = sweep.fresh_calls(setting, more)
+        if found is None:
+            return None
+        made += found
+        if search.is_lost(made, calls):
+            break
+    return made
+
+
 def expected_drift(timings: Sequence[TimingRecord]) -> float:
     """Return how much slower later calls may be than those that verify an answer."""
     # The calls of a check are over within about a second; how far the rounds of the sweep scatter
@@ -266,10 +292,14 @@ def expected_drift(timings: Sequence[TimingRecord]) -> float:
 
 
 def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
-    """Invert the fit of the quantile, or of the medians, or take the time as proportional."""
-    for fit in (lambda: profile.latency_quantile(profile.quantile), lambda: profile.latency):
-        with contextlib.suppress(ValueError):  # Too few calls or rounds: the checks will decide.
-            return functools.partial(_inverse, fit())
+    """Invert the fit of the medians times the quantile over the median, or take a proportion."""
+    # Large sizes have few calls: what the quantile is over the median is taken from all.
+    shares = [np.asarray(one.latencies_s) / one.median_s for one in profile.answering]
+    made = np.concatenate(shares)
+    ratio = float(np.quantile(made, profile.quantile)) if len(made) else 1.0
+    with contextlib.suppress(ValueError):  # Too few rounds: the checks will decide.
+        latency = profile.latency
+        return lambda latency_s: _inverse(latency, latency_s / ratio)
     one = profile.answering[0]
     return lambda latency_s: max(1, int(one.batch_size * latency_s / one.median_s))
 

@@ -23,7 +23,7 @@ def swept(
     larger=(),
     chosen=False,
     target_ms=None,
-    calls_around=0,
+    around=False,
     **given,
 ):
     """The records of a sweep over call paths, whose batches take `given[path](batch_size)`."""
@@ -43,7 +43,7 @@ def swept(
         target_ms=target_ms,
         clock=clock,
     )
-    list(sweep.warm_up_all(sizes, larger, calls_around_target=calls_around))
+    list(sweep.warm_up_all(sizes, larger, around_target=around))
     sweep.run()
     records = sweep.records(BatchDependence({}, ROWS))
     return {(r.call_path, r.batch_size): r for r in records}
@@ -59,7 +59,7 @@ def swept(
     ],
 )
 def test_powers_of_two_around_a_target_are_timed(target_ms, sizes):
-    found = swept(compiled=lambda size: size / 1000, target_ms=target_ms, calls_around=20)
+    found = swept(compiled=lambda size: size / 1000, target_ms=target_ms, around=True)
     assert sizes_of(found, "compiled") == sizes
 
 

@@ -96,7 +96,7 @@ def test_a_target_below_one_example_is_told_by_one_example():
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
 
 
-@pytest.mark.parametrize(("time_budget_s", "most"), [(0.0, 0), (1.2, 1), (1e6, 6)])
+@pytest.mark.parametrize(("time_budget_s", "most"), [(0.0, 0), (0.5, 1), (1e6, 6)])
 def test_checks_go_on_while_there_is_time(time_budget_s, most):
     """The sweep found half the times that the checks find: the first guess fails."""
     profile = make_profile(*(make_timing(size, scale=0.5) for size in (1, 8, 64)))

@@ -100,6 +100,18 @@ def test_calls_that_leave_too_little_room_are_unsure_and_no_miss():
     assert [check.outcome for check in search.checks] == ["unsure"]
 
 
+def test_a_look_is_lost_once_no_calls_can_save_it():
+    search = LatencyTargetSearch(lambda _: 8, target_s=TARGET_S, quantile=0.95, largest=64)
+    _, calls = search.ask()
+    fast, slow = 0.5 * TARGET_S, 2 * TARGET_S
+    for count in range(20):
+        made = [slow] * count + [fast] * 59
+        lost = search.is_lost(made, calls)
+        full = made + [fast] * (calls - len(made))
+        assert lost <= (np.quantile(full, 0.95) > TARGET_S)
+    assert lost and not search.is_lost([slow] * 10, 10 * calls)
+
+
 def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
     tries = Machine(spread=0.0, fit_error=1.3).search()
     assert tries[0].outcome == "missed"

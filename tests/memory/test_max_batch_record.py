@@ -59,11 +59,11 @@ def test_intervals_of_the_batch_that_fits_a_device_hold_the_true_size(sizes, noi
 
 
 def test_what_fits_a_device_does_not_contradict_measured_sizes_and_needs_a_slope():
-    probes = [(1, 9e9), (100, 10e9), (400, 13e9), (1700, 21.7e9), (2100, 30e9)]
-    probes = tuple(ProbeRecord(size, int(peak), "fits", 1.0) for size, peak in probes)
-    found = result(probes=probes, max_batch_size=1700, memory_window=(0.8, 0.9))
+    peaks = {size: 8 * 10**9 + 10**7 * size for size in (1, 400, 639, 1361, 2000)}
+    probes = tuple(ProbeRecord(size, peak, "fits", 1.0) for size, peak in peaks.items())
+    found = result(probes=probes, max_batch_size=639, memory_window=(0.8, 0.9))
     assert found.fits[8].value == found.fits[8].high == 0
-    assert found.fits[16].low >= 400 and found.fits[24].high < 1700
+    assert found.fits[16].low >= 639 and found.fits[24].high < 1361
     assert found.use.count("GB") == 6 and f"24 GB {found.fits[24].value:,} (" in found.use
     flat = tuple(ProbeRecord(size, 10**9, "fits", 1.0) for size in (1, 9))
     for probes in (flat, flat[:1]):
