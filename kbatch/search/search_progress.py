@@ -140,7 +140,10 @@ class SearchProgress:
             self._failures.add(end)
         text = f"{name}, {duration_s:5.1f} s, {end}"
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
-        self.say(text + (f"; about {duration_text(left)} left" if left else ""))
+        # A race ends as soon as its answer is certain.
+        less = ", or less" if name.startswith("training") else ""
+        about = f"; about {duration_text(float(f'{left:.2g}'))} left{less}" if left else ""
+        self.say(text + about)
 
     def _keep_left(self, pause_s: float = 1.0) -> None:
         """Write how long the search will take, unless it was written just before."""

@@ -13,6 +13,8 @@ _LATE = 0.05
 _FIRST_S = 0.6
 # So many of the last training runs show how fast the machine is now.
 _LATEST = 5
+# Before so many training runs have ended, the first of which traces, the time left is not known.
+_FEWEST = 2
 # Most searches take between these shares of the expected seconds.
 _LOW, _HIGH = 0.75, 1.25
 
@@ -39,7 +41,9 @@ class SearchTime:
         self.earlier_s = 0.0  # Of earlier calls of `search`.
         self.at_once = 1  # Training runs that run beside each other.
         self._now = now
-        self._ratios: list[float] = []  # Of measured over expected seconds, by run.
+        # Of each run the share, and measured over expected seconds of a complete one.
+        self._ratios: list[tuple[float, float]] = []
+        self._ended = 0  # Training runs that ended.
         self._measured_s: dict[int, float] = {}
         self._start_s = 0.0  # That the process of the last run took to start.
         self.begin()
@@ -66,18 +70,22 @@ class SearchTime:
         Its process took `start_s` more to start, whatever the length of the run.
         """
         if share > 0:
+            self._ended += 1
             if self.expected_s and not self._measured_s:
                 seconds -= min(_FIRST_S, seconds / 2)  # No later run traces the graphs.
             self._measured_s[batch_size], self._start_s = seconds / share, start_s
             left = self.trainings_left.get(batch_size, 0.0) - share
             self.trainings_left = {**self.trainings_left, batch_size: left}
             if expected_s := self.expected_s.get(batch_size):
-                self._ratios.append(seconds / share / expected_s)
+                self._ratios.append((share, seconds / share / expected_s))
 
     def training_s(self, batch_size: int) -> float | None:
         """Return the seconds that a complete training run is expected to take now."""
         if (expected_s := self.expected_s.get(batch_size)) is not None:
-            return expected_s * (statistics.median(self._ratios[-_LATEST:]) if self._ratios else 1)
+            later = self._ratios[1:] or self._ratios or [(1.0, 1.0)]  # The first one traces.
+            # What a run takes besides its epochs weighs more in short runs.
+            ratios = [ratio for share, ratio in later if share > 0.5] or [r for _, r in later]
+            return expected_s * statistics.median(ratios[-_LATEST:])
         known = [*self._measured_s.values()]
         return self._measured_s.get(batch_size, statistics.fmean(known) if known else None)
 
@@ -93,7 +101,12 @@ class SearchTime:
         return left_s > 0 and share * (training_s or 0.0) <= run_s
 
     def search_left_s(self) -> float | None:
-        """Return the seconds until the search is expected to end; None if that is unknown."""
+        """Return the seconds until the search is expected to end; None if that is unknown.
+
+        It follows from measured runs. The first run alone, which traces, says little.
+        """
+        if self._ended < _FEWEST:
+            return None
         known = [one for one in (self._expected_left_s(), self.left_s()) if one is not None]
         return max(0.0, min(known)) if known else None
 

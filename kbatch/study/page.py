@@ -202,7 +202,7 @@ def running_text(trials: Sequence[TrialRecord], progress: Progress | None) -> st
         return ""
     most, left_s = progress.most_trainings, progress.left_s
     of = f" of at most {setting(most)}" if most else ""
-    left = f", about {duration_text(left_s)} left" if left_s else ""
+    left = f", about {duration_text(float(f'{left_s:.2g}'))} left" if left_s else ""
     return f"Running: {_trainings(trials)}{of} complete trainings{left}."
 
 

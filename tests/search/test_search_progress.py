@@ -96,11 +96,13 @@ def test_a_trial_without_a_learning_rate_shows_its_factor(clock):
     line.changes = False
     tried = {"hyperparameters": {FACTOR_NAME: 4.0}, "learning_rate": None}
     planned = records_factory.make_trial(32, **tried)
-    with SearchProgress(1, open_line=lambda: line, now=clock, search_left_s=lambda: 40.0) as shown:
-        shown.trial_begins({"batch_size": 32}, total=3)
-        clock.now_s += 20.0
-        shown.trial_ends(planned)
-    assert "about 40 s left" in line.lines[0]
+    with SearchProgress(1, open_line=lambda: line, now=clock, search_left_s=lambda: 118.3) as shown:
+        for total in (3, None):
+            shown.trial_begins({"batch_size": 32}, total=total)
+            clock.now_s += 20.0
+            shown.trial_ends(planned)
+    assert line.lines[0].endswith("; about 2 min left")
+    assert line.lines[1].endswith("; about 2 min left, or less")  # Of a race.
     assert ", learning rate 4 times the rule, " in line.lines[0]
 
 

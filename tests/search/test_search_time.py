@@ -31,6 +31,21 @@ def test_a_run_begins_if_it_can_end_in_time_and_the_first_one_always(clock):
     assert not spent.fits(32) and not spent.fits(32, 0.05)
 
 
+def test_the_time_left_follows_from_measured_runs_and_is_not_said_after_the_first(clock):
+    spent = SearchTime(now=clock)
+    spent.expected_s, spent.trainings_left = {32: 10.0}, {32: 6.0}
+    left_s = []
+    # The first run traces for 20 s, short runs take 1 s each besides their epochs.
+    for share, seconds in ((0.2, 22.0), (0.2, 3.0), (0.2, 3.0), (0.8, 9.0), (1.0, 11.0)):
+        spent.ended(32, share, seconds)
+        left_s.append(spent.search_left_s())
+    assert left_s[0] is None
+    assert left_s[1:3] == pytest.approx([5.6 * 15, 5.4 * 15])
+    assert left_s[3:] == pytest.approx([4.6 * 11.25, 3.6 * 11.125])
+    spent.ended(32, 5.0, seconds=50.0)  # More than was expected.
+    assert spent.search_left_s() is None
+
+
 def test_without_a_plan_the_runs_so_far_say_what_others_take(clock):
     spent = SearchTime(60, now=clock)
     spent.ended(32, 0.2, seconds=4.0)
