@@ -476,3 +476,5 @@ class Plan:
     #: Whether XLA compiles the steps of models that leave it to Keras; None if Keras chooses.
     jit_compile: bool | None = None
     duration_s: float = 0.0  #: Seconds that making it took.
+    #: Most examples of a validation batch, if memory ran out in training since: runs stay alike.
+    validation_batch_size: int | None = None

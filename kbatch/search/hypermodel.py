@@ -600,7 +600,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             if facts.cut_by_user is None and size < facts.rows(batch_size):
                 accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
             if self.micro_batch_size == "auto" and plan.micro_batch_size is not None:
-                validation = min(validation, plan.micro_batch_size)
+                # Without activations to keep, a validation needs less memory than a step.
+                validation = min(validation, plan.validation_batch_size or plan.micro_batch_size)
             set_xla(model, plan.jit_compile)
             if whole:
                 validation = batch_size

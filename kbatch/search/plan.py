@@ -297,6 +297,7 @@ def halved(plan: Plan, facts: ModelFacts, rows: int, size: int) -> Plan | None:
         plan,
         number=number,
         micro_batch_size=most,
+        validation_batch_size=plan.validation_batch_size or known,
         reason=plan.reason if whole else "cut",
         notes=kept if whole else (*kept, ran_out),
     )

@@ -329,6 +329,9 @@ def test_halved_keeps_the_least_size_that_ran_out():
     facts = ModelFacts(models.mlp())
     once = halved(FITS, facts, rows=64, size=64)
     twice = halved(once, facts, rows=64, size=32)
+    # Later runs validate on the same blocks of examples as earlier ones.
+    first = FITS.micro_batch_size
+    assert once.validation_batch_size == twice.validation_batch_size == first
     assert halved(twice, facts, rows=64, size=64) == twice  # Another process found less before.
     assert (twice.number, twice.micro_batch_size, twice.reason) == (3, 16, "cut")
     assert [note.values["before"] for note in twice.notes] == [32]
