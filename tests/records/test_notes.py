@@ -14,6 +14,7 @@ from kbatch.records.training_run import ExecutionRecord
 VALUES = {
     "measured_here": {"why": "gpu"},
     "parts_differ": {"found": "the loss differed by 3 %", "source": "loss"},
+    "target_not_verified": {"longer": True},
     "trials_missing": {"count": 2},
     "grid_because": {"why": "time"},
 }
