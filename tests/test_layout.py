@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 29_416,
+    "lines of tests": 29_432,
     "kbatch.search.tuner": 20_789,  # BatchSizeTuner
     "kbatch.search.hypermodel": 14_848,  # HyperModel
     "kbatch.memory.find": 8_406,  # find_max_batch_size

@@ -42,6 +42,22 @@ def test_search_answers_are_what_was_known_at_each_time():
         assert sum(len(trial.executions) for trial in decision.trials) <= len(known)
 
 
+@pytest.mark.parametrize("length", ["complete", "short"])
+def test_plot_search_explains_hollow_bars_in_the_legend(length):
+    runs = make_execution(64, spans=((0.0, 1.0, 2.0),), length=length)
+    axes = plot_search(make_study(make_trial(64, runs, make_execution(64, spans=((2.0, 1, 2),)))))
+    _, labels = axes.get_legend_handles_labels()
+    assert labels == ["64"] + ["hollow: ended early"] * (length == "short")
+
+
+@pytest.mark.parametrize(("pause_s", "marks"), [(2.0, False), (8.0, True)])
+def test_a_search_that_was_interrupted_and_continued_has_a_mark(pause_s, marks):
+    spans = (0.0, 50.0, 50.0), (50.0 + pause_s, 50.0, 50.0)
+    runs = [make_execution(64, seed=n, spans=(span,)) for n, span in enumerate(spans)]
+    text = words(plot_search(make_study(make_trial(64, *runs))))
+    assert (f"pause of {pause_s:.0f}" in text) == marks
+
+
 def test_plot_search_cuts_a_pause_out_and_says_how_long_it_was():
     spans = (0.0, 6.0, 8.0), (3608.0, 10.0, 12.0)
     runs = [make_execution(64, seed=n, spans=(span,)) for n, span in enumerate(spans)]

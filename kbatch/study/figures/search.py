@@ -20,7 +20,7 @@ from kbatch.study.trial import TrialRecord
 HEIGHT_IN = 3.8
 # A pause is cut out of the axis if it is longer than these seconds, and than this share of the time
 # in which training runs ran.
-_LONGEST_PAUSE_S, _LONGEST_PAUSE = 60.0, 0.2
+_LONGEST_PAUSE_S, _LONGEST_PAUSE = 5.0, 0.05
 # Most moments for which the answer is computed.
 _MOST_ANSWERS = 60
 _MOST_NAMES = 8
@@ -160,12 +160,12 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     lower.set_ylabel("Answer: batch size\n(examples)")
     for size in sizes[:: -(-len(sizes) // _MOST_NAMES)]:
         upper.plot([], [], "s", color=size_color(size, sizes), label=f"{size:,}")
+    if not all(is_complete(trial.last) for *_, trial in bars):
+        upper.plot([], [], "s", color=MUTED, fillstyle="none", label="hollow: ended early")
     title = "Training runs of the search, by batch size"
     canvas.write_title(upper, title, columns=_MOST_NAMES, fewest=1)
-    early = any(trial.last.length != "complete" for *_, trial in bars)
-    hollow = "Hollow: runs that the search ended early." if early else ""
     named = common.answer_text(found[-1][1])
     answer = f"Answer: {named}. Thick line: certain." if named else ""
-    notes = (answer, "Light: validation and callbacks.", hollow)
+    notes = (answer, "Light: validation and callbacks.")
     common.write_conditions((upper, lower), [study], *notes, caption=caption and ax is None)
     return upper
