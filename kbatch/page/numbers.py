@@ -59,6 +59,19 @@ def duration_text(*seconds: float) -> str:
     return f"{' to '.join(texts)} {unit}"
 
 
+def left_text(seconds: float) -> str:
+    """Write how long something may still take, by two digits, such as "31 min left"."""
+    one_s, unit = time_unit(seconds)
+    number = f"{float(f'{seconds / one_s:.2g}'):,g}"
+    return f"{number} {unit} left" if seconds >= 1 else "less than 1 s left"
+
+
+def ordinal(number: int) -> str:
+    """Write the place of a number, such as "23rd"."""
+    teen = number % 100 in (11, 12, 13)
+    return f"{number:,}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
 def time_unit(seconds: float) -> tuple[float, str]:
     """Return the seconds of the unit that suits a duration, and its name."""
     units = ((3600.0, "h"), (60.0, "min"))

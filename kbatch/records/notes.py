@@ -194,12 +194,14 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "rate_off": (
         "Your learning rate, {rate} at batch size {base}, is too {far}. After {epochs} at batch "
-        "size {size} the {words} was {values}, which is more than the noise explains.{more}"
+        "size {size} the {words} was {values}. Runs that differ by the seed alone are closer.{more}"
     ),
     "grid_because": _grid_because,
     "shown_better": (
-        "In the table, batch size {sizes} has at least as good a value and a shorter time. By all "
-        "runs together it is less likely to be within the tolerance. More runs of it would show."
+        "{sizes}: the table shows at least as good a value and a shorter training time than for "
+        "batch size {named}. By all runs together, {named} is still more likely to be within the "
+        "tolerance: a race fits one curve to the runs of all batch sizes. More training runs would "
+        "show whether that is right."
     ),
     "sizes_not_compared": (
         "Batch sizes were not compared, because fewer than two were trained to the end. Run the "
@@ -326,8 +328,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         '`BatchSizeHyperModel(build, batch_sizes, dtype_policy="{policy}")`.'
     ),
     "half_slower": (
-        "Under {policy} an update takes {ratio} as in float32 on this processor: "
-        '`dtype_policy="float32"` is faster.'
+        "Under {policy} an update takes {ratio} as in float32 on this processor. To train faster, "
+        'give `BatchSizeHyperModel(build, batch_sizes, dtype_policy="float32")`.'
     ),
     "data_not_copied": (
         "Each training run reads the `PyDataset` in the state that the run before left, because it "

@@ -449,7 +449,8 @@ class Progress:
     written_at: float  #: Seconds since 1970, like all times at which something began.
     search_s: float | None = None  #: Wall-clock seconds of all calls of `search` so far.
     most_trainings: float | None = None  #: Most complete trainings; None if that is unknown.
-    left_s: float | None = None  #: Expected seconds until the end; None if that is unknown.
+    #: Expected seconds until the end, 0 after a search that ended by itself; None if unknown.
+    left_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,6 +58,7 @@ _RUN_S, _EPOCH_S, _FORWARD = 0.07, 0.015, 1 / 3
 
 # XLA saves at most this share of the seconds of a step, and takes at least these for a shape.
 _MOST_SAVED, _LEAST_COMPILE_S = 0.75, 0.6
+_SLOWER = 1.1  # Times as long in float16 as in float32, from which a note says so.
 _WEIGHTS = 10  # Trainable ones of a small net; a deeper net takes longer in proportion.
 _XLA_ROUNDS = 3  # In which steps are timed with and without it, in turns.
 
@@ -445,7 +446,8 @@ def _policy(
     ratio = "" if times is None else f"{format_number(times, 2)} times as long"
     if times is not None and times > TOO_SLOW:
         return "float32", (float32_note(f"an update takes {ratio} on this processor"),)
-    return HALF, (Note.of("half_slower", policy=HALF, ratio=ratio),) if (times or 0) > 1 else ()
+    slower = (times or 0) >= _SLOWER
+    return HALF, (Note.of("half_slower", policy=HALF, ratio=ratio),) if slower else ()
 
 
 def may_be_float16(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from kbatch.analysis.learning_rate import FACTOR_NAME, names_rate
-from kbatch.page.numbers import duration_text, percent, setting
+from kbatch.page.numbers import left_text, percent, setting
 from kbatch.progress import ConsoleLine, NotebookLine, errors_as_warnings, live_line
 from kbatch.study.compared_trials import rate_factor, value_text
 from kbatch.study.trial import TrialRecord
@@ -99,7 +99,7 @@ class SearchProgress:
         self._keep_left(_KEEP_S)
         left = self._search_left_s(trial_left_s=0.0)
         known = [f"{submitted} submitted", f"{ended} done"]
-        known += [] if left is None else [f"{duration_text(left)} left"]
+        known += [] if left is None else [left_text(left)]
         self._update("search", None, ", ".join(known))
 
     def show(self, share: float, metrics: Mapping[str, float], *, ended: str | None = None) -> None:
@@ -118,10 +118,10 @@ class SearchProgress:
         left = [percent(share)]
         if gained > 0:
             trial_left_s = (self._now() - first_s) * (1 - share) / gained
-            left.append(f"{duration_text(trial_left_s)} left")
+            left.append(left_text(trial_left_s))
         search_left_s = self._search_left_s(trial_left_s)
         if search_left_s is not None:
-            left.append(f"search {duration_text(search_left_s)} left")
+            left.append(f"search {left_text(search_left_s)}")
         self._update(self._name, share, ", ".join([*left, *figures]))
 
     def trial_ends(self, record: TrialRecord | None) -> None:
@@ -142,15 +142,14 @@ class SearchProgress:
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
         # A race ends as soon as its answer is certain.
         less = ", or less" if name.startswith("training") else ""
-        about = f"; about {duration_text(float(f'{left:.2g}'))} left{less}" if left else ""
-        self.say(text + about)
+        self.say(text + (f"; about {left_text(left)}{less}" if left else ""))
 
     def _keep_left(self, pause_s: float = 1.0) -> None:
         """Write how long the search will take, unless it was written just before."""
         if self._now() - self._kept_s >= pause_s:
             self._kept_s = self._now()
             with errors_as_warnings("The progress"):
-                self._keep(self._search_left_s(trial_left_s=None))
+                self._keep(self._search_left_s(trial_left_s=None) or None)  # 0: it has ended.
 
     def _update(self, name: str, share: float | None, figures: str) -> None:
         with errors_as_warnings("The progress"):

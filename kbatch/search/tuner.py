@@ -279,7 +279,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 if why := self.decides_by.get("grid_because"):
                     self.progress.say(Note.of("grid_because", why=str(why)))
                 with contextlib.ExitStack() as stack:
-                    stack.callback(keep, None, runs=False)
+                    # Nothing is left if no error ended it.
+                    stack.push(lambda error, *_: keep(None if error else 0.0, runs=False))
                     if parallel is None:
                         # keras-tuner's display and Keras's bar are silent: this one shows both.
                         stack.enter_context(_short_collections())
@@ -357,6 +358,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_search_end(self) -> None:
         """Say why the search stopped, and if no trial completed; keras-tuner calls it."""
         super().on_search_end()
+        self._keep_progress(Path(self.project_dir), 0.0, runs=False)
         if self._race is not None and (ending := self._race.ending()):
             self.progress.say(ending)
         elif left := self.oracle.remaining_trials():
@@ -472,7 +474,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             left[self.hypermodel.base_batch_size] += count / 2
         most = done + sum(left.values()) if self._race is None else self._race.most_trainings()
         search_time.trainings_left, search_time.most_trainings = left, most
-        self._keep_progress(Path(self.project_dir), search_time.search_left_s())
+        self._keep_progress(Path(self.project_dir), search_time.search_left_s() or None)
         if sum(left.values()):
             self.progress.say(search_time.price())
 

@@ -82,10 +82,10 @@ class Decision:
     train with the answer.
     """
 
-    #: The size to take: the smallest of the sizes that are certified to be within the tolerance of
-    #: the best and train about as fast as the fastest of them. If none is certified, a grid names
-    #: the size with the best mean, and a race the fastest that is probably within the tolerance.
-    #: None if no trial completed.
+    #: The size to take: of the sizes within the tolerance of the best, the smallest that trains
+    #: about as fast as the fastest. For a race, a size counts as within the tolerance if its
+    #: probability is at least 0.8, certified or not. For a grid, the size must be certified; if
+    #: none is, the size with the best mean is named. None if no trial completed.
     batch_size: int | None
     trial: TrialRecord | None  #: Its trial, as in `trials`.
     best: TrialRecord | None  #: The trial with the best mean of those that are compared.

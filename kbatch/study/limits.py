@@ -17,6 +17,7 @@ from kbatch.page.numbers import (
     format_number,
     join_words,
     one_line,
+    ordinal,
     percent,
     pluralize,
     setting,
@@ -119,8 +120,9 @@ def _certainty(found: Decision, race: bool) -> Iterator[Note]:
     costs = {t.trial_id: judgement.costs.get((t.batch_size, rate_factor(t))) for t in found.trials}
     if (named := found.trial) is not None and (cost := costs[named.trial_id]):
         better = [t for t in found.trials if t.rank[:2] <= named.rank[:2]]
-        if sizes := [t.batch_size for t in better if AS_FAST * (costs[t.trial_id] or cost) < cost]:
-            yield Note.of("shown_better", sizes=join_words(f"{size:,}" for size in sizes))
+        if faster := [t for t in better if AS_FAST * (costs[t.trial_id] or cost) < cost]:
+            sizes = _sizes(faster).capitalize()
+            yield Note.of("shown_better", sizes=sizes, named=f"{named.batch_size:,}")
         own_s, other_times = named.mean(training_seconds) or 0.0, []
         for trial in found.trials:
             shown_s = own_s * (costs[trial.trial_id] or 0.0) / cost
@@ -166,7 +168,7 @@ def _rate(
         mine, its = (_value_of_first_epochs(trial, first) for trial in (own, other))
         if named.objective.sign * (its - mine) <= _noise(found, own, other, trials):
             continue
-        at_end = {FACTORS[0]: " No smaller rate was tried.", FACTORS[-1]: " No larger one was."}
+        at_end = {FACTORS[0]: "smaller", FACTORS[-1]: "larger"}
         values = [
             f"{format_number(value, 4)} at {setting(trial.learning_rate or 0.0)}"
             for value, trial in ((its, other), (mine, own))
@@ -180,7 +182,7 @@ def _rate(
             far="small" if factor > 1 else "large",
             words=metric_words(named.objective.name),
             values=join_words(values),
-            more=at_end.get(factor, ""),
+            more=f" No {at_end[factor]} learning rate was tried." if factor in at_end else "",
         )
         return
 
@@ -241,7 +243,7 @@ def _use(found: Decision, run: ExecutionRecord) -> Iterator[Note]:
             parts.append(f"`{name}` {' -> '.join(texts)}")
     if parts:
         steps = found.settings.get("steps_per_execution")
-        more = f" Callbacks then see every {steps}th batch only. " if steps else ""
+        more = f" Callbacks then see every {ordinal(steps)} batch only. " if steps else ""
         more += "`steps_per_execution=False` keeps your number." if steps else ""
         yield Note.of("also_set", settings=join_words(parts), more=more)
     fitted = (*found.trials, *(trial for trial, _ in found.left_out))

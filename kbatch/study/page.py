@@ -5,6 +5,7 @@ what the verdicts of the rows say.
 """
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,6 +17,7 @@ from kbatch.page.numbers import (
     duration_text,
     format_number,
     join_words,
+    left_text,
     one_line,
     pluralize,
     setting,
@@ -106,8 +108,11 @@ def with_page(
         name = trial_name(trial, differing(trials))
         within = tolerance_text(found.best, found.tolerance)
         words = metric_words(trial.objective.name)
+        unfinished = ""
+        if progress and not progress.process and is_unfinished(trials, progress):
+            unfinished = f"The search is unfinished ({_spent(trials, progress)}). So far: "
         sentences = (
-            _headline(found, trial, name, your=not added),
+            f"{unfinished}{_headline(found, trial, name, your=not added)}",
             _certainty(found, words, within),
             _change(found, words, within, your="" if added else "your "),
         )
@@ -200,10 +205,22 @@ def running_text(trials: Sequence[TrialRecord], progress: Progress | None) -> st
     """Say how far a search has come that runs; an empty text if none runs."""
     if progress is None or progress.process is None or progress.search_s is None:
         return ""
-    most, left_s = progress.most_trainings, progress.left_s
+    left = f", about {left_text(progress.left_s)}" if progress.left_s else ""
+    return f"Running: {_spent(trials, progress)}{left}."
+
+
+def _spent(trials: Sequence[TrialRecord], progress: Progress) -> str:
+    most = progress.most_trainings
     of = f" of at most {setting(most)}" if most else ""
-    left = f", about {duration_text(float(f'{left_s:.2g}'))} left" if left_s else ""
-    return f"Running: {_trainings(trials)}{of} complete trainings{left}."
+    return f"{_trainings(trials)}{of} complete trainings"
+
+
+def is_unfinished(trials: Sequence[TrialRecord], progress: Progress | None) -> bool:
+    """Return whether a search runs, or was interrupted and did not end by itself since then."""
+    if progress is None:
+        return False
+    cut_off = any(trial.status == "interrupted" for trial in trials) and progress.left_s != 0
+    return progress.process is not None or cut_off
 
 
 def _cost(trials: Sequence[TrialRecord], progress: Progress | None) -> str:
@@ -406,7 +423,7 @@ def _quality(found: Decision, trial: TrialRecord) -> str:
     if trial.batch_size in found.worse and behind <= 0:  # Worse than another size.
         return "less accurate than the best" if accurate else "worse than the best"
     if _is_settled(found, trial) and trial.batch_size not in found.worse:
-        best = found.best and trial.trial_id == found.best.trial_id and behind < 0
+        best = behind < 0 and behind <= min(_behind(found, t) for t in found.trials)
         return f"as {'accurate' if accurate else 'good'}{' (best value)' if best else ''}"
     doubt = "" if _is_settled(found, trial) else " (not certain)"
     if not behind:
@@ -419,7 +436,9 @@ def _behind(found: Decision, trial: TrialRecord) -> float:
     """Return how much worse a judged value is than that of the size to take, as it is shown."""
     values = [found.as_judged(t).judged_value or 0.0 for t in (found.trial or trial, trial)]
     behind = trial.objective.sign * (values[0] - values[1])
-    return behind if len({format_number(value, 4) for value in values}) > 1 else 0.0
+    # The mean of equal values may differ in the last bits.
+    shown = {format_number(value, 4) for value in values}
+    return 0.0 if len(shown) == 1 or math.isclose(*values, rel_tol=1e-9) else behind
 
 
 def _is_settled(found: Decision, trial: TrialRecord) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.errors import InputTypeError, RecordError
-from kbatch.page.numbers import count_range, pluralize
+from kbatch.page.numbers import count_range, pluralize, setting
 from kbatch.page.result import Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
@@ -38,7 +38,14 @@ from kbatch.study.compared_trials import (
 )
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.limits import notes_of
-from kbatch.study.page import rows_of, run_end, running_text, searched_text, with_page
+from kbatch.study.page import (
+    is_unfinished,
+    rows_of,
+    run_end,
+    running_text,
+    searched_text,
+    with_page,
+)
 from kbatch.study.trial import (
     OWN_COLUMNS,
     Objective,
@@ -133,10 +140,10 @@ class Study(Result):
 
         found = {
             "searched": searched_text(self.trials),
-            "cost": self.decide().page.cost,
+            "cost": self.decide().page.cost.partition(" Notes: ")[0],  # They follow.
             "compared": " · ".join(conditions(self.trials, self.environment)),
             "plan": "" if self.plan is None else _plan_text(self.plan),
-            **{name: json.dumps(value, ensure_ascii=False) for name, value in given.items()},
+            **{name: _value_text(value) for name, value in given.items()},
             "training data": f"{count_range(examples, 'example')} an epoch" if examples else "",
             "optimizer": different(run.optimizer for run in runs),
             "jit_compile": different(run.jit_compile for run in runs),
@@ -197,6 +204,9 @@ class Study(Result):
             found = decide(self.trials, settings, tolerance=tolerance, confidence=sure)
             lost = {"missing": self.missing, "problems": self.problems}
             notes = by_importance(notes_of(found, self.trials, settings, **lost))
+            if is_unfinished(self.trials, self.progress):  # A larger budget would change nothing.
+                dropped = ("to_be_certain", "sizes_not_compared")
+                notes = tuple(note for note in notes if note.code not in dropped)
             if self.trials:
                 sizes = settings.get("batch_sizes", ())
                 found = with_page(found, self.trials, sizes, notes, self.progress)
@@ -330,6 +340,12 @@ def refuse_empty(study: Study) -> None:
         + (f"What is missing: {problems} " if problems else "")
         + "Received: study.trials=()."
     )
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, (list, tuple)) and any(isinstance(one, float) for one in value):
+        return ", ".join(setting(one) for one in value)  # Measured numbers have many digits.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _plan_text(plan: Plan) -> str:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, setting, speed_text
+from kbatch.page.numbers import format_number, left_text, ordinal, setting, speed_text
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 4])
@@ -32,6 +32,22 @@ def test_three_significant_digits(value, text):
 )
 def test_a_setting_has_no_trailing_zeros(value, text):
     assert setting(value) == text
+
+
+def test_time_left_has_no_fractions_of_a_second():
+    assert [left_text(s) for s in (1.7e-16, 0.9, 1.2, 117.0, 1860.0)] == [
+        "less than 1 s left",
+        "less than 1 s left",
+        "1.2 s left",
+        "120 s left",
+        "31 min left",
+    ]
+
+
+def test_ordinal_of_numbers_that_end_in_one_to_three():
+    places = [1, 2, 3, 4, 11, 12, 13, 21, 32, 113, 1023]
+    read = " ".join(map(ordinal, places))
+    assert read == "1st 2nd 3rd 4th 11th 12th 13th 21st 32nd 113th 1,023rd"
 
 
 @pytest.mark.parametrize(

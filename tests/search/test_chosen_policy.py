@@ -101,15 +101,17 @@ def test_the_whole_search_trains_in_float32(request, tmp_path, where):
     assert (study.plan.dtype_policy, study.plan.notes) == ("float32", (note,))
 
 
-@pytest.mark.parametrize(("times", "policy"), [(1.9, "mixed_float16"), (2.1, "float32")])
+@pytest.mark.parametrize(
+    ("times", "policy"), [(1.04, "mixed_float16"), (1.9, "mixed_float16"), (2.1, "float32")]
+)
 def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_path, times, policy):
     monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: times)
     study = kbatch.load_study(search(tmp_path / "chosen", small_models.stock))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", policy)}
     code = "float32_instead" if policy == "float32" else "half_slower"
     for trial in study.trials:
-        (text,) = [str(note) for note in trial.notes if note.code == code]
-        assert f"{times} times as long" in text
+        texts = [str(note) for note in trial.notes if note.code == code]
+        assert [f"{times} times as long" in text for text in texts] == [True] * (times > 1.1)
     if policy == "mixed_float16":
         return
     # As if it had been given.

@@ -202,6 +202,7 @@ def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
     assert all(map(str.startswith, map(str, seen), starts))
     assert "So far: train with batch size 8" in seen[1].answer
     assert "Running" not in str(tuner.study.decide()) and tuner.study.progress.search_s > 0
+    assert (tuner.study.progress.process, tuner.study.progress.left_s) == (None, 0.0)
 
 
 def test_progress_is_kept_at_each_run_and_twice_a_minute(clock, line):

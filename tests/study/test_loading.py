@@ -1,5 +1,6 @@
 """Studies from files: what is read, what is left out and named, and that every page says so."""
 
+import dataclasses
 import json
 import os
 import platform
@@ -74,6 +75,12 @@ def test_a_search_runs_only_as_long_as_its_process(project, changed, runs, capsy
     text = "Running: 3 of at most 14 complete trainings, about 31 min left."
     assert study.answer.startswith(text) is runs
     assert study.trials[-1].status == ("running" if runs else "interrupted")
+    named = study.decide().page.sentences[0]
+    assert named.startswith("The search is unfinished (3 of at most 14 complete") is not runs
+    assert not {"to_be_certain", "sizes_not_compared"} & {n.code for n in study.decide().notes}
+    ended = dataclasses.replace(study.progress, process=None, left_s=0.0)
+    ended = dataclasses.replace(study, progress=ended)
+    assert ended.decide().page.sentences[0].startswith("Keep batch size 16")
     cost = text if runs else "Search: 3 complete trainings in 60 s."
     assert study.decide().page.cost.startswith(cost)
     study.save(project / "study.json")  # When it is loaded, it is known again.

@@ -31,6 +31,7 @@ from kbatch.study.decision import race_task
 from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import named_label
 from kbatch.study.limits import notes_of
+from kbatch.study.page import with_page
 from kbatch.study.trial import Objective
 
 BEGINS = ("initial_weights", "first_order")
@@ -237,6 +238,23 @@ def test_a_rate_is_compared_over_the_epochs_of_a_short_run():
     assert note.values["epochs"] == "2 epochs" and "0.4998 at 0.001" in note
 
 
+def test_values_that_differ_by_rounding_are_equal():
+    values = (0.53125, 0.53125 + 1e-15)
+    runs = [make_execution(n, accuracies=(v, v)) for n, v in zip((32, 64), values, strict=True)]
+    found = pages(*(trial_of(run.batch_size, run) for run in runs))
+    assert sum("as accurate" in one for one in verdicts(found)) == 1
+    assert "validation accuracy equal" in found.page.sentences[2]
+
+
+def test_best_value_marks_the_highest_judged_value():
+    trials = make_trial(32, 700), make_trial(64, 760), make_trial(128, 800, rate=4000.0)
+    found = pages(*trials)
+    # A race names as best the size that is ahead on its curve.
+    curve = dataclasses.replace(found, best=found.trials[1])
+    named = [with_page(one, trials, [], (), None).page.rows[0]["verdict"] for one in (found, curve)]
+    assert all("as accurate (best value)" in verdict for verdict in named)
+
+
 def test_a_size_that_is_shown_to_be_better_and_faster_than_the_answer_is_noted():
     trials = make_trial(32, 1000), make_trial(64, 800, rate=3000.0)
     found = pages(*trials)
@@ -244,7 +262,8 @@ def test_a_size_that_is_shown_to_be_better_and_faster_than_the_answer_is_noted()
     judgement = dataclasses.replace(found.judgement, named=(32, 1.0))
     other = dataclasses.replace(found, trial=trials[0], judgement=judgement)
     notes = [*notes_of(other, trials, {}, missing=0, problems=())]
-    assert [n.values["sizes"] for n in notes if n.code == "shown_better"] == ["64"]
+    (note,) = [n for n in notes if n.code == "shown_better"]
+    assert (note.values["sizes"], note.values["named"]) == ("Batch size 64", "32")
 
 
 def test_a_race_of_settings_names_the_best_one_and_counts_repeated_epochs():
@@ -454,6 +473,9 @@ def test_no_sentence_of_a_page_contradicts_its_table(first):
             if "short run" in row["verdict"] or "too far behind" in row["verdict"]:
                 assert {row.get(judged), row.get("training time (s)")} <= {None, "n/a"}, seed
             verdict, by = row["verdict"], re.search(r" by ([\d.,e-]*\d)", row["verdict"])
+            if "(best value)" in verdict:
+                compared = [number(shown[f"{t.batch_size:,}"][judged]) for t in found.trials]
+                assert sign * number(row[judged]) == max(sign * one for one in compared), seed
             if by:
                 worse = sign * (number(taken[0][judged]) - number(row[judged]))
                 told = number(by[1]) * (1 if re.match("less accurate|worse", verdict) else -1)
