@@ -211,7 +211,7 @@ class ExecutionRecord:
     #: Seconds from the start to the end, validation and callbacks included, or None.
     total_s: float | None = None
     #: For each call of `fit`: when it began, its seconds of training with the first step, and all
-    #: its seconds. A run that continues or repeats a short run has those of the short run too.
+    #: its seconds. A run that continues or repeats a short or interrupted one has those of it too.
     spans: tuple[tuple[float, ...], ...] = ()
     epochs: tuple[EpochRecord, ...] = ()  #: The epochs, in order.
     #: Metrics that keras-tuner was given: those of the best epoch, or what a `HyperModel.fit` of

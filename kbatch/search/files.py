@@ -104,14 +104,26 @@ class TrialFiles:
         # A short run stays until it has been continued or repeated.
         short = tuple(run for run in kept[-1:] if run.length == "short")
         kept = kept[: min(len(kept) - len(short), self.executions)]
-        if kept or short:
-            if kept + short != found:
-                self._write_all(kept + short)
+        # So does the first run if it was interrupted: the next attempt takes its times over.
+        left = () if kept or short else self._interrupted(found)
+        if kept or short or left:
+            if kept + short + left != found:
+                self._write_all(kept + short + left)
         elif record is not None:
             self._file.unlink()
         elif self._file.exists():  # It is damaged, of another version or of another trial.
             os.replace(self._file, self._file.with_name(f"{RECORD_NAME}.unread"))
         return kept
+
+    @staticmethod
+    def _interrupted(runs: Sequence[ExecutionRecord]) -> tuple[ExecutionRecord, ...]:
+        return tuple(run for run in runs[:1] if run.status == "interrupted" and run.spans)
+
+    def spans_before(self, number: int) -> tuple[tuple[float, ...], ...]:
+        """Return the times of the run of this number that is short, or was interrupted."""
+        record = self.record()
+        runs = record.executions[number : number + 1] if record else ()
+        return runs[0].spans if runs else ()
 
     def forget(self) -> None:
         """Drop all training runs of the trial."""
@@ -137,6 +149,8 @@ class TrialFiles:
             if isinstance(error, KeyboardInterrupt):
                 return  # The run that was to replace it begins again later.
             executions.pop()
+        if not isinstance(error, KeyboardInterrupt) and self._interrupted(executions[-1:]):
+            executions.pop()  # That of an earlier call of `search`.
         if not executions or executions[-1].status == "completed":  # None began.
             seed, number = hypermodel.seed, len(executions)
             begun = ExecutionRecord(

@@ -192,9 +192,11 @@ def train(
     done = len(timed.clock.epochs)
     # The record of a short run stays until the run that continues or repeats it has ended.
     waiting = files.short_run(number)
+    if short is None:
+        begun = dataclasses.replace(begun, spans=files.spans_before(number))
     if waiting is not None and short is None:
         repeated = waiting.epochs_repeated + len(waiting.epochs)
-        begun = dataclasses.replace(begun, epochs_repeated=repeated, spans=waiting.spans)
+        begun = dataclasses.replace(begun, epochs_repeated=repeated)
     record = functools.partial(_record, begun, timed)
     for callback in call.callbacks:
         if hasattr(callback, "follow_trial"):  # A `LivePlot`, without the modules that draw it.
