@@ -61,7 +61,7 @@ def duration_text(*seconds: float) -> str:
 
 def left_text(seconds: float) -> str:
     """Write how long something may still take, by two digits, such as "31 min left"."""
-    one_s, unit = time_unit(seconds)
+    one_s, unit = time_unit(float(f"{seconds:.2g}"))
     number = f"{float(f'{seconds / one_s:.2g}'):,g}"
     return f"{number} {unit} left" if seconds >= 1 else "less than 1 s left"
 
