@@ -658,7 +658,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 return trained._replace(short=None, runs_again=True)
             if note is not None:
                 failure = str(note) if record.diverged else record.failure
-                record = dataclasses.replace(record, notes=(*record.notes, note), failure=failure)
+                # Values that are not finite overflow under any policy.
+                others = [n for n in record.notes if not of_data or n.code != "float32_instead"]
+                record = dataclasses.replace(record, notes=(*others, note), failure=failure)
                 files.write(number, record)
                 trained = trained._replace(record=record)
             if trained.short is not None:

@@ -41,6 +41,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
         # No count of failures in a row ends the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
         self._race, self._time = race, search_time or SearchTime()
+        self.stopped = False  # No further trial can have a result.
         self.verbose = 0  # keras-tuner's own display wipes notebook cells.
 
     @property
@@ -116,6 +117,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def _next_trial(self) -> Any:
         """Return a trial that nobody runs and that has not ended, else one that is proposed."""
+        if self.stopped:
+            return None
         if self._race:
             pending = [trial.hyperparameters.values for trial in self.ongoing_trials.values()]
             values = self._race.propose(self.get_space(), pending, self._time)

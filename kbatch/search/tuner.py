@@ -258,6 +258,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 self.oracle.hyperparameters = keras_tuner.HyperParameters()
                 raise
         self.time.base_batch_size = self.hypermodel.base_batch_size
+        self.oracle.stopped = False
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
         project = Path(self.project_dir)
         keep = functools.partial(self._keep_progress, project)
@@ -351,6 +352,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
         record = TrialFiles(self, trial).record()
+        if record and record.last.diverged:  # By the data, at each batch size and learning rate.
+            self.oracle.stopped |= any(n.code == "data_not_finite" for n in record.last.notes)
         self.progress.trial_ends(record)
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
@@ -359,6 +362,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Say why the search stopped, and if no trial completed; keras-tuner calls it."""
         super().on_search_end()
         self._keep_progress(Path(self.project_dir), 0.0, runs=False)
+        if self.oracle.stopped:
+            self.progress.say(
+                "The search has ended, because no batch size can train with these data. Correct "
+                "them, then search again with another `project_name`, or `overwrite=True`."
+            )
+            return
         if self._race is not None and (ending := self._race.ending()):
             self.progress.say(ending)
         elif left := self.oracle.remaining_trials():

@@ -198,6 +198,20 @@ def test_a_trial_that_diverges_has_failed_for_keras_tuner_too(tmp_path, large):
     assert diverged.outcome == "diverged" and not diverged.failure.startswith("diverged")
 
 
+@pytest.mark.parametrize("strategy", ["race", "grid"])
+def test_data_that_are_not_finite_end_a_search_after_the_first_run(tmp_path, strategy, capsys):
+    x, y = models.rows(94)
+    x[3] = np.nan
+    found = searches.stock(batch_sizes=(8, 16), dtype_policy=None)
+    kinds = {"kind": kbatch.BatchSizeTuner, "strategy": strategy, "data": (x, y)}
+    study = searches.search(tmp_path, found, fit={"verbose": 1}, **kinds).study
+    assert [len(trial.executions) for trial in study.trials] == [1]
+    assert searches.noted(study) == {"data_not_finite"}
+    said = capsys.readouterr().out
+    assert said.count("The data are not finite: 1 of 94 rows") == 1
+    assert "learning rate diverged" not in said and "ended the search" not in said
+
+
 @pytest.mark.parametrize("at", [3, 4])
 def test_an_interrupted_search_says_how_to_continue_and_does(found, tmp_path, at):
     """In the first or second execution of the second trial."""
