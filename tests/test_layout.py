@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 29_497,
+    "lines of tests": 29_500,
     "kbatch.search.tuner": 20_875,  # BatchSizeTuner
     "kbatch.search.hypermodel": 14_884,  # HyperModel
     "kbatch.memory.find": 8_421,  # find_max_batch_size

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import io
 import re
 import time
@@ -96,13 +97,15 @@ def test_a_trial_without_a_learning_rate_shows_its_factor(clock):
     line.changes = False
     tried = {"hyperparameters": {FACTOR_NAME: 4.0}, "learning_rate": None}
     planned = records_factory.make_trial(32, **tried)
-    with SearchProgress(1, open_line=lambda: line, now=clock, search_left_s=lambda: 118.3) as shown:
-        for total in (3, None):
+    for total, left_s in ((3, 42.3), (None, 42.3), (None, 0.4)):
+        asked = functools.partial(float, left_s)
+        with SearchProgress(1, open_line=lambda: line, now=clock, search_left_s=asked) as shown:
             shown.trial_begins({"batch_size": 32}, total=total)
             clock.now_s += 20.0
             shown.trial_ends(planned)
-    assert line.lines[0].endswith("; about 2 min left")
-    assert line.lines[1].endswith("; about 2 min left, or less")  # Of a race.
+    assert line.lines[0].endswith("; about 42 s left")
+    assert line.lines[1].endswith("; about 42 s left, or less")  # Of a race.
+    assert " left" not in line.lines[2]
     assert ", learning rate 4 times the rule, " in line.lines[0]
 
 
