@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
+import keras_tuner
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import equal_parts
@@ -452,7 +453,7 @@ def _policy(
 
 def may_be_float16(error: BaseException) -> bool:
     """Return whether training may fail with this error only because it computes in float16."""
-    others = (InputError, RecordError, DataEnded)
+    others = (InputError, RecordError, DataEnded, keras_tuner.errors.FatalError)
     known = ran_out_of_memory(error, smaller_worked=True) or device_is_lost(error)
     return isinstance(error, Exception) and not (isinstance(error, others) or known)
 
