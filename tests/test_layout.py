@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_742,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_744,  # Without docstrings, comments and blank lines.
     "files in kbatch": 129,
     "record types": 82,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 29_500,
-    "kbatch.search.tuner": 20_875,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_884,  # HyperModel
-    "kbatch.memory.find": 8_421,  # find_max_batch_size
+    "kbatch.search.tuner": 20_878,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_887,  # HyperModel
+    "kbatch.memory.find": 8_423,  # find_max_batch_size
     "kbatch.study.study": 5_987,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_945,  # accumulate_gradients
+    "kbatch.training.accumulation.accumulate": 3_947,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",
