@@ -127,7 +127,7 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
 
     Example:
 
-    >>> study = kbatch.load_study("results/digits")
+    >>> study = kbatch.load_study("results/search")
     >>> kbatch.write_report(study, "digits.html")
     >>> profile = kbatch.InferenceProfile.load("profile.json")
     >>> kbatch.write_report([study, profile], "digits.md")

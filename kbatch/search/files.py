@@ -213,7 +213,8 @@ def write_progress(project: Path, *, runs: bool = True, **known: float | None) -
     here = (os.getpid(), psutil.Process().create_time()) if runs else (None, None)
     if project.exists():  # It may have been moved.
         found = Progress(platform.node(), *here, time.time(), **known)
-        write_record(found, project / PROGRESS_NAME)
+        with contextlib.suppress(OSError):  # A search that has ended opens on a read-only disk.
+            write_record(found, project / PROGRESS_NAME)
 
 
 def write_needed(record: object, file: Path) -> None:

@@ -71,7 +71,7 @@ class Study(Result):
 
     Example:
 
-    >>> study = kbatch.load_study("results/digits")
+    >>> study = kbatch.load_study("results/search")
     >>> study.to_dataframe().sort_values("val_accuracy")
     """
 
@@ -178,7 +178,7 @@ class Study(Result):
 
         Example:
 
-        >>> decision = kbatch.load_study("results/digits").decide()
+        >>> decision = kbatch.load_study("results/search").decide()
         >>> decision.batch_size, decision.tied, decision.certain
 
         Args:
@@ -251,7 +251,7 @@ class Study(Result):
 
         Example:
 
-        >>> runs = kbatch.load_study("results/digits").runs_to_dataframe()
+        >>> runs = kbatch.load_study("results/search").runs_to_dataframe()
         >>> runs[runs["length"] == "complete"].groupby("batch_size")["val_accuracy"].mean()
 
         Returns:
@@ -285,7 +285,7 @@ class Study(Result):
 
         Example:
 
-        >>> kbatch.load_study("results/digits").log_to("mlflow")
+        >>> kbatch.load_study("results/search").log_to("mlflow")
 
         Args:
             tracker: `"mlflow"` or `"wandb"`.
@@ -323,7 +323,7 @@ def refuse_empty(study: Study) -> None:
     """Raise a `ValueError` if a study has no trial or is none, with what to do."""
     if not isinstance(study, Study):
         raise InputTypeError(
-            'A study is needed. `tuner.study` and `kbatch.load_study("results/digits")` are '
+            'A study is needed. `tuner.study` and `kbatch.load_study("results/search")` are '
             f"studies. Received: {study!r}."
         )
     if study.trials:

@@ -66,7 +66,10 @@ def test_memory_was_measured_for_each_policy_and_size(capsys):
     policies = ("float32", "bfloat16")
     with shared_worker():  # Else a process a policy.
         found = profile(
-            dtype_policies=policies, measure_memory=True, memory_limit_bytes=np.int64(2**28)
+            dtype_policies=policies,
+            measure_memory=True,
+            memory_limit_bytes=np.int64(2**28),
+            time_budget_s=20.0,  # Memory takes at most a part of it.
         )
     assert {(m.dtype_policy, m.batch_size) for m in found.memory} == {
         (policy, size) for policy in policies for size in (1, 8, 64)

@@ -80,7 +80,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
 
     Example:
 
-    >>> study = kbatch.load_study("results/digits")
+    >>> study = kbatch.load_study("results/search")
     >>> kbatch.plot_learning_rates(study).figure.savefig("learning-rates.png")
 
     Args:

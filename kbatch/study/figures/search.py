@@ -98,7 +98,7 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
 
     Example:
 
-    >>> study = kbatch.load_study("results/digits")
+    >>> study = kbatch.load_study("results/search")
     >>> kbatch.plot_search(study).figure.savefig("search.png")
 
     Args:

@@ -53,7 +53,7 @@ def plot_trials(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
 
     Example:
 
-    >>> study = kbatch.load_study("results/digits")
+    >>> study = kbatch.load_study("results/search")
     >>> kbatch.plot_trials(study).figure.savefig("trials.png")
     >>> kbatch.plot_trials({"Adam": adam, "SGD": sgd}).figure.savefig("optimizers.png")
 
