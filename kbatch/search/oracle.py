@@ -68,8 +68,9 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Any:
-        """Keep the metrics of a trial."""
+        """Keep the metrics of a trial in place of those that an attempt before a kill reported."""
         trial = self.trials[trial_id]
+        trial.metrics = type(trial.metrics)()
         parts = getattr(self.objective, "objectives", [self.objective])
         for name in metrics.keys() - {part.name for part in parts}:
             # keras-tuner would build a metric for its direction, which is of no use for one value.
