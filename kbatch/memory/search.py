@@ -217,6 +217,8 @@ def predict_memory(memory_bytes: Mapping[int, float], batch_size: int) -> float:
 
 # Peaks of one size differ by up to this share from run to run: a line that is farther off is wrong.
 _NOISE = 0.1
+# A line through fewer octaves of sizes than one shows the noise of the peaks, or a jump.
+_LEAST_SPAN = 2
 
 
 def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
@@ -261,18 +263,21 @@ def _fit_to_largest(
     """Fit the line, and return the sizes that it was fitted to and their memory."""
     sizes = np.array(sorted(memory_bytes), float)
     memory = np.array([memory_bytes[int(size)] for size in sizes], float)
-    fit, b, m = None, sizes, memory
+    fitted: list[tuple[MemoryFit | None, np.ndarray, np.ndarray]] = []
     for first in range(max(0, len(sizes) - 1)):
+        if fitted and _LEAST_SPAN * sizes[first] > sizes[-1]:
+            break
         # A measurement errs by a share of its value: small sizes show the fixed part, large ones
         # the slope.
         b, m = sizes[first:], np.maximum(memory[first:], 1.0)
         each, fixed = np.polyfit(b, m, 1, w=1 / m).tolist()
         # Less than a byte over all of them is rounding.
         each = each if abs(each) * b[-1] >= 1 else 0.0
-        fit = MemoryFit(fixed, each)
+        fitted.append((MemoryFit(fixed, each), b, m))
         if np.all(np.abs(fixed + each * b - m) <= _NOISE * m):
-            break
-    return fit, b, m
+            return fitted[-1]
+    # No line is near: memory jumps, and sizes close to each other say nothing about the slope.
+    return fitted[0] if fitted else (None, sizes, memory)
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:

@@ -189,6 +189,11 @@ def test_a_noisy_line_is_that_of_the_normal_equations():
         np.testing.assert_allclose(fit, naive_fit(memory), rtol=1e-6, err_msg=str(memory))
 
 
+def test_sizes_beside_a_jump_do_not_make_the_line():
+    memory = {2: 2.0, 64: 4.0, 256: 10.0, 509: 17.0, 511: 17.2, 518: 33.0}
+    assert 0.02 < fit_memory(memory).bytes_per_example < 0.08
+
+
 def test_small_sizes_above_the_line_of_large_ones_do_not_bend_it():
     # Measured with a convolutional autoencoder under 64 MiB, in MiB.
     memory = {1: 12.17, 4: 12.16, 35: 21.3, 84: 47.0, 89: 56.4, 93: 60.2}
