@@ -142,7 +142,9 @@ class SearchProgress:
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
         # A race ends as soon as its answer is certain.
         less = ", or less" if name.startswith("training") else ""
-        self.say(text + (f"; about {left_text(left)}{less}" if (left or 0) >= 1 else ""))
+        self.say(
+            text + (f"; about {left_text(left)}{less}" if left is not None and left >= 1 else "")
+        )
 
     def _keep_left(self, pause_s: float = 1.0) -> None:
         """Write how long the search will take, unless it was written just before."""
