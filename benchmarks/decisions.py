@@ -150,17 +150,6 @@ def stopped_early(run: Run, task: Any, runs: Sequence[Run]) -> Run:
     return run
 
 
-def race_before(search: Search) -> Outcome:
-    """Replay the race of a checkout from before runs could be short."""
-    # Only the other checkout has it.
-    from kbatch.analysis.race import Race  # type: ignore[attr-defined]
-
-    runs, given = [], {"base_batch_size": BASE_SIZE, "max_executions": 6 * len(SIZES)}
-    while (step := Race(runs, SIZES, **given, **goal(search)).step()).run is not None:
-        runs.append(search.run(*step.run))
-    return search.outcome(runs, step.judgement or judge(runs, **goal(search)))
-
-
 def grid(search: Search) -> Outcome:
     runs = [search.run(size, 1.0, number) for size in SIZES for number in range(3)]
     return search.outcome(runs, judge(runs, **goal(search)))
@@ -323,11 +312,8 @@ def main() -> None:
     options = parse_arguments(parser, tables=["mlp"])
     tables = read_tables(held_back=None if options.tables or options.rows else options.held_back)
     if options.rows:
-        import kbatch.analysis.race
-
         name, tolerance = options.rows[0], float(options.rows[1])
-        play = race_before if hasattr(kbatch.analysis.race, "Race") else race
-        found = [play(search) for search in searches(tables[name], tolerance)]
+        found = [race(search) for search in searches(tables[name], tolerance)]
         print(json.dumps(found))
         return
     if options.tables:

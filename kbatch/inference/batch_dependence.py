@@ -120,7 +120,7 @@ class BatchDependence:
         if any(_is_float(leaf) for leaf in keras.tree.flatten(batch)):
             moved = keras.tree.map_structure(lambda leaf: _moved(leaf, eps, rng), batch)
             others = _in_batches(run, moved, size, self._rows)
-        elif policy is None:  # Nobody sees the first floats of a function.
+        elif policy is None:  # The first floats within a function cannot be reached.
             others = expected
         else:  # Whole numbers and text cannot move: what the first layers make of them does.
             eager = functools.partial(_run_model, self._models[policy])

@@ -246,7 +246,7 @@ def fixed_batch(name: str, size: int) -> InputError:
 
 
 def _same(first: Any, again: Any) -> bool:
-    """Return whether outputs are the same, but for rounding."""
+    """Return whether two outputs differ by no more than rounding."""
     pairs = [keras.tree.flatten(outputs) for outputs in (first, again)]
     if len(pairs[0]) != len(pairs[1]):
         return False

@@ -82,7 +82,7 @@ class LatencyTargetSearch:
         self._next = None
 
     def is_lost(self, latencies_s: Sequence[float], calls: int) -> bool:
-        """Return whether a look of so many calls misses the target however fast the others are."""
+        """Return whether `calls` calls miss the target, even if those to come are fast."""
         made = np.concatenate([*self._stretches[-1], latencies_s])
         total = len(made) + max(0, calls - len(latencies_s))
         # One more, since a quantile lies between two calls.

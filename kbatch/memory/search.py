@@ -231,7 +231,7 @@ def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
 
 
 def largest_within(memory_bytes: Mapping[int, float], most_bytes: float) -> Estimate[float | None]:
-    """Return the batch size whose memory reaches so many bytes by the line, with its interval.
+    """Return the batch size at which the line reaches `most_bytes`, with its interval.
 
     How much peaks err is estimated from the residuals and from what earlier searches showed, which
     counts as four readings. Fieller's theorem gives the interval. Measured sizes bound it.

@@ -11,9 +11,9 @@ from kbatch.search import BASE_BATCH_SIZE
 _LATE = 0.05
 # Seconds that the first training run takes to trace its graphs, on two cores of a server.
 _FIRST_S = 0.6
-# So many of the last training runs show how fast the machine is now.
+# How many of the last training runs show how fast the machine is now.
 _LATEST = 5
-# Before so many training runs have ended, the first of which traces, the time left is not known.
+# The time left is said after this many training runs. The first run also traces its graphs.
 _FEWEST = 2
 # Most searches take between these shares of the expected seconds.
 _LOW, _HIGH = 0.75, 1.25

@@ -60,7 +60,7 @@ _SMALL_GAIN = 0.1
 _OTHER_TIME = 1.3
 # Validation so far below training is more than a model usually fits its training data too well.
 _FAR_BELOW = 0.1
-# After so many averaging times, exp(-5) = 0.7 % of an average is still its initial value.
+# After five averaging times, exp(-5) = 0.7 % of an average is still its initial value.
 _AVERAGING_TIMES = 5
 
 

@@ -45,8 +45,9 @@ from kbatch.training.state import check_seed, seed_of
 
 _MOST_ROWS = 64
 _ELEMENTS_LOOKED_AT = 16
-# Labels with fewer rows a value are no classes. A random split lacks no class of so many validation
-# examples, and has each class unless that is rarer than this chance.
+# Labels are classes if each value has at least this many rows on average.
+# A split is noted if training lacks the classes of more than this share of the validation rows, or
+# if validation lacks classes that a random split lacks with a chance of less than exp(-7).
 _ROWS_OF_A_CLASS, _MANY_UNSEEN, _SURE_LOG_CHANCE = 5, 0.1, -7.0
 
 
