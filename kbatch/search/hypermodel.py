@@ -433,27 +433,35 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.graph.release(but=None if plan.reason == "whole" else plan.dtype_policy)
         model = models.get(plan.dtype_policy or "")
         if trainings and plan.jit_compile is None and getattr(model, "chooses_xla", False):
-
-            def expected_s(plan: Plan) -> float:
-                expected = self.expected_seconds(call, plan)
-                return trainings * sum(steps_s for steps_s, _ in expected.values())
-
-            if expected_s(plan):
-                # That of each size and of validation, or two of each run.
-                count = len(self.batch_sizes)
-                shapes = count + 1 if self.graph.is_kept() else 2 * (count * trainings + 1)
-                with kept_seeds():
-                    plan = choose_xla(
-                        plan,
-                        model,
-                        data,
-                        self.batch_sizes,
-                        expected_s,
-                        shapes=shapes,
-                        left_s=left_s,
-                    )
-                self.graph.describe()
+            plan = self._with_xla_chosen(plan, model, data, call, trainings, left_s)
         self._keep(plan, project)
+
+    def _with_xla_chosen(
+        self,
+        plan: Plan,
+        model: Any,
+        data: TrainingData,
+        call: FitCall,
+        trainings: float,
+        left_s: float | None,
+    ) -> Plan:
+        """Choose by measured steps whether XLA compiles those of the trainings to come."""
+
+        def expected_s(plan: Plan) -> float:
+            expected = self.expected_seconds(call, plan)
+            return trainings * sum(steps_s for steps_s, _ in expected.values())
+
+        if not expected_s(plan):
+            return plan
+        # One shape of each size and one of validation, or two of each run if no graph is shared.
+        sizes = len(self.batch_sizes)
+        shapes = sizes + 1 if self.graph.is_kept() else 2 * (sizes * trainings + 1)
+        with kept_seeds():
+            plan = choose_xla(
+                plan, model, data, self.batch_sizes, expected_s, shapes=shapes, left_s=left_s
+            )
+        self.graph.describe()
+        return plan
 
     def _data_to_measure(self, hp: keras_tuner.HyperParameters, call: FitCall) -> TrainingData:
         """Return the training data; of a data function, the batches of sizes of the search."""
@@ -572,11 +580,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         asked: AskedRun,
     ) -> Trained:
         """Train a model that was built for a training run."""
-        key = files.trial_id, number
         built, scaling = self._last_built
         scaling = scaling if built() is model else None
         batch_size, plan, facts = self._declare(hp)[0], self.plan, ModelFacts(model)
-        short = self._short.pop(key, None)
+        short = self._short.pop((files.trial_id, number), None)
         if short is not None:
             call = call.with_callbacks(short.callbacks)
         notes = (
@@ -645,31 +652,40 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             short=short,
         )
         if trained.error is None:
-            record, note = trained.record, self._note_on_values(trained.record, model, hp, call)
-            of_data = note is not None and note.code == "data_not_finite"
-            if (
-                (note or record.diverged)
-                and not of_data
-                and self._may_move(record.dtype_policy, hp)
-            ):
-                because = note.values.get("how", note) if note else "the training diverged"
-                self._release()
-                self.ensure_plan(hp, call, files.tuner, float32_because=str(because))
-                return trained._replace(short=None, runs_again=True)
-            if note is not None:
-                failure = str(note) if record.diverged else record.failure
-                # Values that are not finite overflow under any policy.
-                others = [n for n in record.notes if not of_data or n.code != "float32_instead"]
-                record = dataclasses.replace(record, notes=(*others, note), failure=failure)
-                files.write(number, record)
-                trained = trained._replace(record=record)
-            if trained.short is not None:
-                self._keep_short(key, trained.short)
-            return trained
+            return self._judged_by_values(trained, model, hp, call, files, number)
         if trained.step_ran_out and self._halve(facts, batch_size, size, files.project):
             self._release()
             return trained._replace(error=None, runs_again=True)
         raise trained.error
+
+    def _judged_by_values(
+        self,
+        trained: Trained,
+        model: Any,
+        hp: keras_tuner.HyperParameters,
+        call: FitCall,
+        files: TrialFiles,
+        number: int,
+    ) -> Trained:
+        """Note values that were not finite; if float16 is to blame, let the run be made again."""
+        record, note = trained.record, self._note_on_values(trained.record, model, hp, call)
+        of_data = note is not None and note.code == "data_not_finite"
+        failed = note is not None or record.diverged
+        if failed and not of_data and self._may_move(record.dtype_policy, hp):
+            because = note.values.get("how", note) if note else "the training diverged"
+            self._release()
+            self.ensure_plan(hp, call, files.tuner, float32_because=str(because))
+            return trained._replace(short=None, runs_again=True)
+        if note is not None:
+            failure = str(note) if record.diverged else record.failure
+            # Values that are not finite overflow under any policy.
+            others = [n for n in record.notes if not of_data or n.code != "float32_instead"]
+            record = dataclasses.replace(record, notes=(*others, note), failure=failure)
+            files.write(number, record)
+            trained = trained._replace(record=record)
+        if trained.short is not None:
+            self._keep_short((files.trial_id, number), trained.short)
+        return trained
 
     def _note_on_values(
         self, record: ExecutionRecord, model: Any, hp: keras_tuner.HyperParameters, call: FitCall
