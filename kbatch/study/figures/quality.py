@@ -135,7 +135,9 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
         across = panel.get_xaxis_transform()
         draw.text(panel, words, place, (offset_pt, 0), ha=side, xycoords=across)
     answers = [_ring_answer(panel, study, quality) for study in shown]
-    answer = "Rings: the answers. Each line: one batch size." if several else answers[0]
+    joined = any(len({rate for rate, *_ in line}) > 1 for _, own in found for line in own.values())
+    each = "line" if joined else "mark"
+    answer = f"Rings: the answers. Each {each}: one batch size." if several else answers[0]
     lengths = {length for _, length, _ in points}
     by = "learning rate" if several else "learning rate and batch size"
     title = f"{common.metric_title(quality)} by {by}"
