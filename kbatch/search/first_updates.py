@@ -355,7 +355,7 @@ def first_not_finite(model: Any, batch: Any) -> str | None:
             outputs = forward(model, x, training=False)
             if not names and y is not None:
                 loss = compute_loss(model, x, y, outputs, weight)
-                if not _all_finite(loss):
+                if not bool(tf.reduce_all(tf.math.is_finite(loss))):
                     name = getattr(model.loss, "name", getattr(model.loss, "__name__", None))
                     names.append(f"the loss {name or model.loss!r}")
     except Exception:  # A model of the user's own may train without a `call` or a loss.

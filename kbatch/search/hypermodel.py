@@ -678,8 +678,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             return trained._replace(short=None, runs_again=True)
         if note is not None:
             failure = str(note) if record.diverged else record.failure
-            # Values that are not finite overflow under any policy.
-            others = [n for n in record.notes if not of_data or n.code != "float32_instead"]
+            # What is not finite in float32 either says nothing against mixed_float16.
+            others = [n for n in record.notes if n.code != "float32_instead"]
             record = dataclasses.replace(record, notes=(*others, note), failure=failure)
             files.write(number, record)
             trained = trained._replace(record=record)

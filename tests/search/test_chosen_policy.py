@@ -184,6 +184,10 @@ def logarithm(y, p):
     return -keras.ops.mean(keras.ops.log(p * 0 + y))
 
 
+def unbounded(y, p):
+    return -logarithm(y, p)  # Minus infinity.
+
+
 def falling(y, p):
     return keras.ops.mean(keras.ops.log(p))  # It pushes `p` below 0.
 
@@ -196,6 +200,7 @@ def falling(y, p):
         ("validation", "2 of 20 rows of validation `x`['a']"),
         ("layer", "layer 'reciprocal'"),
         ("loss", "the loss 'logarithm'"),
+        ("unbounded", "the loss 'unbounded'"),
         ("later", "the loss 'falling'"),
         (None, None),
     ],
@@ -206,14 +211,15 @@ def test_what_is_not_finite_is_named(where, found):
         {"x": x, "y": y}[where][3] = np.nan
     elif where == "validation":
         xv[:2] = np.inf
-    elif where == "loss":
+    elif where in ("loss", "unbounded"):
         y[7] = 0
     divisor = 0 if where == "layer" else 1
     inner = [layers.Lambda(lambda x: 1 / (divisor * x), name="reciprocal")]
     inner.append(layers.Dense(1, kernel_initializer="ones"))
     inputs = keras.Input((2,), name="a")
     model = keras.Model({"a": inputs}, inner[1](inner[0](inputs)))
-    model.compile(keras.optimizers.SGD(0.2), falling if where == "later" else logarithm)
+    loss = {"later": falling, "unbounded": unbounded}.get(where, logarithm)
+    model.compile(keras.optimizers.SGD(0.2), loss)
     data = TrainingData({"a": x}, y, validation_data=({"a": xv}, np.ones((20, 1))))
     note = why_not_finite(model, data)
     assert where != "later" or "after" in note.values["when"]
