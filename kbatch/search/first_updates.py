@@ -22,7 +22,7 @@ from kbatch.page.numbers import pluralize
 from kbatch.records.machine import SHORTEST_S
 from kbatch.records.notes import Note
 from kbatch.records.training_run import EpochRecord
-from kbatch.training.data.batches import of_any_length
+from kbatch.training.data.batches import endless, of_any_length
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import (
@@ -147,7 +147,7 @@ class Updates:
         strategy = self.model.distribute_strategy
         batch = self.run.data.sample(rows * self._replicas, self.model, fewest=1)
         with tf.device("CPU:0"):  # Whatever device holds the batch.
-            batches = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(batch)).repeat()
+            batches = endless(keras.tree.lists_to_tuples(batch))
         # The graph of training takes it, as its spec is that of all batches.
         spec = batches.element_spec
         spec = spec if self._whole else tf.nest.map_structure(of_any_length, spec)

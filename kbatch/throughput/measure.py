@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 import keras_tuner
-import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_batch_sizes
 from kbatch.device.machine import read_environment
@@ -30,6 +29,7 @@ from kbatch.timing import (
     time_left_s,
 )
 from kbatch.training.build_function import BuildFunction, model_builder
+from kbatch.training.data.batches import endless
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import global_policy
 from kbatch.training.model import accumulation_of, uninstall_step
@@ -223,8 +223,7 @@ class UpdateSweep(Sweep):
         held = held_by_host(batch)  # Batches of all sizes would fill a GPU.
         if not self._step.several:
             return functools.partial(self._step, held)
-        batches = iter(tf.data.Dataset.from_tensors(held).repeat())
-        return functools.partial(self._step.execute, batches, steps)
+        return functools.partial(self._step.execute, iter(endless(held)), steps)
 
     def refusal(self, setting: Setting) -> Note | None:
         """Return why a size is not run, or why several steps an execution are not."""

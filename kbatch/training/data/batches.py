@@ -47,6 +47,14 @@ def held_batches(arrays: Any, batch_size: int) -> tf.data.Dataset:
     return _pipeline(rebatched(whole, sized(rows, batch_size)), -(-rows // batch_size))
 
 
+def endless(batch: Any) -> tf.data.Dataset:
+    """Return a batch again and again."""
+    options = tf.data.Options()
+    # To free an iterator that TensorFlow tunes takes longer the longer it has lived.
+    options.autotune.enabled = False
+    return tf.data.Dataset.from_tensors(batch).repeat().with_options(options)
+
+
 def _pipeline(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
     """Leave a pipeline of known length as it is: to tune or to rewrite it does not pay."""
     options = tf.data.Options()
