@@ -668,7 +668,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         number: int,
     ) -> Trained:
         """Note values that were not finite; if float16 is to blame, let the run be made again."""
-        record, note = trained.record, self._note_on_values(trained.record, model, hp, call)
+        record = trained.record
+        note = self._note_on_values(record, model, hp, call, files.project)
         of_data = note is not None and note.code == "data_not_finite"
         failed = note is not None or record.diverged
         if failed and not of_data and self._may_move(record.dtype_policy, hp):
@@ -688,11 +689,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return trained
 
     def _note_on_values(
-        self, record: ExecutionRecord, model: Any, hp: keras_tuner.HyperParameters, call: FitCall
+        self,
+        record: ExecutionRecord,
+        model: Any,
+        hp: keras_tuner.HyperParameters,
+        call: FitCall,
+        project: Path,
     ) -> Note | None:
         """Say which values made a training run diverge, or lose updates that overflowed."""
         how = overflow_text(model, record.epochs)
         if not (how or record.diverged):
+            return None
+        # The values were finite in another run, so the higher learning rate is to blame.
+        if not how and self._raises_rate(hp) and any(completed_trials(project)):
             return None
         note = self._measured(why_not_finite, model_fingerprint(model), hp, call)
         if not how or (note is not None and note.code == "data_not_finite"):
@@ -703,8 +712,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def _may_move(self, policy: str | None, hp: keras_tuner.HyperParameters) -> bool:
         """Return whether a failure under a policy lets the search train in float32."""
         # A race tries rates at which training overflows under any policy.
-        too_fast = self.searches_rate and hp.get(FACTOR_NAME) > 1
-        return not self.dtype_policies and self.stock_fit and policy == HALF and not too_fast
+        may_move = not self.dtype_policies and self.stock_fit and policy == HALF
+        return may_move and not self._raises_rate(hp)
+
+    def _raises_rate(self, hp: keras_tuner.HyperParameters) -> bool:
+        """Return whether the search tries a higher learning rate than the rule's."""
+        return self.searches_rate and hp.get(FACTOR_NAME) > 1
 
     def _keep_short(self, key: tuple[str, int], short: ShortRun) -> None:
         """Keep a short run in memory to continue it: all runs of a small model, else the best."""

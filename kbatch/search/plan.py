@@ -59,6 +59,7 @@ _RUN_S, _EPOCH_S, _FORWARD = 0.07, 0.015, 1 / 3
 
 # XLA saves at most this share of the seconds of a step, and takes at least these for a shape.
 _MOST_SAVED, _LEAST_COMPILE_S = 0.75, 0.6
+_TRIED = 4  # Shapes that XLA compiles in the time that it takes to time steps both ways.
 _SLOWER = 1.1  # Times as long in float16 as in float32, from which a note says so.
 _WEIGHTS = 10  # Trainable ones of a small net; a deeper net takes longer in proportion.
 _XLA_ROUNDS = 3  # In which steps are timed with and without it, in turns.
@@ -217,7 +218,10 @@ def choose_xla(
     most = min(plan.micro_batch_size or batch_sizes[-1], batch_sizes[-1])
     sizes = sorted({min(batch_sizes[0], most), most})
     least_s = _LEAST_COMPILE_S * shapes * max(1.0, len(model.trainable_weights) / _WEIGHTS)
-    if _MOST_SAVED * share * plain_s < least_s or not model_supports_jit(model):
+    saved_s, tried_s = _MOST_SAVED * share * plain_s, _TRIED * least_s / shapes
+    # The mean of what XLA saves, if each share of the steps up to the most is equally likely.
+    gain_s = (saved_s - least_s) ** 2 / (2 * saved_s) if saved_s > least_s else 0.0
+    if gain_s <= tried_s or not model_supports_jit(model):
         return dataclasses.replace(plan, jit_compile=False)
     before = vars(model).get("train_step"), model.train_function
     try:

@@ -383,13 +383,14 @@ class Texts(layers.Layer):
     ("inner", "plain_s", "xla_s", "left_s", "tried", "taken"),
     [
         (list, 5.0, 0.0, None, False, False),  # XLA may save 3.75 s, and takes 0.6 s for 7 shapes.
+        (list, 11.0, 0.0, None, False, False),  # The mean gain, 1 s, does not pay for a trial.
         (list, 1e6, 0.0, 5.0, False, False),
         (lambda: [layers.Dense(2) for _ in range(9)], 10.0, 0.0, None, False, False),  # 22 weights.
         (list, 1e6, 1e6, None, True, False),
         (list, 1e6, 1.0, None, True, True),
         (lambda: [Texts()], 1e6, 1.0, None, True, False),
     ],
-    ids=["short", "budget", "deep", "no gain", "gain", "not compilable"],
+    ids=["short", "no trial", "budget", "deep", "no gain", "gain", "not compilable"],
 )
 def test_choose_xla_pays_for_the_shapes(inner, plain_s, xla_s, left_s, tried, taken):
     model, data = models.mlp(inner=inner()), TrainingData(*models.rows(16))

@@ -213,6 +213,29 @@ def test_data_that_are_not_finite_end_a_search_after_the_first_run(tmp_path, str
 
 
 @pytest.mark.parametrize("at", [3, 4])
+def brittle(y, outputs):
+    """Is NaN if the weights have grown."""
+    losses = keras.losses.sparse_categorical_crossentropy(y, outputs)
+    return tf.where(tf.reduce_max(outputs) < 0.97, losses, np.nan)
+
+
+@pytest.mark.slow  # A race climbs to the rates that diverge.
+def test_search_seeks_no_other_cause_if_only_a_raised_learning_rate_diverges(tmp_path):
+    def build():
+        return models.mlp(optimizer=keras.optimizers.SGD(0.02), loss=brittle)
+
+    def data(count, seed):
+        x, _ = models.rows(count, seed=seed)
+        return x, x[:, :3].argmax(1)
+
+    race = {"kind": kbatch.BatchSizeTuner, "strategy": "race", "data": data(600, 0)}
+    fit = {"validation_data": data(300, 1), "epochs": 3}
+    study = searches.search(tmp_path, searches.stock(build, (8, 32)), fit=fit, **race).study
+    diverged = [trial for trial in study.trials if trial.outcome == "diverged"]
+    assert diverged and min(trial.learning_rate for trial in diverged) > 0.02
+    assert not any(trial.notes for trial in diverged)
+
+
 def test_an_interrupted_search_says_how_to_continue_and_does(found, tmp_path, at):
     """In the first or second execution of the second trial."""
     file = tmp_path / "begun"
