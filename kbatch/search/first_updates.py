@@ -239,13 +239,15 @@ _RARE = 1 / 200
 
 
 def lost_updates(model: Any, epochs: Sequence[EpochRecord]) -> int:
-    """Count the updates that overflowed; 0 if they only let the loss scale find its start."""
+    """Count the updates that overflowed; 0 if they only let the loss scale find its level."""
     batches = [epoch.batches or 0 for epoch in epochs]
     lost = [max(0, n - epoch.updates) for n, epoch in zip(batches, epochs, strict=True)]
     # The start is over after the first epoch of which most batches made an update.
     start = next((k + 1 for k, n in enumerate(batches) if 2 * lost[k] <= n), len(lost))
-    later, in_each = sum(lost[start:]), len(lost) > 2 and min(lost) > 0
-    often = later > _RARE * sum(batches[start:]) and (in_each or later > 3)
+    # Keras lowers the scale for some epochs while the gradients grow.
+    half = max(start, len(lost) // 2)
+    later, in_each = sum(lost[half:]), len(lost) > 2 and min(lost) > 0
+    often = later > _RARE * sum(batches[half:]) and (in_each or later > 3)
     made = sum(batches) - sum(lost)
     # In one epoch the counter of the loss scale, which each overflow resets, shows the last one.
     since = int(model.optimizer.step_counter) if model.optimizer.built else made

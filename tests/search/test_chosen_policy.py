@@ -128,6 +128,7 @@ def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_p
         ([70, 8, 0], 222, 78),  # It would be below 1.
         ([3, 5, 4], 10, 12),  # Again in each epoch.
         ([3, 1, 0], 150, 0),
+        ([4, 2, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0], 650, 0),  # It falls for half of the epochs.
         ([9], 91, 0),
         ([9], 20, 9),  # The last one after the middle of the epoch.
     ],
