@@ -1,11 +1,10 @@
 """Sphinx's settings: `make docs` builds the site into build/docs."""
 
-import os
-
-# Importing what is documented starts TensorFlow, whose own lines are not wanted here.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import kbatch
+
+# What is documented imports TensorFlow, which writes lines to stderr at its start.
+with kbatch.quiet_start():
+    import tensorflow  # noqa: F401
 
 project = "kbatch"
 release = version = kbatch.__version__

@@ -49,7 +49,7 @@ def test_the_wheel_of_a_clean_clone_installs_and_runs(tmp_path):
     run(python, *pip, "install", "--no-compile", *oldest, f"{wheel}[demo]", cwd=tmp_path)
     show = "import tensorflow, keras; print(tensorflow.__version__, keras.__version__)"
     assert run(python, "-c", show, cwd=tmp_path) == "2.18.0 3.14.0\n"
-    quickstart = READER + brief("".join(blocks(ROOT / "README.md", "python")[:2]))
+    quickstart = READER + brief(blocks(ROOT / "README.md", "python")[0])
     (tmp_path / "quickstart.py").write_text(quickstart)
     printed = run(python, "quickstart.py", cwd=tmp_path)
     assert re.search(r"^(Keep|Train with) batch size \d+ and learning rate ", printed, re.MULTILINE)
