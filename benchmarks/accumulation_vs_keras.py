@@ -1,11 +1,11 @@
-"""How fast is one accumulated update, against Keras's own ways and an eager loop?
+"""How fast is an accumulated update, compared with Keras's own ways and an eager loop?
 
-python benchmarks/accumulation_vs_keras.py [--rounds 9] [--block 0.3]
+python benchmarks/accumulation_vs_keras.py [--rounds 9] [--block 0.3]    2 minutes
 
-Each row is one net under one policy. The figures are time ratios over the same examples and
-micro-batches: above 1 the accumulating train step is faster. `keras` is
-`gradient_accumulation_steps` over micro-batches, `whole` the stock step on the whole batch,
-`eager` a Python loop of `tf.GradientTape` calls. The last line is the geometric mean.
+Each row is one net under one dtype policy. The numbers are ratios of times for the same examples:
+above 1 kbatch is faster. `keras` is `gradient_accumulation_steps` over micro-batches, `whole` is
+Keras's step on the whole batch, and `eager` is a Python loop over `tf.GradientTape`. The last row
+is the geometric mean.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Train the runs that searches are replayed on.
+"""Which trainings do `decisions.py` and `peers.py` replay? Train them.
 
-nice -n 19 python benchmarks/decision_tables.py [--seeds 12] [--tasks mlp ...]
+nice -n 19 python benchmarks/decision_tables.py [--seeds 12] [--tasks mlp ...]    hours
 
 Six batch sizes and thirteen learning rates for each task: 2^-6 to 2^6 times the task's own rate,
 scaled by the rule for the batch size. `beta_2` keeps its half-life in examples, as in a search.
@@ -495,7 +495,7 @@ def rule_rate(task: Task, size: int) -> float:
 
 
 def append(path: Path, seed: int, row: dict[str, np.ndarray]) -> None:
-    """Add a seed to a table; the third axis is that of seeds."""
+    """Add a seed to a table, along the third axis."""
     stored = dict(np.load(path)) if path.exists() else {}
     table = {"seeds": np.append(stored.get("seeds", np.array([], "int16")), np.int16(seed))}
     for name, values in row.items():

@@ -3,25 +3,27 @@
 python benchmarks/decisions.py [--held-back] [--beside PATH]    2 minutes
 python benchmarks/decisions.py --frontier [--held-back]    3 minutes
 
-Replays whole searches on recorded trainings (`tables.py`), by the functions of the product. Each
-of a table's search seeds is the first once, with the others in a random order after it. The user's
-learning rate is 1/8 to 8 times the task's own. Factors beyond the table count as its outermost.
-The true answer is the fastest size whose best rate is within the tolerance of the best pair, by the
-mean test metric of seeds that no search sees; of those within 5 % of its time the smallest.
+Replays whole searches on recorded trainings (`tables.py`) with kbatch's own functions. Each search
+seed of a table comes first once, followed by the others in random order. Your learning rate is 1/8
+to 8 times the task's own. Factors outside the table count as its outermost factor. The true answer
+is the fastest size whose best rate is within the tolerance of the best pair, by the mean test
+metric of seeds that no search sees. If several sizes are within 5 % of its time, it is the
+smallest.
 
-race        `next_run` and `judge_race`, with runs that fall behind stopped as in a live search
-known rate  the same with the best rate of every size known: what a better search of rates can give
-grid        three runs of each size at the user's rate, `judge`
-always 32   complete runs at 32 for the rate alone: a plan that needs no kbatch
-before      the race of another checkout of this repository, --beside PATH
+race        `next_run` and `judge_race`; runs that fall behind stop as in a live search
+known rate  a race that knows the best rate of every size: the limit for a better search of rates
+grid        three runs of each size at your rate, and `judge`
+always 32   complete runs at batch size 32 for the rate alone: a plan that needs no kbatch
+before      the race of another checkout of this repository, `--beside PATH`
 
-time        training time of the named size over the true answer's: geometric mean, 90th percentile
+time        training time of the named size over the true answer: geometric mean, 90th percentile
 beyond      share of searches that name a pair more than the tolerance worse than the best one
 lost        quality of the named pair below the best one, in points, or % of the best loss
 trainings   complete trainings; a run of e of E epochs counts e / E
-seconds     over one complete training of each size
-certain     share of searches; wrong: share of those beyond the tolerance of the best pair of the
-            table, and in brackets of the best pair that was compared
+seconds     training time of the search over one complete training of each size
+certain     share of searches that are certain
+wrong       share of certain searches that name a pair beyond the tolerance of the best pair of the
+            table; in brackets, of the best pair that was compared
 """
 
 import argparse
@@ -62,7 +64,7 @@ class Outcome(NamedTuple):
 
 
 def place_of(pair: tuple[int, float], off: int) -> Place:
-    """Return where a pair of the user's stands in the table."""
+    """Return the place of a user's pair in the table."""
     octave = round(math.log2(pair[1])) + off - round(math.log2(FACTORS[0]))
     return SIZES.index(pair[0]), min(max(octave, 0), len(FACTORS) - 1)
 
@@ -174,7 +176,7 @@ def searches(table: Table, tolerance: float, *, known: bool = False) -> Iterator
 
 @functools.cache
 def true_qualities(name: str) -> tuple[np.ndarray, float]:
-    """Return the quality of each size at its best rate, and that of the best pair.
+    """Return the quality of each size at its best rate, and of the best pair.
 
     The best of many means is better than it truly is. So a pair is chosen by all seeds but one and
     valued by that one, for each seed in turn.
@@ -303,7 +305,7 @@ def by_checkout(path: str, name: str, tolerance: float) -> list[Outcome]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--tables", nargs="+", help="names of tables; default: those of development"
+        "--tables", nargs="+", help="names of tables; default: the development tables"
     )
     parser.add_argument("--held-back", action="store_true", help="use the tables held back")
     parser.add_argument("--frontier", action="store_true", help="races at several budgets")

@@ -1,13 +1,16 @@
 """What does the exact mode cost, and how exact is it?
 
-python benchmarks/exact_accumulation.py [--net mlp] [--rounds 9] [--block 0.3]
+python benchmarks/exact_accumulation.py [--net mlp] [--rounds 9] [--block 0.3]    1 minute
+python benchmarks/exact_accumulation.py --memory    6 minutes
 
-The nets of `nets.py` under a supervised contrastive loss, which looks at the whole batch. Time: of
-an update of the exact mode over that of plain accumulation (another, wrong gradient) and of Keras's
-step on the whole batch. Error: distance of the gradient from one in double precision, over that of
-Keras's own in float32, the largest of all variables; variables whose own error is below rounding
-(1.2e-7 of the norm) count with that. Memory: peak of the CPU's allocator for K micro-batches beside
-that for two; the loss has matrices of all pairs of the batch, which grow by the square of K.
+The nets of `nets.py` train under a supervised contrastive loss, which relates all rows of a batch.
+
+/ plain    time of an exact update over plain accumulation, which computes another gradient
+/ whole    time of an exact update over Keras's step on the whole batch
+error      distance of the gradient from float64 over the distance of Keras's float32 gradient, for
+           the worst variable. Distances below rounding (1.2e-7 of the norm) count as rounding
+peak       peak of the CPU's allocator with 2, 8 and 32 micro-batches. The loss has matrices of all
+           pairs of rows, which grow with the square of that number
 """
 
 import argparse

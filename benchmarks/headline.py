@@ -1,15 +1,14 @@
-"""Is the ratio of times that a decision prints the one that people get?
+"""Is the printed gain of a decision the gain that `fit` gives?
 
-python benchmarks/headline.py [--nets cnn mlp text] [--rounds 6] [--epochs 4]    three minutes
+python benchmarks/headline.py [--nets cnn mlp text] [--rounds 6] [--epochs 4]    3 minutes
 
-Searches the three nets of `search_overhead.py` for the size that trains fastest, six sizes from 16
-to 512 in one execution each. Then trains the base size and the named one as the page says: `fit` on
-`kbatch.training_dataset` for as many epochs, each model with the settings of its trial. The two
-take turns. Aim: within 15 %.
+Searches three nets for the size that trains fastest, among six sizes from 16 to 512. Then trains
+the base size and the named size as the page says: `fit` on `kbatch.training_dataset`, each model
+with the settings of its trial. The two take turns. Aim: within 15 %.
 
-printed    training time of the base size over that of the named one, as the decision gives it
-people     the same ratio of the trainings here, with its 95 % interval
-off        the printed ratio over that, less 1
+printed    training time of the base size over the named size, as the decision says
+fit        the same ratio of the trainings here, with its 95 % interval
+off        printed over fit, minus 1
 """
 
 import argparse
@@ -50,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=4)
     options = parse_arguments(parser, nets=["mlp"])
-    print(f"{'':6}{'base':>5}{'named':>6}{'printed':>9}{'people (95 %)':>24}{'off':>7}")
+    print(f"{'':6}{'base':>5}{'named':>6}{'printed':>9}{'fit (95 %)':>24}{'off':>7}")
     for net in options.nets:
         study = search(net, options.epochs)
         decision = study.decide()
@@ -82,11 +81,11 @@ def main() -> None:
         )
         keras.config.set_dtype_policy("float32")
         both = seconds[str(base)], seconds[str(named)]
-        people = ratio(*both)
+        gained = ratio(*both)
         low, high = ratio_interval(*both)
         print(
             f"{net:6}{base:5}{named:6}{printed:9.2f}"
-            f"{f'{people:.2f} ({low:.2f} to {high:.2f})':>24}{printed / people - 1:+7.0%}",
+            f"{f'{gained:.2f} ({low:.2f} to {high:.2f})':>24}{printed / gained - 1:+7.0%}",
             flush=True,
         )
 

@@ -1,30 +1,31 @@
-"""How cheaply is the largest batch under a latency target found, and does it keep to it?
+"""How fast is the largest batch under a latency target found, and does it meet the target?
 
-python benchmarks/inference_slo.py [--repeats 4] [--nets mlp cnn] [--multiple 8]
+python benchmarks/inference_slo.py [--repeats 4] [--nets mlp cnn] [--multiple 8]    12 minutes
 
-The target is a multiple of the time of one example, for the 0.95 quantile. Three ways:
+The target is a multiple of the 95th percentile of the latency of one example. Three ways:
 
-- kbatch: `profile_inference(latency_slo_ms=)`, a sweep, a fit and fresh calls that verify;
-- bisection: double the batch until it misses the target, then bisect five times between the last
-  two, as Model Analyzer's quick scheme does for its concurrency;
-- exhaustive: all sizes, an eighth of an octave apart, up to twice the first miss; then those within
-  half an octave of the largest that kept to the target in two more rounds, in shuffled order. The
-  answer is the largest that keeps to it over its calls of all rounds. Once a net.
+kbatch       `profile_inference(latency_slo_ms=)`: a sweep, a fit, and fresh calls that verify
+bisection    doubles the batch until it misses the target, then bisects five times, as Model
+             Analyzer's quick search does for its concurrency
+exhaustive   all sizes, an eighth of an octave apart, up to twice the first miss; then two more
+             rounds of the sizes within half an octave of the largest that met the target. The
+             answer is the largest size that meets it over all calls. Once for each net
 
-Whatever is timed, a size of kbatch's sweep, a check of its answer or a probe of the others, makes
-the 59 calls that the quantile needs and lasts 0.3 s at least.
+Each size is timed with the 59 calls that the percentile needs, and for at least 0.3 s. Afterwards
+all answers are called in shuffled rounds of 59 calls.
 
-Afterwards all answers are called in shuffled rounds. A violation is a round of 59 calls whose 0.95
-quantile misses the target; `all` says whether the 0.95 quantile of all 590 calls keeps to it.
-`rate` is the throughput there over that of the exhaustive answer. `others` are the cores that other
-processes used meanwhile: before each repeat the benchmark waits until they are quiet, and a repeat
-beside more than 0.15 cores of theirs stands in brackets and does not count in the last lines.
+violations   share of these rounds whose 95th percentile misses the target
+all          whether the 95th percentile of all 590 calls meets it
+rate         throughput over the throughput of the exhaustive answer
+others       cores that other processes used. The benchmark waits until they use few. A repeat with
+             more than 0.15 cores stands in brackets and does not count in the last lines
 """
 
 import argparse
 import functools
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -273,6 +274,10 @@ def summarise(rows: list[Row]) -> None:
         )
 
 
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=4)
@@ -295,9 +300,9 @@ def main() -> None:
             warm_up_calls(one)
             wait_for_calm(options.wait)
             target_s = options.multiple * quantile_s(timed(one, 5 * CALLS))
-            print(f" {name}: target {1000 * target_s:.2f} ms")
+            log(f" {name}: target {1000 * target_s:.2f} ms")
             exhaustive = by_all(prepare, target_s)
-            print(f" {name}: exhaustive search {exhaustive.seconds:.0f} s", flush=True)
+            log(f" {name}: exhaustive search {exhaustive.seconds:.0f} s")
             for _ in range(options.repeats):
                 wait_for_calm(options.wait)
                 found = repeat(name, model, x, prepare, target_s, exhaustive)

@@ -1,16 +1,17 @@
 """How often is the verdict on an input pipeline right?
 
-python benchmarks/input_verdict.py [--budget 6] [--keep DIR] [--part 1/2]
+python benchmarks/input_verdict.py [--budget 6] [--keep DIR] [--part 1/2]    10 minutes
 
-Pipelines of a known delay an example feed models of a known step time: eight kinds of pipeline at
-eight ratios of the two rates around 1, 64 cases. Prints each case, the confusion matrix, and how
-many verdicts are right where the rates differ by 20 % or more, and wrong at a factor of two. A part
-is some of the kinds; `--keep` collects the records of all of them, and the matrix is that of all
-records kept there.
+Eight kinds of pipeline with a known delay per example feed models with a known step time, at eight
+ratios of the two rates: 64 cases. Each case is a line on stderr. The table counts the verdicts, and
+below it stand the right verdicts at rates that differ by 20 % or more, and the wrong ones at a
+factor of two. `--part` runs some of the kinds. `--keep` stores the records of all parts in one
+folder, and the table counts all records there.
 """
 
 import argparse
 import os
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -27,7 +28,7 @@ import kbatch
 
 ROWS, FEATURES = 16, 8
 STEPS_S = (0.02, 0.035)
-# Rate of the pipeline over that of the train step.
+# Rate of the pipeline over the rate of the train step.
 RATIOS = (0.5, 0.7, 0.8, 0.95, 1.05, 1.25, 1.4, 2.0)
 VERDICTS = ("input-bound", "compute-bound", "undetermined")
 BATCH = (np.ones((ROWS, FEATURES), "float32"), np.ones((ROWS, 1), "float32"))
@@ -105,7 +106,7 @@ def varying_lengths(delay_s):
 def shuffle_of_all(delay_s):
     """An epoch of ten batches is made before the first of them comes.
 
-    The delay is taken once more where the data end. And ending an iterator may wait until the
+    The delay is taken once more at the end of the data. And ending an iterator may wait until the
     autotuning of tf.data wakes up, tenths of a second in epochs as short: it is switched off.
     """
     rows = tf.data.Dataset.from_tensors(BATCH).repeat(10)
@@ -146,7 +147,7 @@ def model(seconds):
 
 
 def own_step_s(net):
-    """Measures a step of a model with its delay; the least of many is that of an idle machine."""
+    """Measures a step of a model with its delay; the least of many is the time of an idle machine."""
     net.train_on_batch(*BATCH)
     seconds = []
     for _ in range(100):
@@ -164,8 +165,8 @@ def main() -> None:
     options = parse_arguments(parser, budget=1.5, part="1/4")
     part, parts = map(int, options.part.split("/"))
     rest_s = own_step_s(model(STEPS_S[0])) - STEPS_S[0]
-    print(f"step without its delay: {1e3 * rest_s:.2f} ms")
-    print(f"{'pipeline':<20}{'step (ms)':>10}{'true':>7}{'found':>7}  interval         verdict")
+    log(f"step without its delay: {1e3 * rest_s:.2f} ms")
+    log(f"{'pipeline':<20}{'step (ms)':>10}{'true':>7}{'found':>7}  interval         verdict")
     rows = {}
     for index, (name, make) in enumerate(PIPELINES.items()):
         for ratio in RATIOS if index * parts // len(PIPELINES) == part - 1 else ():
@@ -197,11 +198,14 @@ def tell_case(name, ratio, profile, step_s):
     interval = f"{found.low:.2f} to {found.high:.2f}"
     long_run = profile.long_run_ratio
     uneven = "" if profile.is_even else f"  (long: {long_run[0]:.2f} to {long_run[1]:.2f})"
-    print(
+    log(
         f"{name:<20}{1e3 * step_s:10.0f}{ratio:7.2f}{found.value:7.2f}  {interval:<17}"
-        f"{profile.verdict}{uneven}",
-        flush=True,
+        f"{profile.verdict}{uneven}"
     )
+
+
+def log(text):
+    print(text, file=sys.stderr, flush=True)
 
 
 def truth(ratio):
@@ -210,15 +214,15 @@ def truth(ratio):
 
 def tell(rows):
     counts = Counter((truth(ratio), verdict) for ratio, verdict in rows)
-    print(f"\n{'true / said':<16}" + "".join(f"{verdict:>16}" for verdict in VERDICTS))
+    print(f"{'true / said':<16}" + "".join(f"{verdict:>16}" for verdict in VERDICTS))
     for true in VERDICTS[:2]:
         print(f"{true:<16}" + "".join(f"{counts[true, said]:16}" for said in VERDICTS))
     clear = [(r, v) for r, v in rows if max(r, 1 / r) >= 1.2]
     right = sum(truth(r) == v for r, v in clear)
     twofold = [(r, v) for r, v in rows if max(r, 1 / r) >= 2]
     wrong = sum(v not in (truth(r), "undetermined") for r, v in twofold)
-    print(f"right where the rates differ by 20 % or more: {right} of {len(clear)}")
-    print(f"wrong where they differ by a factor of two: {wrong} of {len(twofold)}")
+    print(f"right if the rates differ by 20 % or more: {right} of {len(clear)}")
+    print(f"wrong if they differ by a factor of two: {wrong} of {len(twofold)}")
 
 
 if __name__ == "__main__":

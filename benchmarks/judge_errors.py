@@ -1,29 +1,28 @@
 """How often is a certain answer wrong?
 
 python benchmarks/judge_errors.py [--searches 1000] [--rows looks] [--seed 0] [--beside PATH]
-    about 5 minutes on one core; twice that beside another checkout of kbatch, whose columns follow
+    5 minutes on one core
 
-Each row draws searches from a known truth and judges them as kbatch does. A search is wrong
-where it is certain while one of its sizes is better than the named one by more than the tolerance:
-5 % may be. The truth is as hard as it can be: where nothing else is said, one size is better than
-another, faster one by just more than the tolerance.
+Each row draws searches with a known truth and judges them as kbatch does. A search is wrong if it
+is certain although another size is better than the named one by more than the tolerance. At most
+5 % may be wrong. Unless a row says otherwise, the truth is as hard as possible: one size is better
+than a faster one by just more than the tolerance. `--beside` adds the columns of another checkout.
 
 certain  share of all searches that are certain
-wrong    share of all searches that are wrong, with its interval of 95 %
+wrong    share of all searches that are wrong, with its 95 % interval
 
-alike      six or two sizes of the same spread: tied, or with one that is better and the slowest
-scatter    one size's seeds deviate 1, 2, 4 or 8 times as much as the others'; it is just not good
-           enough, or the best and the slowest (whichever is wrong most often); and what is certain
-           where all are alike and tied
+alike      six or two sizes of the same spread: tied, or one size is better and the slowest
+scatter    the seeds of one size deviate 1, 2, 4 or 8 times as much as the others. This size is just
+           too bad, or the best and the slowest, whichever is wrong more often; or all are tied
 examples   the same with 2,000 validation examples, which all sizes share
-looks      judged again after more executions until certain: a search that is extended
-epochs     values at the end of each of 20 epochs, which wander: one size's wander four times as
-           much, or its predictions change four times as much from epoch to epoch
-classes    recall, and area under the curve, of a class that has 10 to 500 of 1,000 examples
-target     seconds to a target. Some runs need one epoch more than the others to reach it
-tails      a part of the losses has a lognormal distribution, of deviation 0.5 to 4
-pinned     every execution starts from the same weights and sees the same order of the data
-auc        a metric that is no mean over examples, by pseudo-values of 50 blocks and without them
+looks      a search that is extended: judged after more executions until it is certain
+epochs     values after each of 20 epochs, which vary: one size varies four times as much, or its
+           predictions change four times as much between epochs
+classes    recall and area under the curve of a class with 10 to 500 of 1,000 examples
+target     seconds to a target, for which some runs need one epoch more than others
+tails      losses with a lognormal part, of deviation 0.5 to 4
+pinned     every execution starts from the same weights and reads the data in the same order
+auc        a metric that is not a mean over examples, with and without pseudo-values of 50 blocks
 """
 
 import argparse

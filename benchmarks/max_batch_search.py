@@ -1,14 +1,21 @@
-"""How well does the search for the largest batch do, against the published ones?
+"""How good is the search for the largest batch, compared with published searches?
 
 python benchmarks/max_batch_search.py [--devices 1000] [--seeds 0 1 2] [--hidden 0.75]
+    less than a minute
 
-Each seed draws as many synthetic devices. The window is 80 to 90 % of the memory; it is reachable
-where some whole number of examples lies in it without jitter. `in window` counts, among those
-devices, answers whose memory lies there as the strategy measured it (one more measurement where
-it never ran its answer), `without jitter` those whose memory truly does. `failures` are the times
-that memory ran out, `memory` the share of it that the answers fill. `--hidden` raises the peak of
-the optimizer's phase to at most that share of the memory: nothing shows below it. Measurements are
-off by up to 2 %, those of the second row by up to 10 %, as on a busy machine.
+Each seed draws simulated devices. The window is 80 to 90 % of the memory. A device counts for the
+window if some whole number of examples fits in it without jitter.
+
+in window        share of answers in the window, as measured; an answer that the strategy never ran
+                 is measured once
+without jitter   share of answers in the window by their true memory
+probes           mean number of batches that were run
+failures         mean number of probes that ran out of memory
+memory           mean share of the memory that an answer fills
+
+Measurements are off by up to 2 %, in the second row by up to 10 % as on a busy machine. `--hidden`
+raises the peak of the optimizer's phase to at most that share of the memory, which hides smaller
+activations.
 """
 
 import argparse
@@ -32,7 +39,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         reachable: Whether the window can be reached there.
-        measured_share: Share of the memory that its answer filled, 0 where it found none.
+        measured_share: Share of the memory that its answer filled, 0 if it found none.
         true_share: The same without jitter.
         probes: How many batches it ran.
         failures: How often memory ran out.

@@ -111,7 +111,7 @@ class Probe:
         self._fitted_bytes: dict[int, float] = {}
 
     def run(self, batch_size: int, *, share: float = 1.0) -> float:
-        """Measures a batch where only a share of the memory may be used.
+        """Measures a batch if only a share of the memory may be used.
 
         Raises:
             OutOfMemory: If it needs more than that.
@@ -133,7 +133,7 @@ class Probe:
         return True
 
     def last_bytes(self, batch_size: int) -> float:
-        """Returns what a size took when it last fitted; measures it where it never did."""
+        """Returns the bytes of a size when it last fitted; measures it if it never did."""
         return self._fitted_bytes.get(batch_size) or self._measure(batch_size)
 
     def _measure(self, batch_size: int) -> float:

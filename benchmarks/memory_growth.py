@@ -1,12 +1,11 @@
-"""By how much does memory grow with each trial of a search, and with each model of a plain loop?
+"""How much does memory grow with each trial of a search, and with each model of a plain loop?
 
-python benchmarks/memory_growth.py [--trials 30] [--examples 1000] [--epochs 1]    two minutes
+python benchmarks/memory_growth.py [--trials 30] [--examples 1000] [--epochs 1]    2 minutes
 
-A search of the demo's convolutional net, over two batch sizes and as many learning rates as give
-the trials, and a loop that builds, trains and drops as many models, each in a process of its own.
-Printed is the resident memory after some trials, and its growth a trial: the slope of a line
-through all but the first five, which trace and fill caches. The aim is 3 MB a trial, or no more
-than the loop beside it.
+The search tunes the demo's convolutional net over two batch sizes and several learning rates. The
+loop builds, trains and drops as many models. Each runs in a process of its own. The growth is the
+slope of a line through the resident memory after each trial, without the first five trials, which
+trace graphs and fill caches. Aim: 3 MB per trial, or no more than the loop.
 """
 
 import argparse
@@ -88,6 +87,7 @@ def main():
     if given.one:
         print(json.dumps(run(*json.loads(given.one))))
         return
+    print(f"{'':7}{'MB per trial':>14}  resident MB")
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     for contender in ("search", "loop"):
         task = json.dumps([contender, given.trials, given.examples, given.epochs])
@@ -96,7 +96,7 @@ def main():
         seen = np.array(json.loads(found.stdout.splitlines()[-1])) / 1e6
         slope, _ = np.polyfit(np.arange(len(seen) - WARM), seen[WARM:], 1)
         shown = ", ".join(f"{mb:.0f}" for mb in seen[:: max(1, len(seen) // 6)])
-        print(f"{contender:7} {slope:6.2f} MB a trial; resident {shown} MB", flush=True)
+        print(f"{contender:7}{slope:14.2f}  {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-"""How often does the interval of the gradient noise scale hold the true scale?
+"""How often does the interval of the gradient noise scale contain the true scale?
 
-python benchmarks/noise_scale_coverage.py [--repetitions 2000] [--batch 64]
+python benchmarks/noise_scale_coverage.py [--repetitions 2000] [--batch 64]    1 minute
+python benchmarks/noise_scale_coverage.py --epochs    the same for correlated epochs
 
-Updates of a quadratic whose tr(Sigma) and |G|^2 are known, split into K micro-batches. For each
-K, number of steps and ratio of the true scale to the batch, four shares in percent:
+Simulates updates of a quadratic with known tr(Sigma) and |G|^2, in K micro-batches. Each row is one
+K, number of steps, and ratio of the true scale to the batch size. All shares are in percent.
 
-    resolved   runs in which |G|^2 was told from 0, so that a scale is reported
-    covered    of those, runs whose 95 % interval holds the true scale
-    wrong      of all runs, those that report an interval without it
-    bound      of all runs, those whose lower bound (nominal 97.5 %) holds or that give none
+resolved   runs in which |G|^2 is significantly above 0, so that a scale is reported
+covered    resolved runs whose 95 % interval contains the true scale
+wrong      all runs whose interval does not contain it
+bound      all runs whose lower bound (nominal 97.5 %) holds, or that have none
 
-Where few runs are resolved, those few are the ones that overestimate |G|^2 by chance: `covered`
-is then low, while `wrong` keeps to its 5 %. The others report a lower bound alone.
+If few runs are resolved, they are the runs that overestimate |G|^2 by chance. Then `covered` is
+low, but `wrong` stays below 5 %. The other runs report only a lower bound.
 
-Then the same for means by epoch that resemble their neighbours: AR(1) noise of 20 % on tr(Sigma)
-and of 10 % on |G|^2. `alone` is the share covered where each epoch counts as independent of the
-others, `covered` what `noise_scale_of_runs` gives, and `width` how much wider its interval is.
+With `--epochs`, the means of neighbouring epochs are correlated: AR(1) noise of 20 % on tr(Sigma)
+and of 10 % on |G|^2. `alone` is the coverage if epochs are taken as independent, `covered` is the
+coverage of `noise_scale_of_runs`, and `width` is how much wider its interval is.
 """
 
 import argparse
@@ -37,18 +38,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=64, metavar="EXAMPLES")
+    parser.add_argument("--epochs", action="store_true", help="means of correlated epochs")
     options = parse_arguments(parser, repetitions=50)
     rng = np.random.default_rng(0)
+    if options.epochs:
+        print(f"{'epochs':>6}{'rho':>6}{'alone':>8}{'covered':>9}{'width':>7}")
+        for epochs, rho in itertools.product((5, 10, 20, 50), CORRELATIONS):
+            coverage = coverage_of_epochs(rng, epochs, rho, options.repetitions)
+            print(f"{epochs:>6}{rho:>6g}{coverage}", flush=True)
+        return
     print(f"{'K':>3}{'steps':>7}{'ratio':>7}{'resolved':>10}{'covered':>9}{'wrong':>7}{'bound':>7}")
     for micros, steps, ratio in itertools.product((2, 4, 8), (30, 100, 400), RATIOS):
         truth = ratio * options.batch
         found = [
             one_run(rng, truth, options.batch, micros, steps) for _ in range(options.repetitions)
         ]
-        print(f"{micros:>3}{steps:>7}{ratio:>7g}" + shares(found, truth))
-    print(f"\n{'epochs':>6}{'rho':>6}{'alone':>8}{'covered':>9}{'width':>7}")
-    for epochs, rho in itertools.product((5, 10, 20, 50), CORRELATIONS):
-        print(f"{epochs:>6}{rho:>6g}" + coverage_of_epochs(rng, epochs, rho, options.repetitions))
+        print(f"{micros:>3}{steps:>7}{ratio:>7g}{shares(found, truth)}", flush=True)
 
 
 def one_run(

@@ -131,7 +131,7 @@ def _otx_estimate(memory: dict[int, float], aim: float, limit: float) -> int:
 
 
 def _doubled(probe: Probe, size: int) -> tuple[int | None, int | None]:
-    """Doubles a size until memory runs out; halves it where the first one does already."""
+    """Doubles a size until memory runs out; halves it if the first size does already."""
     while size >= 1 and not probe.fits(size):
         size //= 2
     if size < 1:

