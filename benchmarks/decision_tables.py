@@ -49,7 +49,7 @@ WORDS, SNIPPET_WORDS, SNIPPET_LINES, FIRST_WORDS = 2048, 48, 6, 24
 
 
 class Task(NamedTuple):
-    """What a table trains.
+    """The data and nets of a table.
 
     Attributes:
         x: Examples in the order training, validation, test.

@@ -54,7 +54,7 @@ Place = tuple[int, int]  # Of size and factor in a table.
 
 
 class Outcome(NamedTuple):
-    """What a search named, and what it took."""
+    """The named pair of a search, and the cost of the search."""
 
     place: Place
     trainings: float

@@ -80,12 +80,12 @@ def wait_for_calm(most_s: float) -> None:
 
 
 class Found(NamedTuple):
-    """What a way found.
+    """The answer of a way.
 
     Attributes:
         batch_size: Its answer.
         probes: Batch sizes that it timed, with repetitions.
-        seconds: What it took.
+        seconds: Wall time of the search.
     """
 
     batch_size: int
@@ -164,8 +164,8 @@ def call_of(run, rows, batch_size: int) -> Callable[[], object]:
 
 def by_all(prepare: Prepare, target_s: float) -> Found:
     began_s = time.perf_counter()
-    prober = Prober(prepare, target_s)
     first_miss: int | None = None
+    prober = Prober(prepare, target_s)
     for size in sorted({round(2 ** (k / 8)) for k in range(8 * 12 + 1)}):
         if first_miss is not None and size > 2 * first_miss:
             break
@@ -181,7 +181,7 @@ def by_all(prepare: Prepare, target_s: float) -> Found:
 
 
 class Checked(NamedTuple):
-    """What fresh calls of an answer showed.
+    """The result of fresh calls of an answer.
 
     Attributes:
         violations: Share of the rounds whose quantile missed the target.

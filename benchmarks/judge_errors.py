@@ -368,9 +368,9 @@ def rows() -> Iterator[tuple[str, list[Row]]]:
 
 def search(row: Row, rng: np.random.Generator) -> tuple[bool, bool]:
     """Draw a search; return whether it is certain, and whether it is wrong."""
+    found: Judgement | None = None
     runs = row.draw(rng)
     given = {"larger_is_better": True, "confidence": 0.95, "over_examples": row.over_examples}
-    found: Judgement | None = None
     for look, rounds in enumerate(row.rounds, 1):
         kept = [r for r in runs if (r.seed or 0) < rounds]
         found = judge(kept, tolerance=row.tolerance, looks=look, **given)

@@ -35,7 +35,7 @@ JITTER, MUCH_JITTER = 0.02, 0.10
 
 
 class Outcome(NamedTuple):
-    """What a strategy did on one device.
+    """The result of a strategy on one device.
 
     Attributes:
         reachable: Whether the window can be reached there.

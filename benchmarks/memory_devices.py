@@ -25,7 +25,7 @@ class Device:
         example_bytes: Activations an example.
         curvature: By which share activations an example are larger once they fill the memory.
         optimizer_bytes: Peak of the optimizer's phase, which hides the activations at first.
-        optimizer_example_bytes: What that peak grows by an example.
+        optimizer_example_bytes: Growth of that peak per example.
         block_bytes: Allocations are rounded up to multiples of it.
         steps: Workspaces as (first size, first size without it again, bytes).
     """
