@@ -147,7 +147,7 @@ def model(seconds):
 
 
 def own_step_s(net):
-    """Measures a step of a model with its delay; the least of many is the time of an idle machine."""
+    """Measures a step of a model with its delay: the least of many, as on an idle machine."""
     net.train_on_batch(*BATCH)
     seconds = []
     for _ in range(100):
