@@ -61,8 +61,8 @@ def in_parts(kind: Kind, **options) -> tuple[str, float]:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             found = moved(kind, micro_batch_size=PART, **options)
-    except (ValueError, TypeError) as error:
-        return f"refused: {first_sentence(error)}", np.inf
+    except (ValueError, TypeError):
+        return "refused", np.inf
     norms = [np.linalg.norm(one) for one in expected]
     least = 0.01 * np.linalg.norm(norms)
     difference = max(
