@@ -10,7 +10,7 @@ from code_blocks import READER, ROOT, blocks, kbatch_commands, run_python
 from shared_worker import shared_worker
 
 import kbatch
-from kbatch.cli.main import command_parser
+from kbatch.cli.main import command_parser, load_result
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "gallery.md", *sorted(DOCS.glob("*/*.md"))]
@@ -18,15 +18,9 @@ GUIDES = sorted((DOCS / "guides").glob("*.md"))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_process():
-    with shared_worker():
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_sizes():
-    """Where none are named the data would give more of them than a test waits for."""
-    with pytest.MonkeyPatch.context() as patch:
+def one_process_and_two_sizes():
+    """By default, a search would try more sizes than a test waits for."""
+    with shared_worker(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("kbatch.search.tuner_arguments.LARGEST", 32)
         yield
 
@@ -81,6 +75,14 @@ def test_every_public_name_stands_in_a_guide():
     text = "\n".join(page.read_text() for page in GUIDES)
     absent = [one for one in kbatch.__all__ if not re.search(rf"\b{one}\b", text)]
     assert absent == [], "say in a guide what it is for"
+
+
+def test_guides_quote_what_kbatch_prints_for_the_records_of_their_pictures():
+    results = map(load_result, (DOCS / "data").glob("*.json"))
+    pages = [str(one.decide() if isinstance(one, kbatch.Study) else one) for one in results]
+    printed = {line for page in pages for line in page.splitlines()}
+    quoted = {line for guide in GUIDES for line in "".join(blocks(guide, "text")).splitlines()}
+    assert quoted - printed == set()
 
 
 @pytest.fixture(scope="module")
