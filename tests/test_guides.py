@@ -106,7 +106,6 @@ def test_the_quickstart_writes_a_figure_and_a_report(quickstart):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:There are non-GPU devices")
 @pytest.mark.parametrize("guide", GUIDES, ids=name)
 def test_a_guide_runs(guide, quickstart, monkeypatch):
     folder, names, ran = quickstart
