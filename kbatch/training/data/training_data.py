@@ -78,7 +78,7 @@ class Batches(NamedTuple):
 def training_dataset(
     x: Any,
     y: Any = None,
-    batch_size: int = 32,
+    batch_size: int | None = 32,
     *,
     sample_weight: Any = None,
     shuffle: bool = True,
@@ -123,7 +123,8 @@ def training_dataset(
     """
     if not is_integer(batch_size) or batch_size < 1:
         raise InputError(
-            f"`batch_size` must be an integer of at least 1. Received: batch_size={batch_size!r}."
+            "`batch_size` must be an integer of at least 1. A decision has None if no training run of "
+            f"its search completed: search again. Received: batch_size={batch_size!r}."
         )
     size = int(batch_size)
     data = TrainingData(x, y, sample_weight, shuffle=shuffle)
