@@ -1,4 +1,4 @@
-"""The progress of work that takes long: a bar in a terminal or a notebook, lines in a log."""
+"""Progress of long work: a bar in a terminal or a notebook, lines in a log."""
 
 import contextlib
 import importlib
@@ -14,23 +14,23 @@ from rich.progress import BarColumn, Progress, TextColumn
 from kbatch.errors import InputError
 
 _BAR_WIDTH = 20
-# Least seconds between two lines of a log about what changes often.
+# Shortest pause between two lines in a log about a quantity that changes often.
 _LOG_PAUSE_S = 10.0
 
 
 def check_verbose(verbose: Any) -> int:
-    """Return the number of a `verbose` as in Keras, where "auto" is 1."""
+    """Check `verbose` as Keras defines it, and return its number. "auto" is 1."""
     if verbose not in ("auto", 0, 1, 2):
         raise InputError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
     return 1 if verbose == "auto" else int(verbose)
 
 
 class ConsoleLine:
-    """Lines that stay, and below them a bar if the console is a terminal."""
+    """Printed lines and, if the console is a terminal, a progress bar below them."""
 
     def __init__(self, console: Console):
         self._console = console
-        self.changes = console.is_terminal  # Whether there is a place whose text is replaced.
+        self.changes = console.is_terminal  # Whether a shown text can be replaced.
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=_BAR_WIDTH),
@@ -44,13 +44,13 @@ class ConsoleLine:
         self._bar.start()
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Show a name, a share from 0 to 1 and figures in place of those before."""
+        """Replace the bar by a name, a share from 0 to 1, and figures."""
         self._bar.update(
             self._task, description=name, completed=share or 0.0, figures=figures, refresh=True
         )
 
     def print(self, text: str) -> None:
-        """Print a line that stays and is there at once."""
+        """Print a line above the bar."""
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class ConsoleLine:
 
 
 class NotebookLine:
-    """All lines in one output of a notebook's cell, which IPython's `display` replaces."""
+    """The same in a notebook: one output of the cell, which IPython's `display` replaces."""
 
     changes = True
 
@@ -72,7 +72,7 @@ class NotebookLine:
         self.show({"text/plain": "\n".join([*self._lines, f"{name}{bar}: {figures}"])})
 
     def print(self, text: str) -> None:
-        """Add a line that stays, below which the changing one begins again."""
+        """Add a line above the changing one."""
         self._lines.append(text)
         self.show({"text/plain": "\n".join(self._lines)})
 
@@ -81,12 +81,12 @@ class NotebookLine:
             self.show({"text/plain": "\n".join(self._lines)})
             self._handle, self._lines = None, []
 
-    def show(self, bundle: Mapping[str, str], **given: Any) -> None:
-        """Show contents by their types in place of those before."""
+    def show(self, bundle: Mapping[str, str], **options: Any) -> None:
+        """Replace the output by a bundle of contents by MIME type."""
         if self._handle is None:
-            self._handle = self._display(bundle, raw=True, display_id=True, **given)
+            self._handle = self._display(bundle, raw=True, display_id=True, **options)
         else:
-            self._handle.update(bundle, raw=True, **given)
+            self._handle.update(bundle, raw=True, **options)
 
 
 def live_line() -> ConsoleLine | NotebookLine:
@@ -98,21 +98,21 @@ def live_line() -> ConsoleLine | NotebookLine:
 
 @contextlib.contextmanager
 def errors_as_warnings(what: str) -> Iterator[None]:
-    """Warn if something cannot be shown: a console, a notebook, a disk or a figure fails."""
+    """Turn an error of a console, a notebook, a disk or a figure into a warning."""
     try:
         yield
-    except Exception as error:  # Whatever these raise.
+    except Exception as error:  # Any of these may fail in its own way; the work must continue.
         cause = f"{type(error).__name__}: {str(error)[:300]}"
         warnings.warn(f"{what} could not be shown, and the work continues: {cause}", stacklevel=2)
 
 
 class MeasuringProgress:
-    """What a measurement shows: a bar of its time, or in a log a line for each step.
+    """Progress of a measurement: a bar of its time, or a line for each step in a log.
 
     Args:
-        name: What is measured.
-        verbose: As `check_verbose` takes it; 2 for lines in a terminal too.
-        time_budget_s: Seconds that it may take. If None, there is no bar.
+        name: Name of the measurement.
+        verbose: 0, 1, 2 or "auto". 2 prints lines in a terminal too.
+        time_budget_s: Time budget, in seconds. If None, there is no bar.
     """
 
     def __init__(
@@ -136,13 +136,13 @@ class MeasuringProgress:
 
     def __exit__(self, *error: object) -> None:
         with errors_as_warnings("The progress"):
-            if self._line is not None:  # The bar of a notebook cannot be removed.
+            if self._line is not None:
                 self._line.print(f"{self._name}: {self._now() - self._began_s:.0f} s")
                 self._line.close()
         self._line = None
 
     def say(self, text: str) -> None:
-        """Show what a step found."""
+        """Show the result of a step."""
         with errors_as_warnings("The progress"):
             spent_s, budget_s = self._now() - self._began_s, self._budget_s
             if self._line is None:
@@ -155,11 +155,10 @@ class MeasuringProgress:
                 self._logged_s = self._now()
 
     def tick(self, text: str) -> None:
-        """Show what changes often, of which a log gets a line now and then."""
+        """Show a text that changes often. A log gets a line every ten seconds."""
         changes = self._line is not None and self._line.changes and self._verbose < 2
         if changes or self._now() - self._logged_s >= _LOG_PAUSE_S:
             self.say(text)
 
 
-# Shows nothing.
 SILENT = MeasuringProgress("", 0)

@@ -1,7 +1,7 @@
-"""What went wrong when a step raised: want of memory, a lost device, or a fault of the model.
+"""Classify errors of a step: out of memory, a lost device, or a fault of the model or the data.
 
-TensorFlow has one error class for running out of memory and many ways of not raising it: cuDNN,
-cuBLAS, XLA and collectives report it under classes of their own, in their text.
+TensorFlow has one error class for out of memory. But cuDNN, cuBLAS, XLA and collectives report it
+with other classes, and only the text says so.
 """
 
 import re
@@ -25,19 +25,17 @@ _OUT_OF_MEMORY = (
     "could not allocate",
     "_status_alloc_failed",  # cuBLAS, cuDNN, cuSOLVER, cuSPARSE
     "cufft_alloc_failed",
-    # A copy to a GPU that has no room left.
-    "dst tensor is not initialized",
-    # A constant of a graph for which there is no room.
-    "cannot parse tensor from proto",
+    "dst tensor is not initialized",  # A copy to a GPU that is full.
+    "cannot parse tensor from proto",  # A constant of a graph that does not fit.
 )
-# A library that could not start or found no way: for want of memory, or since it never worked here.
+# A library could not start or found no algorithm. The cause is memory, or it never works here.
 _NOT_STARTED = (
     "cublas_status_not_initialized",
     "cudnn_status_not_initialized",
     "cudnn_status_internal_error",
     "cusolver_status_not_initialized",
     "failed to create cublas handle",
-    # The same, said by the operation: the reason stands in the log alone.
+    # From operations; only the log gives the cause.
     "streamexecutor without blas support",
     "blas xgem",  # xGEMM, xGEMMBatched and xGEMV "launch failed"
     "could not create cudnn handle",
@@ -46,15 +44,15 @@ _NOT_STARTED = (
     "dnn library is not found",
     "no algorithm worked",
     "no algorithm without scratch worked",
-    # XLA's autotuning, whose trials had no room.
+    # From XLA's autotuning, whose trials need memory too.
     "failed to determine best cudnn convolution algorithm",
     "autotuner could not find any supported config",
     "autotuning failed for hlo",
-    # What the other replicas say when one has failed.
+    # From the other replicas when one has failed.
     "collective ops is aborted",
     "function was cancelled before it was started",
 )
-# Errors that stay: every later call in the process fails with them.
+# After one of these errors every later call in the process fails.
 _DEVICE_LOST = (
     "cuda_error_illegal_address",
     "cuda_error_launch_failed",
@@ -68,13 +66,13 @@ _DEVICE_LOST = (
 )
 
 # Errors of a device, or of a library that runs on it.
-_OF_DEVICE = (
+_DEVICE_ERRORS = (
     tf.errors.InternalError,
     tf.errors.UnknownError,
     tf.errors.AbortedError,
     tf.errors.UnavailableError,
 )
-# The kinds of exception that may say so; all others say something else.
+# The exceptions that may mean out of memory.
 MEMORY_ERRORS = (tf.errors.OpError, MemoryError, UnsendableError, WorkerDied)
 
 
@@ -82,7 +80,7 @@ def ran_out_of_memory(error: BaseException, *, smaller_worked: bool = False) -> 
     if isinstance(error, WorkerDied):
         return error.out_of_memory
     if isinstance(error, UnsendableError) and error.__cause__ is not None:
-        # It could not be read where there was no room.
+        # The worker may have had too little memory to read the value.
         return ran_out_of_memory(error.__cause__, smaller_worked=smaller_worked)
     if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
         return True
@@ -91,19 +89,19 @@ def ran_out_of_memory(error: BaseException, *, smaller_worked: bool = False) -> 
 
 
 def smaller_may_run(error: BaseException) -> bool:
-    """Return whether a train step of fewer examples may run after an error, whatever its text.
+    """Return whether a smaller batch may run after this error, whatever its text.
 
-    XLA and the libraries that it calls say in many ways that memory ran out, and new versions in
-    new ways. The device raises these kinds of error, and no model does.
+    XLA and its libraries report out of memory with many texts, and new versions add more. But only
+    the device raises these classes of errors, and no model does.
     """
     if ran_out_of_memory(error, smaller_worked=True):
         return True
-    of_device = isinstance(error, _OF_DEVICE) and "PyFunc" not in str(error)
-    return of_device and not device_is_lost(error)
+    from_device = isinstance(error, _DEVICE_ERRORS) and "PyFunc" not in str(error)
+    return from_device and not device_is_lost(error)
 
 
 def device_is_lost(error: BaseException) -> bool:
-    """Return whether nothing can run on the GPU in this process any more."""
+    """Return whether the GPU can run nothing more in this process."""
     return isinstance(error, tf.errors.OpError) and _says(error, _DEVICE_LOST)
 
 
@@ -113,35 +111,35 @@ def failure_status(error: BaseException) -> str:
     return "out_of_memory" if ran_out_of_memory(error) else "failed"
 
 
-# Whatever the batch size: values that an operation refuses, files that cannot be read.
+# Errors at any batch size: an operation refuses a value, or a file cannot be read.
 _REFUSALS = (
     tf.errors.InvalidArgumentError,
     tf.errors.UnimplementedError,
     tf.errors.NotFoundError,
     tf.errors.DataLossError,
 )
-# What a function of Python raised in the graph, such as the generator of a dataset.
+# Marks an error that a Python function raised in a graph, such as the generator of a dataset.
 OF_PYTHON = "{{node PyFunc}}"
 _LENGTHS = ("MaybeMoveContiguousSlices", "Cannot batch tensors with different shapes")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Say what to mend where no batch size could train, None of another failure."""
+    """Return what to fix if the error would occur at every batch size, or None if not."""
     cause = cause_of(error)
     if isinstance(error, tf.errors.OpError) and any(text in cause for text in _LENGTHS):
         return (
-            "Rows of different lengths cannot be joined to a batch: give a function "
-            "`batch_size -> dataset.padded_batch(batch_size)`."
+            "The rows differ in length and cannot form a batch. Give a function "
+            "`batch_size -> dataset.padded_batch(batch_size)` as `x`."
         )
-    of_python = isinstance(error, tf.errors.OpError) and OF_PYTHON in str(error)
-    # One shape may come of one batch size only.
+    from_python = isinstance(error, tf.errors.OpError) and OF_PYTHON in str(error)
+    # An error about a shape may occur at one batch size only.
     refused = isinstance(error, _REFUSALS) and not re.search("shape|dimension", cause, re.I)
-    known = ran_out_of_memory(error, smaller_worked=True) or device_is_lost(error)
-    if known or not (of_python or refused):
+    of_device = ran_out_of_memory(error, smaller_worked=True) or device_is_lost(error)
+    if of_device or not (from_python or refused):
         return None
     return (
-        "Training fails on these data at every batch size: fix the data, or the model that takes "
-        f"them. Received: {failure_text(error)}"
+        "Training fails with this data at every batch size: fix the data or the model. "
+        f"Received: {failure_text(error)}"
     )
 
 
@@ -150,7 +148,7 @@ def failure_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {cause_of(error)}".strip(" :")[:300]
 
 
-# What stands around the cause in an error of TensorFlow: nodes, and the way to the data.
+# The parts of a TensorFlow error around its cause: nodes, and the path to the data.
 _AROUND = re.compile(
     r"\{\{[^{}]*\}\}|\[Op:[^\]]*\]( name:)?|"
     r"Error in user-defined function passed to .* iterator: \S+: "
@@ -159,24 +157,24 @@ _PLACES = ("Graph execution error", "Detected at", "<stack traces", "Traceback "
 
 
 def cause_of(error: BaseException) -> str:
-    """Return what an exception says in one line, without the places in a graph."""
+    """Return the cause that an exception names in one line, without places in a graph."""
     lines = [COLOURS.sub("", line) for line in str(error).splitlines() if line.strip()]
     if isinstance(error, tf.errors.OpError):
-        # Those of a stack, and the nodes, are indented.
-        said = [line for line in lines if not line[0].isspace()]
-        places = [i for i, line in enumerate(said) if line.startswith(_PLACES)]
-        said = said[places[-1] + 1 if places else 0 :]
-        lines = [_AROUND.sub("", line) for line in said] or lines
-    # Keras's messages name the place in their first line and the cause in the next ones.
+        # Lines of a stack and of nodes are indented.
+        message = [line for line in lines if not line[0].isspace()]
+        places = [i for i, line in enumerate(message) if line.startswith(_PLACES)]
+        message = message[places[-1] + 1 if places else 0 :]
+        lines = [_AROUND.sub("", line) for line in message] or lines
+    # Keras's messages name the place in the first line and the cause in the next ones.
     return " ".join([line.strip() for line in lines][:3]).strip()
 
 
 def failure_traceback(error: BaseException) -> str:
-    """Write the traceback of an exception, that of another process included; its end if long."""
+    """Return the traceback of an exception, including a worker's; only the end if it is long."""
     text = COLOURS.sub("", "".join(traceback.format_exception(error)))
     return text[-_MOST_TRACEBACK_CHARACTERS:]
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
-    said = str(error).lower()
-    return any(text in said for text in texts)
+    message = str(error).lower()
+    return any(text in message for text in texts)

@@ -1,4 +1,4 @@
-"""GPUs, watched while a block of code runs."""
+"""Measure the use of GPUs while a block of code runs."""
 
 import array
 import contextlib
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# Of more readings the means of so many pieces are kept.
+# The usage has at most this many samples, each the mean of several readings.
 _MOST_SAMPLES = 100
-# Once there are so many readings every second one goes, and the next ones come half as often.
+# At this number of readings every second one is dropped, and the interval doubles.
 _MOST_READINGS = 2**14
 
 
@@ -30,7 +30,7 @@ class _GpuTally:
     def __init__(self, gpu: NvmlGpu, tensorflow_devices: tuple[str, ...]):
         self._gpu = gpu
         self._devices = tensorflow_devices
-        self._values = array.array("d")  # A sample and its energy after the other, NaN for None.
+        self._values = array.array("d")  # Rows of a sample and its energy. NaN means None.
 
     def add(self, time_s: float) -> None:
         sample, energy_mj = read_gpu(self._gpu, time_s)
@@ -46,10 +46,10 @@ class _GpuTally:
     def usage(self, duration_s: float) -> GpuUsage:
         rows = self._rows()
         ends = rows[[0, -1]]
-        counted = rows[:, -1][~np.isnan(rows[:, -1])]
+        counter = rows[:, -1][~np.isnan(rows[:, -1])]
         mean, energy_j, source = _mean(rows), None, None
-        # A counter that fell began again, and may have passed its start.
-        if not np.isnan(ends[:, -1]).any() and (np.diff(counted) >= 0).all():
+        # If the counter fell, it was reset, and a difference would be wrong.
+        if not np.isnan(ends[:, -1]).any() and (np.diff(counter) >= 0).all():
             energy_j, source = float(ends[1, -1] - ends[0, -1]) / 1e3, "counter"
         elif mean.power_w is not None and not np.isnan(ends[:, -2]).any():
             energy_j, source = mean.power_w * duration_s, "power"
@@ -67,21 +67,20 @@ class _GpuTally:
 
 
 def _mean(rows: np.ndarray) -> GpuSample:
-    """Return the mean of what was read, but for the energy counter, None where none is known."""
-    known = (column[~np.isnan(column)] for column in rows[:, 1:-1].T)
-    shown = (float(column.mean()) if len(column) else None for column in known)
-    return GpuSample(float(rows[:, 0].mean()), *shown)
+    """Return the mean of each quantity, or None if it has no value; without the energy counter."""
+    columns = (column[~np.isnan(column)] for column in rows[:, 1:-1].T)
+    means = (float(column.mean()) if len(column) else None for column in columns)
+    return GpuSample(float(rows[:, 0].mean()), *means)
 
 
 class GpuMonitor:
-    """Measures what a block of code takes of the GPUs.
+    """Measure utilization, memory, power and energy of the GPUs while a block of code runs.
 
-    Entering it starts TensorFlow's GPUs, so set memory growth and limits before. It reads every
-    GPU that TensorFlow uses at the start, in a thread every `interval_s` and at the end; a long
-    block less and less often, so that a day takes no more memory than an hour. NVML shows a GPU as
-    a whole, with other processes and, where it is split, with all instances (MIG). Energy
-    is the difference of the driver's counter, which moves in steps: a block of milliseconds may
-    show none. Without a counter it is the mean power times the seconds.
+    Entering the block starts TensorFlow's GPUs, so set memory growth and limits before. A thread
+    reads every GPU that TensorFlow uses every `interval_s` seconds, and less often in a long block.
+    NVML reports a GPU as a whole, including other processes and all MIG instances. Energy is the
+    difference of the driver's counter. The counter moves in steps, so a block of milliseconds may
+    show none. If there is no counter, energy is the mean power times the duration.
 
     Example:
 
@@ -93,13 +92,13 @@ class GpuMonitor:
     'There is no NVIDIA driver: its library NVML was not found.'
 
     Args:
-        interval_s: Seconds between two readings, at first; the time that a reading takes comes on
-            top.
-        now: Returns the time, in seconds.
+        interval_s: Seconds between two readings, without the time of a reading. Default: 0.1.
+        now: Function that returns the time, in seconds. Default: `time.perf_counter`.
 
     Attributes:
-        usage: What the block took, None until it ends.
-        unavailable: Why no GPU is read, in one line; None before the start and where one is read.
+        usage: A `UsageRecord` of the block. None until the block ends.
+        unavailable: One line that says why no GPU is read. None if a GPU is read, and before the
+            block begins.
 
     Raises:
         ValueError: If `interval_s` is not positive.
@@ -124,14 +123,14 @@ class GpuMonitor:
 
     @property
     def gpus(self) -> tuple[GpuUsage, ...] | None:
-        """What the block took of each GPU; None until it ends, and where no GPU is read."""
+        """Usage of each GPU. None until the block ends, and if no GPU is read."""
         return self.usage.gpus if self.usage else None
 
     def __enter__(self) -> "GpuMonitor":
         if self._started_s is not None:
-            raise RuntimeError("A `GpuMonitor` measures one block: make another for the next.")
+            raise RuntimeError("A `GpuMonitor` measures one `with` block: make another one.")
         with contextlib.ExitStack() as opening:
-            self._gpus = self._found_gpus(opening)
+            self._gpus = self._open_gpus(opening)
             self._started_s = self._now()
             self.sample()
             self._thread.start()
@@ -139,7 +138,7 @@ class GpuMonitor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop the thread, take the last sample and close NVML; a second time does nothing."""
+        """Stop the thread, take the last sample and close NVML."""
         if self._open is None:
             return
         opened, self._open = self._open, None
@@ -155,13 +154,16 @@ class GpuMonitor:
             )
 
     def sample(self) -> float:
-        """Read the GPUs once more, besides the thread, and return the seconds so far.
+        """Read the GPUs once, in addition to the thread.
+
+        Returns:
+            Seconds since the block began.
 
         Raises:
             RuntimeError: If the block has not begun.
         """
         if self._started_s is None:
-            raise RuntimeError("A `GpuMonitor` takes samples inside its `with` block only.")
+            raise RuntimeError("`sample` must be called inside its `with` block.")
         with self._lock:
             time_s = self._now() - self._started_s
             self._readings, self._kept = self._readings + 1, self._kept + 1
@@ -174,9 +176,10 @@ class GpuMonitor:
         return time_s
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """Make a table of the samples, one row a sample and GPU.
+        """Return a table of the samples with one row for each sample and GPU.
 
-        Columns: `gpu` (TensorFlow's name) and those of `GpuSample`.
+        Returns:
+            A DataFrame with the column `gpu` (TensorFlow's name) and the fields of `GpuSample`.
 
         Raises:
             RuntimeError: If the block has not ended.
@@ -184,7 +187,7 @@ class GpuMonitor:
         import pandas as pd
 
         if self.usage is None:
-            raise RuntimeError("Leave the `with` block first: the usage is summed up at its end.")
+            raise RuntimeError("Leave the `with` block first: the usage is computed at its end.")
         names = [field.name for field in dataclasses.fields(GpuSample)]
         rows = [
             (", ".join(gpu.tensorflow_devices), *dataclasses.astuple(sample))
@@ -193,21 +196,21 @@ class GpuMonitor:
         ]
         return pd.DataFrame(rows, columns=["gpu", *names])
 
-    def _found_gpus(self, opening: contextlib.ExitStack) -> list[_GpuTally]:
+    def _open_gpus(self, opening: contextlib.ExitStack) -> list[_GpuTally]:
         listed, self.unavailable = opening.enter_context(opened_nvml())
         if self.unavailable is not None:
             return []
-        # Without a driver TensorFlow is not asked, nor imported.
+        # Imported late: without a driver there is no need to start TensorFlow.
         from kbatch.device import memory
 
         devices = memory.tensorflow_gpus()
         by_bus_id = {gpu.pci_bus_id: gpu for gpu in listed}
         if not any(bus_id in by_bus_id for bus_id in devices):
-            there = f"NVML lists {', '.join(by_bus_id) or 'no GPU'}"
-            used = f"TensorFlow uses the GPU {', '.join(devices)}, but {there}."
-            self.unavailable = used if devices else f"TensorFlow uses no GPU; {there}."
+            listed_text = f"NVML lists {', '.join(by_bus_id) or 'no GPU'}"
+            used = f"TensorFlow uses the GPU {', '.join(devices)}, but {listed_text}."
+            self.unavailable = used if devices else f"TensorFlow uses no GPU; {listed_text}."
             return []
-        # A lost GPU has no readings, and then the sums have none: a part is not the whole.
+        # A GPU that NVML does not list has no readings, so that sums over all GPUs are None.
         return [
             _GpuTally(by_bus_id.get(bus_id, NvmlGpu(None, None, bus_id, None)), names)
             for bus_id, names in devices.items()

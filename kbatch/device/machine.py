@@ -1,7 +1,6 @@
-"""The machine: its software, what its processors and memory leave to this process, and its GPUs.
+"""The machine: its software, the processors and memory that are free, and its GPUs.
 
-Only the devices in an `EnvironmentRecord` are read by starting TensorFlow. GPUs
-are shown as NVIDIA's management library (NVML) does, and named as an environment names them.
+Only `read_environment` starts TensorFlow. GPUs are read with NVIDIA's management library (NVML).
 """
 
 import contextlib
@@ -36,11 +35,11 @@ def read_environment() -> EnvironmentRecord:
     gpus = tf.config.get_visible_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     if gpus:
-        built = tf.sysconfig.get_build_info()
-        found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version")}
+        build = tf.sysconfig.get_build_info()
+        known = {"cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
         with opened_nvml():
-            found["nvidia-driver"] = read_driver_version()
-        versions |= {name: version for name, version in found.items() if version}
+            known["nvidia-driver"] = read_driver_version()
+        versions |= {name: version for name, version in known.items() if version}
     return EnvironmentRecord(
         versions=versions,
         platform=platform.platform(),
@@ -48,7 +47,7 @@ def read_environment() -> EnvironmentRecord:
         cpu_count=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         devices=tuple(
-            f"GPU:{i} {each.get('device_name', '')}".strip() for i, each in enumerate(details)
+            f"GPU:{i} {device.get('device_name', '')}".strip() for i, device in enumerate(details)
         )
         or ("CPU",),
         load_average=psutil.getloadavg()[0],
@@ -58,23 +57,23 @@ def read_environment() -> EnvironmentRecord:
 
 
 def usable_cores() -> int:
-    """Count the processors that this process may use at once."""
+    """Return the number of processors that this process may use."""
     affinity = getattr(psutil.Process(), "cpu_affinity", None)
     cores = len(affinity()) if affinity is not None else os.cpu_count() or 1
     return min(cores, read_cores_left() or cores)
 
 
 def _command() -> str:
-    """Return the command line as a person would type it again."""
+    """Return the command line that repeats this run."""
     program = os.path.basename(sys.argv[0])
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # A debugger leaves none.
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # Absent in a debugger.
     if program == "ipykernel_launcher.py":
-        # Its words name a file of the kernel's connection, which ends with it.
+        # The arguments name a connection file that is deleted with the kernel.
         return "# run the cells of the notebook again"
     if program in ("", "-", "-c"):
         return "python"
     words = ["python", program] if program.endswith(".py") else [program]
-    # Under -m; a program that runs another one, such as cProfile, has put that one's words there.
+    # Started with -m. Under cProfile and the like, `sys.argv` holds the other program's arguments.
     if spec is not None and spec.origin == sys.argv[0]:
         words = ["python", "-m", spec.name.removesuffix(".__main__")]
     return shlex.join([*words, *sys.argv[1:]])
@@ -89,39 +88,39 @@ def _cpu_name() -> str:
 
 
 def available_bytes() -> int:
-    """Return how many bytes this process may still take of the host and of its control group."""
+    """Return the free memory of the host and of its control group, in bytes."""
     available, left = psutil.virtual_memory().available, read_memory_left_bytes()
     return available if left is None else min(available, left)
 
 
-# Where Linux keeps its control groups, of version 2.
+# Linux's control groups, version 2.
 _ROOT = Path("/sys/fs/cgroup")
 
 
 def read_cores_left(root: Path = _ROOT, membership: str | None = None) -> int | None:
-    """Read how many processors the quotas of this process's groups come to, None without one."""
-    left = []
+    """Read the processor quota of this process's control groups, or None if there is none."""
+    cores = []
     for folder in _folders(root, membership):
         quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
-        if quota.isdigit() and period.isdigit():  # Without a quota it is "max".
-            left.append(max(1, int(quota) // int(period)))
-    return min(left, default=None)
+        if quota.isdigit() and period.isdigit():  # Without a quota the file says "max".
+            cores.append(max(1, int(quota) // int(period)))
+    return min(cores, default=None)
 
 
 def read_memory_left_bytes(root: Path = _ROOT, membership: str | None = None) -> int | None:
-    """Read how much memory the groups of this process leave it, None without a limit."""
-    left = []
+    """Read the free memory of this process's control groups, or None if there is no limit."""
+    left_bytes = []
     for folder in _folders(root, membership):
         limit, used = _text(folder / "memory.max").strip(), _text(folder / "memory.current").strip()
-        if limit.isdigit() and used.isdigit():  # Without a limit it is "max".
-            # What the kernel keeps of files that were read makes room for whoever needs it.
-            kept = _number(folder / "memory.stat", "inactive_file") or 0
-            left.append(max(0, int(limit) - int(used) + kept))
-    return min(left, default=None)
+        if limit.isdigit() and used.isdigit():  # Without a limit the file says "max".
+            # The kernel frees cached file pages when a process needs memory.
+            cached = _number(folder / "memory.stat", "inactive_file") or 0
+            left_bytes.append(max(0, int(limit) - int(used) + cached))
+    return min(left_bytes, default=None)
 
 
 def read_memory_kills(root: Path = _ROOT, membership: str | None = None) -> int:
-    """Count the processes of this group that the kernel has killed for want of memory."""
+    """Count the processes of this control group that the kernel killed to free memory."""
     for folder in _folders(root, membership):
         if (kills := _number(folder / "memory.events", "oom_kill")) is not None:
             return kills
@@ -129,17 +128,17 @@ def read_memory_kills(root: Path = _ROOT, membership: str | None = None) -> int:
 
 
 def _folders(root: Path, membership: str | None) -> list[Path]:
-    """List the folders of the groups of this process, the innermost first."""
+    """List the folders of this process's control groups, the innermost first."""
     membership = _text(Path("/proc/self/cgroup")) if membership is None else membership
-    found = re.search(r"^0::/(.*)$", membership, re.M)
-    group = Path(found[1] if found else "")
-    # In a container the path may be the host's, while only the root is mounted.
+    match = re.search(r"^0::/(.*)$", membership, re.M)
+    group = Path(match[1] if match else "")
+    # In a container the path may be the host's, but only the root is mounted.
     return [root / part for part in (group, *group.parents)]
 
 
 def _number(file: Path, name: str) -> int | None:
-    found = re.search(rf"^{name} (\d+)$", _text(file), re.M)
-    return int(found[1]) if found else None
+    match = re.search(rf"^{name} (\d+)$", _text(file), re.M)
+    return int(match[1]) if match else None
 
 
 def _text(file: Path) -> str:
@@ -147,8 +146,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     return ""
 
-
-# GPUs, by NVML.
 
 _REASONS = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -162,22 +159,22 @@ _REASONS = {
 
 
 class NvmlGpu(NamedTuple):
-    """One GPU; what the driver does not report is None."""
+    """One GPU. Values that the driver does not report are None."""
 
-    handle: Any  # NVML's, valid while the library is open.
+    handle: Any  # NVML's handle, valid while the library is open.
     name: str | None
-    pci_bus_id: str  # Where it sits, in the form of `normal_bus_id`.
-    memory_total_bytes: int | None  # Of the board; None where GPU and host share one.
-    uuid: str | None = None  # Its name for `CUDA_VISIBLE_DEVICES`.
-    mig: bool = False  # Whether it is split into instances: readings are the whole board's.
-    index: int | None = None  # In NVML and `nvidia-smi`, None if it is not listed.
+    pci_bus_id: str  # In the form of `normal_bus_id`.
+    memory_total_bytes: int | None  # None if GPU and host share their memory.
+    uuid: str | None = None  # The name for `CUDA_VISIBLE_DEVICES`.
+    mig: bool = False  # Whether it is split into instances. Readings are for the whole board.
+    index: int | None = None  # Index in NVML and `nvidia-smi`. None if it is not listed.
 
 
 @contextlib.contextmanager
 def opened_nvml() -> Iterator[tuple[tuple[NvmlGpu, ...], str | None]]:
-    """Open the library for a block, which may be nested, and list the GPUs that answer.
+    """Open NVML for a block, which may be nested, and list the GPUs that answer.
 
-    Where it cannot be opened there are none, and one line says why.
+    If NVML cannot be opened, the list is empty, and the second value says why in one line.
     """
     try:
         pynvml.nvmlInit()
@@ -189,16 +186,13 @@ def opened_nvml() -> Iterator[tuple[tuple[NvmlGpu, ...], str | None]]:
         gpus = map(_gpu, range(_known(pynvml.nvmlDeviceGetCount) or 0))
         yield tuple(gpu for gpu in gpus if gpu is not None), None
     finally:
-        # A driver that went away has nothing left to close.
+        # Fails if the driver was unloaded meanwhile. Then there is nothing to close.
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
 
 def read_gpu(gpu: NvmlGpu, time_s: float = 0.0) -> tuple[GpuSample, int | None]:
-    """Read one GPU, and its counter of energy since the driver was loaded, in mJ.
-
-    What it does not report is None, and all of it without a handle.
-    """
+    """Read one GPU, and its energy counter in mJ. Values that it does not report are None."""
     if gpu.handle is None:
         return GpuSample(time_s), None
 
@@ -249,7 +243,7 @@ _BUS_ID = re.compile(r"([0-9a-f]+):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-9a-f]))?"
 
 
 def normal_bus_id(text: str) -> str | None:
-    """Write a PCI bus id in one form, such as "00000000:0a:00.0"; None where it is none."""
+    """Return a PCI bus id in the form "00000000:0a:00.0", or None if the text is no bus id."""
     # NVML writes the domain with eight digits, TensorFlow with four; either may use capitals.
     match = _BUS_ID.fullmatch(text.strip())
     if match is None:
@@ -260,43 +254,45 @@ def normal_bus_id(text: str) -> str | None:
 
 def devices_by_bus_id(descriptions: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
     """Map the bus ids in TensorFlow's descriptions of its devices to names such as "GPU:0"."""
-    found: dict[str, tuple[str, ...]] = {}
+    devices: dict[str, tuple[str, ...]] = {}
     for name, description in descriptions:
         match = re.search(r"pci bus id: ([^,]+)", description)
         bus_id = normal_bus_id(match.group(1)) if match else None
         if bus_id is not None:
-            found[bus_id] = (*found.get(bus_id, ()), name.rpartition("/device:")[2])
-    return found
+            devices[bus_id] = (*devices.get(bus_id, ()), name.rpartition("/device:")[2])
+    return devices
 
-
-# The device of each worker of a search: a GPU of its own where there are enough.
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 WORKERS_ON_DEVICE = "KBATCH_WORKERS_ON_DEVICE"
 WORKERS_ON_HOST = "KBATCH_WORKERS_ON_HOST"
 
-# What TensorFlow sees in a process that is to use no GPU.
+# The environment of a process that must use no GPU.
 NO_GPU = {_VISIBLE: "-1"}
 
 
 def device_environments(workers: int, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Share GPUs out among workers, in turn."""
+    """Return the environment of each worker of a search, which gets one GPU, in turn."""
     devices = [gpus[i % len(gpus)] if gpus else "-1" for i in range(workers)]
     environments = []
     for device in devices:
         sharing = devices.count(device)
-        found = {_VISIBLE: device, WORKERS_ON_DEVICE: str(sharing), WORKERS_ON_HOST: str(workers)}
+        variables = {
+            _VISIBLE: device,
+            WORKERS_ON_DEVICE: str(sharing),
+            WORKERS_ON_HOST: str(workers),
+        }
         if sharing > 1 and device != "-1":
-            # Else the first of them takes all memory of the GPU.
-            found["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-        environments.append(found)
+            # Otherwise the first worker takes all memory of the GPU.
+            variables["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+        environments.append(variables)
     return environments
 
 
 def only_gpu(number: int) -> dict[str, str]:
-    """Return the environment in which a child process sees one GPU of this process alone."""
+    """Return the environment of a child process that sees one GPU of this process."""
     named = _named_gpus()
-    # Without names CUDA numbers the GPUs of the child as it does those of this process.
+    # Without names, the GPUs have the same numbers in the child as in this process.
     return {_VISIBLE: str(number) if named is None else named[number]}
 
 
@@ -310,10 +306,10 @@ def usable_gpus() -> tuple[str, ...]:
 
 
 def _named_gpus() -> tuple[str, ...] | None:
-    """Return the names in `CUDA_VISIBLE_DEVICES`, None where it is not set."""
-    chosen = os.environ.get(_VISIBLE)
-    if chosen is None:
+    """Return the names in `CUDA_VISIBLE_DEVICES`, or None if it is not set."""
+    visible = os.environ.get(_VISIBLE)
+    if visible is None:
         return None
-    names = [name.strip() for name in chosen.split(",")]
-    # As in CUDA, what follows a name that is none does not count.
+    names = [name.strip() for name in visible.split(",")]
+    # CUDA ignores all names after an invalid one.
     return tuple(itertools.takewhile(lambda name: name and not name.startswith("-"), names))

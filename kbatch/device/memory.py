@@ -1,4 +1,4 @@
-"""Memory of the device that trains, from TensorFlow's allocator, and of the host."""
+"""Memory of the GPU or CPU that trains, from TensorFlow's allocator, and of the host."""
 
 import contextlib
 import os
@@ -23,8 +23,8 @@ from kbatch.device.machine import (
 from kbatch.library_internals import has_started_devices, local_devices
 
 MEBIBYTE = 2**20
-# What TensorFlow can have at the least of a GPU that nobody else uses, of 2 GiB or more: it leaves
-# 5 % of what is free, and a driver's context takes some hundred megabytes.
+# A GPU is shared with other processes if TensorFlow can have less than this share of its memory.
+# Of an unused GPU it leaves 5 %, and the driver takes some hundred megabytes.
 _FREE_SHARE = 0.8
 
 
@@ -43,20 +43,20 @@ def check_memory_limit(limit_bytes: int | None) -> int | None:
 
 
 def limited_cpu(limit_bytes: int) -> dict[str, str]:
-    """Return the environment in which the CPU's allocator has a limit, and counts every byte."""
+    """Return the environment in which the CPU's allocator has a limit and counts every byte."""
     limit = str(limit_bytes // MEBIBYTE)
     return {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPU_BFC_MEM_LIMIT_IN_MB": limit}
 
 
 def limit_gpu(limit_bytes: int) -> None:
-    """Limit TensorFlow to so many bytes of its first GPU; before its first use only."""
+    """Limit TensorFlow's memory of its first GPU. This works before the GPU's first use only."""
     for gpu in tf.config.get_visible_devices("GPU")[:1]:
         logical = tf.config.LogicalDeviceConfiguration(memory_limit=limit_bytes / MEBIBYTE)
         tf.config.set_logical_device_configuration(gpu, [logical])
 
 
 def set_limit_bytes() -> int | None:
-    """Return the limit that this program set for its first GPU, None without one."""
+    """Return the memory limit that this program set for its first GPU, or None."""
     for gpu in tf.config.get_visible_devices("GPU")[:1]:
         for logical in (tf.config.get_logical_device_configuration(gpu) or ())[:1]:
             if logical.memory_limit is not None:
@@ -65,18 +65,18 @@ def set_limit_bytes() -> int | None:
 
 
 def gpu_visible() -> bool:
-    """Return whether TensorFlow sees a GPU; it is not started."""
+    """Return whether TensorFlow sees a GPU, without starting the GPU."""
     return bool(tf.config.get_visible_devices("GPU"))
 
 
 def gpu_in_use() -> bool:
-    """Return whether this process holds a GPU already, which leaves little to another one."""
+    """Return whether this process already uses a GPU, and so holds most of its memory."""
     return has_started_devices() and gpu_visible()
 
 
 def worker_device() -> dict[str, str]:
-    """Return the environment in which a worker process sees the first GPU of this one alone."""
-    # A worker knows nothing of `tf.config.set_visible_devices`, and would take memory of all GPUs.
+    """Return the environment of a worker process that sees only the first GPU of this one."""
+    # `tf.config.set_visible_devices` does not reach a worker, which would take all GPUs.
     if not tf.config.list_physical_devices("GPU"):
         return {}
     visible = tf.config.get_visible_devices("GPU")
@@ -84,23 +84,23 @@ def worker_device() -> dict[str, str]:
 
 
 def workers_on_device() -> int | None:
-    """Return how many workers share the device of this process, None outside `executor="local"`."""
-    # Where TensorFlow sees no GPU, those of the host share its processors, whatever GPUs it has.
+    """Return how many workers share this device, or None outside of `executor="local"`."""
+    # Without a visible GPU, all workers of the host share its processors.
     text = os.environ.get(WORKERS_ON_DEVICE if gpu_visible() else WORKERS_ON_HOST, "")
     return int(text) if text.isdigit() else None
 
 
-# Of what the host and its control group leave to all workers; the rest is for everything else.
+# All workers together may use this share of the host's free memory.
 _SHARE_OF_HOST = 0.5
 
 
 def host_limit_bytes() -> int:
-    """Return the memory of the host that a process may take unless a limit is given."""
+    """Return the default memory limit of a process on the host, in bytes."""
     return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))
 
 
 class DeviceMemory:
-    """Memory of the first GPU, or of the CPU where TensorFlow sees no GPU."""
+    """Memory of the first GPU, or of the CPU if TensorFlow sees no GPU."""
 
     def __init__(self):
         self.device = "GPU:0" if gpu_visible() else "CPU:0"
@@ -108,7 +108,7 @@ class DeviceMemory:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Bytes of a GPU that this process may take, or a worker's part of it; None on a CPU."""
+        """Bytes of the GPU that this process may use, or None on a CPU. Workers share a GPU."""
         if self.device == "CPU:0":
             return None
         workers = 1 if set_limit_bytes() is not None else workers_on_device() or 1
@@ -117,8 +117,8 @@ class DeviceMemory:
         return min(_gpu_limit_bytes(), total_bytes // workers)
 
     def held_by_others(self) -> tuple[int, int] | None:
-        """Return what is free of a GPU, and all of its memory, if others hold a part of it."""
-        # Workers of a search that share it have parts of their own.
+        """Return a GPU's free and total bytes if other programs use its memory, else None."""
+        # Workers of the same search do not count as other programs.
         shared = (workers_on_device() or 1) > 1
         if self.device == "CPU:0" or shared or set_limit_bytes() is not None:
             return None
@@ -126,18 +126,18 @@ class DeviceMemory:
         return (free_bytes, total_bytes) if free_bytes < _FREE_SHARE * total_bytes else None
 
     def reset(self) -> None:
-        """Start a new peak at what is held now."""
+        """Reset the peak to the bytes that are held now."""
         try:
             tf.config.experimental.reset_memory_stats(self.device)
         except ValueError:
             if self.device != "CPU:0":
                 raise
-            with contextlib.suppress(OSError):  # Not every host keeps a peak.
+            with contextlib.suppress(OSError):  # Only Linux records the peak of a process.
                 Path("/proc/self/clear_refs").write_text("5")
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held now, by all of this process."""
+        """Bytes that this process holds now."""
         return self._read("current")
 
     @property
@@ -149,62 +149,63 @@ class DeviceMemory:
         try:
             return tf.config.experimental.get_memory_info(self.device)[name]
         except ValueError:
-            # An allocator without a limit counts on a CPU with oneDNN's units alone. Elsewhere the
-            # process reports what it took since the beginning.
+            # On some CPUs TensorFlow's default allocator does not count. Then the memory of the
+            # process is used, without what it held at the start.
             if self.device != "CPU:0":
                 raise
             return max(0, _read_resident_memory()[name] - self._before)
 
 
 def _read_resident_memory() -> dict[str, int]:
-    """Read the bytes of the host's memory that this process takes, and took at most."""
+    """Read the current and the peak memory of this process on the host, in bytes."""
     with contextlib.suppress(OSError):
         text = Path("/proc/self/status").read_text()
-        found = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB$", text, re.M))
-        if len(found) == 2:
-            return {"current": 1024 * int(found["VmRSS"]), "peak": 1024 * int(found["VmHWM"])}
-    # A host that keeps no peak.
+        status_kib = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB$", text, re.M))
+        if len(status_kib) == 2:
+            current, peak = (1024 * int(status_kib[name]) for name in ("VmRSS", "VmHWM"))
+            return {"current": current, "peak": peak}
+    # The system records no peak.
     return dict.fromkeys(("current", "peak"), psutil.Process().memory_info().rss)
 
 
 def _gpu_limit_bytes() -> int:
-    """Return what TensorFlow's allocator can have of its first GPU: almost all that was free."""
+    """Return the memory limit of TensorFlow's allocator on its first GPU, in bytes."""
     return next(d.memory_limit for d in local_devices() if d.name.endswith("device:GPU:0"))
 
 
 def _gpu_total_bytes() -> int | None:
-    """Return the memory of TensorFlow's first GPU, None if the driver does not report it."""
+    """Return the memory of TensorFlow's first GPU, or None if the driver does not report it."""
     by_device = {name: bus_id for bus_id, names in tensorflow_gpus().items() for name in names}
     with opened_nvml() as (listed, _):
-        found = (gpu for gpu in listed if gpu.pci_bus_id == by_device.get("GPU:0"))
-        # Of a GPU in instances (MIG) it is the memory of all of them.
-        return next((gpu.memory_total_bytes for gpu in found if not gpu.mig), None)
+        matching = (gpu for gpu in listed if gpu.pci_bus_id == by_device.get("GPU:0"))
+        # With MIG, the total is the memory of all instances together.
+        return next((gpu.memory_total_bytes for gpu in matching if not gpu.mig), None)
 
 
 def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
-    """Find TensorFlow's names of its GPUs by PCI bus id; it starts them where it has not yet."""
-    # `tf.config.experimental.get_device_details` has no bus id.
+    """Return TensorFlow's names of its GPUs by PCI bus id. This starts the GPUs."""
+    # `tf.config.experimental.get_device_details` does not give the bus id.
     if not tf.config.list_logical_devices("GPU"):
         return {}
     return devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())
 
 
 class FreeMemory(NamedTuple):
-    """Memory that was free when an allocation failed."""
+    """Free memory when an allocation failed."""
 
-    requested_bytes: int  # What the allocation asked for, in one piece.
+    requested_bytes: int  # Size of the block that was requested.
     free_bytes: int
-    largest_block_bytes: int  # The largest free piece.
+    largest_block_bytes: int  # Size of the largest free block.
 
 
 def free_memory(log: str) -> FreeMemory | None:
-    """Read the free memory at the last failure in a log of TensorFlow's allocator."""
+    """Read the free memory at the last failure from a log of TensorFlow's allocator."""
     dump = log[max(log.rfind("ran out of memory trying to allocate"), 0) :]
     requested = re.search(r"rounded to (\d+)\)", dump)
-    untaken = re.search(r"available size: ([\d.]+)(B|KiB|MiB|GiB|TiB)", dump)
-    if requested is None or untaken is None:
+    available = re.search(r"available size: ([\d.]+)(B|KiB|MiB|GiB|TiB)", dump)
+    if requested is None or available is None:
         return None
     blocks = [int(size) for size in re.findall(r"Free\s+at \w+ of size (\d+)", dump)]
-    unit = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(untaken[2])
-    blocks.append(int(float(untaken[1]) * unit))
+    unit = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(available[2])
+    blocks.append(int(float(available[1]) * unit))
     return FreeMemory(int(requested[1]), sum(blocks), max(blocks))

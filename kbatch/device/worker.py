@@ -1,4 +1,4 @@
-"""A worker process: what may end a process is tried there."""
+"""A worker process that runs functions which may crash or run out of memory."""
 
 import contextlib
 import functools
@@ -29,7 +29,7 @@ _LARGE_BYTES = 1_000_000
 
 
 def mapped_pickle(value: Any, folder: Path) -> bytes:
-    """Pickle by value (cloudpickle), with large NumPy arrays in files that all readers map."""
+    """Pickle by value (cloudpickle), with large NumPy arrays in files that the reader maps."""
     buffer = io.BytesIO()
     _Pickler(buffer, folder).dump(value)
     return buffer.getvalue()
@@ -45,7 +45,7 @@ class _Pickler(cloudpickle.Pickler):
             if obj.nbytes >= _LARGE_BYTES:
                 path = next(self._files)
                 np.save(path, obj, allow_pickle=False)
-                # Copy on write: what a function does stays its own.
+                # Copy on write, so that a function cannot change the caller's array.
                 return functools.partial(np.load, mmap_mode="c"), (path,)
             return NotImplemented
         return super().reducer_override(obj)
@@ -54,61 +54,62 @@ class _Pickler(cloudpickle.Pickler):
 def _read_message(pipe: Connection) -> bytes:
     try:
         return pipe.recv_bytes()
-    except OSError as error:  # The other end closed within a message.
+    except OSError as error:  # The other end closed the pipe within a message.
         raise EOFError from error
 
 
-def _kill_group(number: int) -> None:
-    # The process leads its session, so that its id is the group's, which may have ended already.
+def _kill_group(pid: int) -> None:
+    # A worker leads its session, so its process id is also the id of its group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(number, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
 
 
-# A child that a process forked holds its pipe open: while a call waits, it looks for its end.
-_LOOK_S = 0.2
+# How often a waiting call checks whether the process has ended. The pipe alone does not show it,
+# because a child that the process forked keeps the pipe open.
+_POLL_S = 0.2
 _TAIL_CHARACTERS = 4000
 
 
 class Worker(contextlib.AbstractContextManager["Worker"]):
-    """A Python process that runs one function after the other, respawned only when it died.
+    """A Python process that runs functions one after the other.
 
-    It is started by the first call, needs no `__main__` guard, and ends with its parent, whose
-    folder it removes then. What its functions start ends with it.
+    The first call starts the process, and a call after its death starts a new one. It needs no
+    `__main__` guard. It ends with its parent, together with all processes that it started.
     """
 
     def __init__(
         self, environment: Mapping[str, str] | None = None, subject: Callable[[], Any] | None = None
     ):
-        self._environment = dict(environment or {})  # Beside the variables of this process.
-        self._subject = subject  # Makes what functions get as their first argument.
-        # The process and its pipes, for calls and answers: they close with the last who reads them.
+        self._environment = dict(environment or {})  # Added to the variables of this process.
+        self._subject = subject  # Makes the first argument of all functions.
+        # The process, the pipe for calls and the pipe for answers.
         self._running: tuple[subprocess.Popen[bytes], Connection, Connection] | None = None
         self._temporary = tempfile.TemporaryDirectory(prefix="kbatch-")
-        #: For files that the worker reads; it is removed when the worker is closed.
+        #: Folder for files that the worker reads. It is removed when the worker is closed.
         self.folder = Path(self._temporary.name)
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def read_output(self) -> str:
-        """Return what the present process wrote to stdout and stderr."""
+        """Return the output of the present process on stdout and stderr."""
         try:
             return (self.folder / "output.txt").read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run `function(*arguments)` in the worker; the subject, if any, comes first."""
+        """Run `function(*arguments)` in the worker, with the subject, if any, as first argument."""
         if self._running is None or self._running[0].poll() is not None:
             self.restart()
             self._start()
         return self._ask("call", function, arguments)
 
     def restart(self) -> None:
-        """End the process: the next call gets a fresh one."""
+        """End the process. The next call starts a new one."""
         running, self._running = self._running, None
         if running is not None:
-            _kill_group(running[0].pid)  # What it started may outlive it.
+            _kill_group(running[0].pid)
             running[0].wait()
 
     def close(self) -> None:
@@ -116,58 +117,57 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._temporary.cleanup()
 
     def _start(self) -> None:
-        # `python -m` searches the working directory before the standard library: a `pickle.py`
-        # there would run.
+        # `python -m` would search the working directory first, and run a `pickle.py` there.
         path = [os.path.abspath(entry) for entry in sys.path]
         code = f"import sys; sys.path[:] = {path!a}; from {__name__} import main; main()"
-        words = (sys.executable, "-P", "-c", code, str(os.getpid()), str(self.folder))
-        # TensorFlow writes source code there, which a process that is killed does not remove.
+        command = (sys.executable, "-P", "-c", code, str(os.getpid()), str(self.folder))
+        # TensorFlow leaves temporary files there if the process is killed.
         environment = {**os.environ, "TMPDIR": str(self.folder), **self._environment}
         with open(self.folder / "output.txt", "wb") as output:
             process: Any = subprocess.Popen(
-                words,
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
                 env=environment,
                 start_new_session=True,
             )
-        with process.stdin as given, process.stdout as taken:
-            calls = Connection(os.dup(given.fileno()), readable=False)
-            answers = Connection(os.dup(taken.fileno()), writable=False)
+        with process.stdin as stdin, process.stdout as stdout:
+            calls = Connection(os.dup(stdin.fileno()), readable=False)
+            answers = Connection(os.dup(stdout.fileno()), writable=False)
         self._running = process, calls, answers
         if self._subject is not None:
             try:
                 self._ask("subject", self._subject)
             except BaseException:
-                self.restart()  # Without its subject it is of no use.
+                self.restart()  # The next call tries to make the subject again.
                 raise
 
     def _ask(self, kind: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Any:
-        if (running := self._running) is None:  # Another thread ended it just as it had started.
+        if (running := self._running) is None:  # Another thread has ended it.
             raise WorkerDied(-signal.SIGKILL, "ended while it started")
         process, calls, answers = running
-        for file in self.folder.glob("array-*.npy"):  # Of the call before.
+        for file in self.folder.glob("array-*.npy"):  # Files of the previous call.
             file.unlink()
         try:
             message = mapped_pickle((kind, function, arguments), self.folder)
-        except (OSError, MemoryError):  # Not the value's fault.
+        except (OSError, MemoryError):  # A fault of the machine, not of the value.
             raise
         except Exception as error:  # A pickler raises whatever the object's own code raises.
             raise UnsendableError(f"It cannot be sent to another process: {error}") from error
         try:
             calls.send_bytes(message)
-            while not answers.poll(_LOOK_S):
+            while not answers.poll(_POLL_S):
                 if process.poll() is not None and not answers.poll():
                     raise EOFError
             answer = pickle.loads(_read_message(answers))
         except (EOFError, BrokenPipeError):
             self._running = None
             exit_code = process.wait()
-            _kill_group(process.pid)  # What it started.
+            _kill_group(process.pid)  # Processes that it started.
             raise WorkerDied(exit_code, self.read_output()[-_TAIL_CHARACTERS:]) from None
         except BaseException:
-            self.restart()  # It still works on what nobody waits for.
+            self.restart()  # Otherwise it would go on with a call that nobody waits for.
             raise
         kind, value, trace = answer
         if kind == "unreadable":
@@ -181,17 +181,17 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         return value
 
 
-# The other end, in the process of the worker.
+# The functions below run in the worker process.
 
 _PARENT_CHECK_S = 0.5
 
 
 def main() -> None:
     """Answer the calls of a `Worker` until it closes the pipe or its process ends."""
-    parent, folder = int(sys.argv[1]), sys.argv[2]  # The folder goes if the parent cannot do it.
-    # The parent decides what an interrupt ends.
+    parent, folder = int(sys.argv[1]), sys.argv[2]
+    # On Ctrl-C the parent decides whether the worker ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The pipes are kept for the answers: what a function prints goes to the file of stderr.
+    # A function that prints must not write into the pipe, so stdout goes to the file of stderr.
     calls = Connection(os.dup(0), writable=False)
     answers = Connection(os.dup(1), readable=False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -199,12 +199,12 @@ def main() -> None:
     watching = threading.Thread(target=_end_with_parent, args=(parent, folder), daemon=True)
     watching.start()
     subject: list[Any] = []
-    gc.disable()  # Until the first call is read: that imports TensorFlow, a fifth faster without.
+    gc.disable()  # Without it TensorFlow's import, at the first call, takes a fifth less time.
     while True:
         try:
             message = _read_message(calls)
         except EOFError:
-            # The pipe of a parent that was killed closes somewhat before the parent is gone.
+            # If the parent was killed, its pipe closes shortly before the process is gone.
             watching.join(2 * _PARENT_CHECK_S)
             return
         answers.send_bytes(_answer(message, subject))
@@ -214,18 +214,18 @@ def _end_with_parent(parent: int, folder: str) -> None:
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
     shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)  # With what was started here.
+    os.killpg(0, signal.SIGKILL)  # Also ends the processes that functions started.
 
 
 def _answer(message: bytes, subject: list[Any]) -> bytes:
-    """Run what was asked for; `subject` holds what the calls are about."""
+    """Run a call and return its answer. `subject` is a list that holds the subject, if any."""
     try:
         kind, function, arguments = pickle.loads(message)
-    except Exception as error:  # Whatever the objects' own code raises when they are made.
+    except Exception as error:  # Unpickling runs the objects' own code, which may raise anything.
         return _error(error, "unreadable")
     finally:
         if not gc.isenabled():
-            gc.freeze()  # What was imported stays: no collection need look at it.
+            gc.freeze()  # Imported modules stay, so the collector can skip them.
             gc.enable()
 
     try:
@@ -233,7 +233,7 @@ def _answer(message: bytes, subject: list[Any]) -> bytes:
             subject[:] = [function()]
             return _pickled("result", None)
         return _pickled("result", function(*subject, *arguments))
-    except Exception as error:  # Whatever the function raises is raised where it was called.
+    except Exception as error:  # The parent raises the function's error again.
         return _error(error, "error")
     finally:
         sys.stdout.flush()
@@ -244,12 +244,12 @@ def _pickled(kind: str, value: Any, trace: str = "") -> bytes:
 
 
 def _error(error: Exception, kind: str) -> bytes:
-    # What kbatch says of the caller's own input needs no traceback.
-    own = isinstance(error, (DeviceLostError, InputError, OutOfMemoryError))
-    trace = "" if own else "".join(traceback.format_exception(error))
+    # kbatch's own errors are about the input and need no traceback.
+    expected = isinstance(error, (DeviceLostError, InputError, OutOfMemoryError))
+    trace = "" if expected else "".join(traceback.format_exception(error))
     try:
         message = _pickled(kind, error, trace)
-        pickle.loads(message)  # Some exceptions can be written and not read.
+        pickle.loads(message)  # Some exceptions can be pickled but not unpickled.
         return message
-    except Exception:  # Whatever the exception's own pickling raises: its text is kept.
+    except Exception:  # Pickling runs the exception's own code. If it fails, the text is sent.
         return _pickled(kind, RuntimeError(f"{type(error).__name__}: {error}"), trace)

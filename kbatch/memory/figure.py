@@ -1,4 +1,4 @@
-"""The figure of the memory by batch size."""
+"""The figure of memory by batch size."""
 
 from matplotlib.axes import Axes
 
@@ -12,7 +12,7 @@ from kbatch.plotting.draw import batch_axis
 
 _HEIGHT_IN = 3.6
 _TOP = 1.12
-# The kinds of run in the order of the legend, with their words.
+# The kinds of run in the order of the legend, with their labels.
 _KINDS = {
     "search": "below the limit",
     "above_window": "above the window",
@@ -24,19 +24,25 @@ _KINDS = {
 def plot_memory(
     result: MaxBatchSizeResult, ax: Axes | None = None, *, caption: bool = True
 ) -> Axes:
-    """Plot the peak memory of every batch size that was tried, with window, limit and fit.
+    """Plot peak memory by batch size, with the memory window, the limit and the fitted line.
 
     Batch sizes that ran out of memory are marked on the limit.
+
+    Example:
 
     >>> result = kbatch.find_max_batch_size(build, x, y)
     >>> kbatch.plot_memory(result).figure.savefig("memory.png")
 
     Args:
-        result: What `find_max_batch_size` found.
-        ax: Axes to draw on. If None, a new figure. Their label describes the figure in sentences.
-        caption: Whether to write at most two lines below a new figure.
+        result: The result of `find_max_batch_size`.
+        ax: Axes to draw on. If None, a new figure is made.
+        caption: Whether to write a caption of at most two lines below a new figure. Default: True.
+
+    Returns:
+        The Axes. Their label describes the figure in sentences.
     """
     answer, limit_bytes, fit = result.max_batch_size, result.limit_bytes, result.fit
+    peaks_bytes = result.memory_bytes
     window = " to ".join(map(percent, result.memory_window))
     (panel,) = canvas.panels(ax, _HEIGHT_IN)
     sizes = sorted({probe.batch_size for probe in result.probes})
@@ -47,23 +53,22 @@ def plot_memory(
     draw.limit(panel, limit, f"limit {memory_text(limit_bytes)}")
     middle, edge = (0.01, (low + high) / 2), panel.get_yaxis_transform()
     draw.text(panel, f"window {window}", middle, ha="left", color=MUTED, xycoords=edge)
-    line = ""
-    peaks = result.memory_bytes
-    curve = memory_curve(peaks)
-    if fit is not None and curve is not None and draw.follows(curve, peaks):
-        places = draw.along(lambda size: curve(size) / unit, sizes[0], sizes[-1])
+    fit_text = ""
+    curve = memory_curve(peaks_bytes)
+    if fit is not None and curve is not None and draw.follows(curve, peaks_bytes):
+        points = draw.along(lambda size: curve(size) / unit, sizes[0], sizes[-1])
         look = {"color": series_style(0)[0], "linewidth": 1.2, "linestyle": ":"}
-        panel.plot(*zip(*places, strict=True), **look)
-        fixed, each = memory_text(max(fit.fixed_bytes, 0)), max(fit.bytes_per_example, 0.0)
-        line = f"Dotted: fitted line, {fixed} and {memory_text(each)} per example."
+        panel.plot(*zip(*points, strict=True), **look)
+        fixed, per_example = (memory_text(max(size_bytes, 0.0)) for size_bytes in fit)
+        fit_text = f"Dotted: fitted line, {fixed} plus {per_example} per example."
     for index, (kind, label) in enumerate(_KINDS.items()):
         if runs := [probe for probe in result.probes if _kind(probe) == kind]:
             failed = kind == "out_of_memory"
             color, marker = (ALARM, "X") if failed else series_style(index)
-            # What ran out lies on the limit.
+            # A run that failed has no peak and is drawn on the limit.
             peaks = [(probe.peak_memory_bytes or limit_bytes) / unit for probe in runs]
             look = {"size": 8 if failed else 6, "label": label, "zorder": 4 if failed else 3}
-            draw.points(panel, [one.batch_size for one in runs], peaks, color, marker, **look)
+            draw.points(panel, [run.batch_size for run in runs], peaks, color, marker, **look)
     peak_bytes = result.peak_memory_bytes
     draw.guide(panel, answer)
     place, share = (answer, peak_bytes / unit), peak_bytes / limit_bytes
@@ -75,11 +80,11 @@ def plot_memory(
     panel.set_ylim(0, _TOP * limit)
     panel.set_ylabel(f"Peak memory ({unit_name})")
     panel.yaxis.set_major_formatter("{x:,g}")
-    where = where_measured(result.environment) if result.environment else [result.device]
-    facts = [*where, result.dtype_policy, pluralize(len(result.probes), "run")]
+    machine = where_measured(result.environment) if result.environment else [result.device]
+    facts = [*machine, result.dtype_policy, pluralize(len(result.probes), "run")]
     canvas.write_title(panel, f"{result.title}: {pluralize(answer, 'example')}", columns=4)
     reason, caption = f"Why this size: {result.reason}.", caption and ax is None
-    canvas.write_caption([panel], reason, line, facts=facts, caption=caption)
+    canvas.write_caption([panel], reason, fit_text, facts=facts, caption=caption)
     return panel
 
 
@@ -88,7 +93,7 @@ def figures_of(result: MaxBatchSizeResult) -> tuple[Figure, ...]:
     return (Figure.of(plot_memory, result, "Memory by batch size", _HEIGHT_IN),)
 
 
-def _kind(probe: "ProbeRecord") -> str:
+def _kind(probe: ProbeRecord) -> str:
     if probe.outcome != "fits":
         return probe.outcome
     return "search" if probe.purpose == "search" else "confirm"

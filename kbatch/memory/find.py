@@ -1,4 +1,4 @@
-"""The largest batch that fits in memory, and the memory of given sizes, found by running them."""
+"""Measure which batch sizes fit in memory by running them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -34,39 +34,44 @@ def find_max_batch_size(
     longest_example: Any = None,
     verbose: int | str = "auto",
 ) -> MaxBatchSizeResult:
-    """Find the largest batch whose memory lies in a window below the limit.
+    """Find the largest batch size that fits in memory.
 
-    Real train steps run in a worker process, five at each size, and TensorFlow's allocator reports
-    their peak. The answer is run again in a fresh process and after other sizes. On a CPU the
-    worker's allocator gets the limit, and runs out as a GPU's does.
+    A worker process runs five real train steps at each size, and TensorFlow's allocator reports
+    their peak memory. The search ends when the peak is inside `memory_window`. The answer is then
+    confirmed in a new process and after other sizes. On a CPU the worker's allocator gets the same
+    limit, so that it runs out of memory as a GPU does.
 
     Example:
 
-    >>> found = kbatch.find_max_batch_size(build, x, y, memory_limit_bytes=2 * 2**30)
-    >>> found.max_batch_size, found.powers_of_two(16)
+    >>> result = kbatch.find_max_batch_size(build, x, y, memory_limit_bytes=2 * 2**30)
+    >>> result.max_batch_size, result.powers_of_two(16)
 
     Args:
-        build: A function that returns a compiled model, without argument or with keras-tuner's
-            `hp`, a `HyperModel`, or a compiled model, which stays as it is.
+        build: A function that returns a compiled model (it may take keras-tuner's `hp`), a
+            `HyperModel`, or a compiled model, which is not changed.
         x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, a
             `PyDataset`, or a function `batch_size -> tf.data.Dataset`.
-        y: Targets of arrays. A dataset may have sample weights too: (x, y, sample_weight).
-        memory_window: Lower and upper share of the limit that is aimed at.
-        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on a
-            CPU half of what the host and its control group leave.
-        max_batch_size: Largest size to try, None for that of the data set.
-        training: Whether to run train steps, or predictions.
-        longest_example: One example, (x, y) or x alone, without a batch axis, to use instead of
-            rows of the data, where examples differ in length.
-        verbose: 0 for no output, 1 for a line that changes in a terminal or a notebook, or lines in
-            a log, 2 for lines everywhere. Default: `"auto"`, which is 1.
+        y: Targets, if `x` is arrays. A dataset yields (x, y) or (x, y, sample_weight).
+        memory_window: The share of the limit to fill, as (low, high). Default: (0.8, 0.9).
+        memory_limit_bytes: Memory that the model may use, in bytes. If None, all that TensorFlow
+            can have of the GPU; on a CPU, half of the memory that is free.
+        max_batch_size: Largest size to try. If None, the number of examples in the data.
+        training: If True, run train steps. If False, run predictions. Default: True.
+        longest_example: One example, (x, y) or x alone, without a batch axis. If the examples
+            differ in length, give the longest one; it is used instead of the data. If None, rows
+            of the data are used.
+        verbose: 0 prints nothing. 1 shows one line that changes in a terminal or a notebook, and
+            lines in a log. 2 prints lines everywhere. Default: `"auto"`, which is 1.
+
+    Returns:
+        A `MaxBatchSizeResult`: the size, its peak memory, and every size that was run.
 
     Raises:
         InputError: If the data cannot be batched or have fewer than two examples.
-        OutOfMemoryError: If one example does not fit; it names the weights and the limit, and the
-            bytes needed where it ran.
-        TypeError: If `build` cannot build, or a bound is no integer.
-        ValueError: If the window or a bound cannot be used.
+        OutOfMemoryError: If one example does not fit. It names the bytes of the weights and the
+            limit, and the bytes needed if they could be measured.
+        TypeError: If `build` is not one of the above, or a limit is not an integer.
+        ValueError: If the window or a limit is out of range.
     """
     try:
         low, high = map(float, memory_window)
@@ -80,21 +85,22 @@ def find_max_batch_size(
     cap = None if max_batch_size is None else check_size(max_batch_size, "max_batch_size")
     limit_bytes = check_memory_limit(memory_limit_bytes)
     progress = MeasuringProgress("memory", verbose)
-    whole = longest_example is None
-    data = TrainingData(x, y) if whole else TrainingData.of_example(longest_example)
+    if longest_example is None:
+        data = TrainingData(x, y)
+    else:
+        data = TrainingData.of_example(longest_example)
     data.check()
     workload = Workload(model_builder(build), data, global_policy(), training=training)
     with progress:
         progress.say("starting a worker process")
         with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:
-            window = low, high
             return probe_max_batch(
-                probes, memory_window=window, max_batch_size=cap, say=progress.say
+                probes, memory_window=(low, high), max_batch_size=cap, say=progress.say
             )
 
 
-# How often an answer that its confirmation refuted is looked for again.
-_MOST_CONFIRMATIONS = 4
+# The search is repeated at most this often if the answer is not confirmed.
+_MOST_REPEATS = 4
 
 
 def probe_max_batch(
@@ -104,17 +110,17 @@ def probe_max_batch(
     max_batch_size: int | None,
     say: Callable[[str], None] = lambda line: None,
 ) -> MaxBatchSizeResult:
-    """Search with real probes, and run the answer again."""
+    """Search for the largest batch size, and run the answer again to confirm it."""
     experiment = MaxBatchExperiment(probes, memory_window, max_batch_size, say)
-    (found, reason), refuted, noted = experiment.search(), 0, ()
-    while found and not experiment.confirmed(found):
-        (found, reason), refuted = experiment.search(), refuted + 1
-        if refuted == _MOST_CONFIRMATIONS:
-            noted = (Note.of("peaks_differ", refuted=refuted),)
+    (size, reason), repeats, notes = experiment.search(), 0, ()
+    while size and not experiment.confirmed(size):
+        (size, reason), repeats = experiment.search(), repeats + 1
+        if repeats == _MOST_REPEATS:
+            notes = (Note.of("peaks_differ", refuted=repeats),)
             break
-    size, facts, free = experiment.fitting(found), experiment.facts, experiment.free
+    facts, free = experiment.facts, experiment.free
     return MaxBatchSizeResult(
-        max_batch_size=size,
+        max_batch_size=experiment.fitting(size),
         reason=reason,
         limit_bytes=facts.limit_bytes,
         memory_window=memory_window,
@@ -126,27 +132,27 @@ def probe_max_batch(
         requested_block_bytes=free.requested_bytes if free else None,
         free_bytes=free.free_bytes if free else None,
         largest_free_block_bytes=free.largest_block_bytes if free else None,
-        noted=(*facts.notes, *noted),
+        noted=(*facts.notes, *notes),
         environment=read_environment(),
     )
 
 
 class MemoryPass(NamedTuple):
-    """The memory of some sizes; empty without probes."""
+    """The measured memory of several batch sizes; empty if memory was not measured."""
 
-    records: tuple[MemoryRecord, ...] = ()  # One a batch size.
-    limit_bytes: int | None = None  # What the probes could take.
+    records: tuple[MemoryRecord, ...] = ()  # One for each batch size.
+    limit_bytes: int | None = None
     notes: tuple[Note, ...] = ()
 
     def refusal(self, dtype_policy: str | None, batch_size: int) -> Note | None:
-        """Return why a size is not to be run again; None where nothing speaks against it."""
+        """Return why a size must not be run, or None if it may run."""
         for record in self.records:
             if (record.dtype_policy, record.batch_size) == (dtype_policy, batch_size):
                 return record.refusal
         return None
 
     def largest_sure(self, dtype_policy: str | None) -> float:
-        """Return the size that the probes show to fit for sure, although it was not probed."""
+        """Return the largest size that certainly fits by the fitted line, probed or not."""
         fit = fit_memory(peaks_under(dtype_policy, self.records))
         if fit is None or self.limit_bytes is None:
             return 0.0
@@ -162,22 +168,21 @@ def memory_pass(
     say: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> MemoryPass:
-    """Probe ascending sizes as long as the next one is expected to fit, and say what each took."""
+    """Probe sizes in ascending order until the next one is expected not to fit."""
     facts, began_s = probes.facts(), clock()
-    limit_bytes, most_bytes = facts.limit_bytes, MEMORY_WINDOW[1] * facts.limit_bytes
+    limit_bytes, share = facts.limit_bytes, MEMORY_WINDOW[1]
     records: list[MemoryRecord] = []
     measured: dict[int, float] = {}
     ended: Note | None = None  # Why no larger size is run.
     for size in batch_sizes:
         expected = expected_bytes(measured, size, facts.held_bytes)
-        # One size does not show the fixed part of the memory: a worker may run out of it.
-        known = len(measured) > 1 or not probes.isolated
+        # After one size the estimate is still poor. A worker process may try and run out of memory.
+        trusted = len(measured) > 1 or not probes.isolated
         reason, guarded = ended, True
-        if reason is None and known and expected is not None and expected > most_bytes:
+        if reason is None and trusted and expected is not None and expected > share * limit_bytes:
             needs, limit = memory_text(expected), memory_text(limit_bytes)
-            share = MEMORY_WINDOW[1]
             reason = Note.of("memory_expected", expected=needs, share=share, limit=limit)
-        # A line takes two sizes, however busy the machine is.
+        # A line needs two sizes, so two are measured even if that takes longer than the budget.
         if reason is None and len(measured) > 1 and clock() - began_s >= time_budget_s:
             reason, guarded = Note.of("memory_time_spent"), False
         peak, outcome = None, "not_run"
@@ -191,6 +196,6 @@ def memory_pass(
                 outcome, measured[size] = "fits", peak
         guarded = guarded and reason is not None
         records.append(MemoryRecord(dtype_policy, size, outcome, reason, peak, guarded))
-        found = reason or (Note.of("out_of_memory") if peak is None else memory_text(peak))
-        say(f"memory of batch {size} under {dtype_policy}: {found}")
+        text = reason or (Note.of("out_of_memory") if peak is None else memory_text(peak))
+        say(f"memory of batch {size} under {dtype_policy}: {text}")
     return MemoryPass(tuple(records), limit_bytes, facts.notes)

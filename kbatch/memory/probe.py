@@ -1,6 +1,6 @@
-"""Probes of memory: a workload is run at one batch size, in a worker process or in this one.
+"""Memory probes: run a workload at one batch size, in a worker process or in this one.
 
-`MaxBatchExperiment` searches for the largest batch by them.
+`MaxBatchExperiment` uses them to search for the largest batch.
 """
 
 import contextlib
@@ -36,24 +36,24 @@ from kbatch.training.state import kept_state
 
 
 class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
-    """Probes in a worker process, which may die of them; it ends with the block."""
+    """Probes in a worker process, which a batch that is too large may kill."""
 
-    isolated = True  # A batch far too large can end no process but theirs.
+    isolated = True  # A batch that is too large cannot end this process.
 
     def __init__(self, workload: Workload, memory_limit_bytes: int | None):
-        # The worker knows nothing of a limit set here.
+        # A limit that was set in this process must be passed on to the worker.
         limit_bytes = memory_limit_bytes or set_limit_bytes()
-        # The level at which the allocator logs its free blocks when it fails.
+        # At this level the allocator logs its free blocks when it fails.
         environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **worker_device()}
-        if not gpu_visible():  # Beside a GPU the host only holds the batches on their way.
+        if not gpu_visible():  # With a GPU, host memory is not what limits a batch.
             limit_bytes = limit_bytes or host_limit_bytes()
             environment |= limited_cpu(limit_bytes)
-        self.limit_bytes = limit_bytes  # None where only the worker knows it.
+        self.limit_bytes = limit_bytes  # None if only the worker can read it.
         self._worker = Worker(environment, functools.partial(_start, workload, limit_bytes))
         self._facts: Any = None
-        # Of all its processes: in a fresh one no smaller size has run.
+        # Kept over restarts of the worker: what ran in an earlier process counts.
         self._smallest_that_ran: float = math.inf
-        self._ran_out = False  # In the present process.
+        self._ran_out = False  # Whether memory ran out in the present process.
 
     def __exit__(self, *error: object) -> None:
         self._worker.close()
@@ -65,12 +65,11 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
             if not ran_out_of_memory(error):
                 raise
             limit = self.limit_bytes
-            given = "all of the device" if limit is None else memory_text(limit)
+            limit_text = "all of the device" if limit is None else memory_text(limit)
             raise _out_of_memory(
-                "The model could not be built: its weights, what the optimizer keeps of them and "
-                "what it takes to make them need more memory than there is. Use a smaller model or "
-                "more memory; `nvidia-smi` shows who holds that of a GPU. Received: a limit of "
-                f"{given}.",
+                "The model could not be built, because its weights and the optimizer's variables "
+                "need more memory than there is. Use a smaller model or more memory. `nvidia-smi` "
+                f"shows which processes use a GPU's memory. Received: a limit of {limit_text}.",
                 died=error if isinstance(error, WorkerDied) else None,
                 limit_bytes=limit,
             ) from error
@@ -82,7 +81,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         try:
             reading = self._worker.call(Run.read, batch_size, worked)
         except MEMORY_ERRORS as error:
-            if device_is_lost(error) and self._ran_out:  # A size that ran before left it so.
+            if device_is_lost(error) and self._ran_out:  # The size that ran out broke the process.
                 self.renew()
                 return self.read(batch_size)
             if not ran_out_of_memory(error, smaller_worked=worked):
@@ -91,7 +90,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
             reading = Reading(None, batch_size, time.perf_counter() - started_s, died=died)
         if reading.peak_bytes is None:
             self._ran_out = reading.died is None
-            # A fresh process begins its output again.
+            # A restarted worker writes its output from the beginning.
             output = self._worker.read_output().removeprefix(before)
             reading = reading._replace(free=free_memory(output))
         else:
@@ -101,14 +100,14 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         return reading
 
     def renew(self) -> bool:
-        """Start afresh; False where that cannot be."""
+        """Restart the worker. Returns False from probes that cannot restart."""
         self._worker.restart()
         self._ran_out = False
         return True
 
 
 class ProcessProbes:
-    """Probes in this process, with the reason that the note "measured_here" words."""
+    """Probes in this process. `why_here` is the reason that the note "measured_here" gives."""
 
     isolated = False
 
@@ -117,19 +116,19 @@ class ProcessProbes:
         self._smallest_that_ran: float = math.inf
 
     def facts(self) -> WorkloadFacts:
-        found = self._run.facts(self._limit_bytes)
-        here = (Note.of("measured_here", why=self._why_here),) if self._why_here else ()
-        return found._replace(notes=(*here, *found.notes))
+        facts = self._run.facts(self._limit_bytes)
+        notes = (Note.of("measured_here", why=self._why_here),) if self._why_here else ()
+        return facts._replace(notes=(*notes, *facts.notes))
 
     def read(self, batch_size: int) -> Reading:
-        """Run one batch size; the model is put back as it was."""
+        """Run one batch size, and restore the model's state."""
         model = self._run.model
         step, function = vars(model).get("train_step"), model.train_function
         try:
             with kept_state(model):
                 reading = self._run.read(batch_size, self._smallest_that_ran < batch_size)
                 if function is None and vars(model).get("train_step") is step:
-                    function = model.train_function  # Whoever trains the model need not trace it.
+                    function = model.train_function  # Later training need not trace it again.
         finally:
             model.train_function = function
         if reading.lost:
@@ -160,12 +159,15 @@ def open_probes(
     model: Callable[[], keras.Model] | None = None,
     why_here: str | None = None,
 ) -> Iterator[Probes]:
-    """Open probes in a worker process, or here, on what `model` returns, where that cannot be."""
+    """Open probes in a worker process, or in this process if that is not possible.
+
+    In this process the model is the one that `model` returns, if given.
+    """
     why_here = why_here or ("gpu" if gpu_in_use() else None)
     if why_here is None:
         with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
-                probes.facts()  # Starts it, which shows whether a model can be sent.
+                probes.facts()  # Starts the worker, which fails if the model cannot be sent.
             except UnsendableError:
                 why_here = "not sendable"
             else:
@@ -181,13 +183,13 @@ def no_example_fits(
     needed_bytes: float | None,
     died: WorkerDied | None,
 ) -> OutOfMemoryError:
-    needs = "more than that" if needed_bytes is None else memory_text(needed_bytes)
+    needs = "more memory than that" if needed_bytes is None else memory_text(needed_bytes)
     shared = next((f" {note}" for note in facts.notes if note.code == "gpu_shared"), "")
     return _out_of_memory(
-        f"One example does not fit: with the weights it needs {needs}, and the memory window ends "
-        f"at {memory_window[1]:.0%} of {memory_text(facts.limit_bytes)}. The weights, with what "
-        f"the optimizer keeps of them, are {memory_text(facts.variables_bytes)}. Use a smaller "
-        f"model, shorter examples, `mixed_float16`, or more memory.{shared}",
+        f"One example does not fit. The memory window ends at {memory_window[1]:.0%} of "
+        f"{memory_text(facts.limit_bytes)}, and the model with one example needs {needs}. Its "
+        f"weights and the optimizer's variables are {memory_text(facts.variables_bytes)}. Use a "
+        f"smaller model, shorter examples, `mixed_float16`, or more memory.{shared}",
         died=died,
         examples=1,
         fitting_examples=0,
@@ -203,17 +205,17 @@ def _out_of_memory(
     if died is None:
         return OutOfMemoryError(message, **known)
     message = (
-        f"{message} It was found so because the worker process ended with status "
-        f"{died.exit_code}, which a crash of another kind leaves as well."
+        f"{message} kbatch concluded this because the worker process ended with status "
+        f"{died.exit_code}. A crash of another kind can end with the same status."
     )
     error = OutOfMemoryError(message, **known)
     error.__cause__ = died
-    error.add_note(f"The end of what the worker process wrote:\n{died.tail}")
+    error.add_note(f"Last output of the worker process:\n{died.tail}")
     return error
 
 
 class MaxBatchExperiment:
-    """The experiment: a workload, all probes of it so far, and what follows from them."""
+    """Search for the largest batch with probes, and keep all their results."""
 
     def __init__(
         self,
@@ -225,8 +227,8 @@ class MaxBatchExperiment:
         self.facts = facts = probes.facts()
         if facts.examples == 1:
             raise InputError(
-                "The data have one example, and a second size must be tried: give more rows, or "
-                "`longest_example=(x, y)`. Received: 1 example."
+                "The data must have at least two examples, because two sizes are tried. Give more "
+                "rows, or `longest_example=(x, y)`. Received: one example."
             )
         self._probes, self._say = probes, say
         self._window = memory_window
@@ -238,20 +240,20 @@ class MaxBatchExperiment:
             examples=facts.examples,
         )
         self._memory = self._search.memory_bytes
-        # Of each run: size, peak bytes, outcome, seconds and purpose.
+        # Size, peak bytes, outcome, seconds and purpose of each run.
         self.runs: list[tuple[int, int | None, Outcome, float, Purpose]] = []
         self.free: FreeMemory | None = None
         self._died: WorkerDied | None = None
 
     def search(self) -> MaxBatchAnswer:
-        """Search with what is known, and measure what is not."""
+        """Measure sizes until there is an answer. Sizes that were measured are not run again."""
         while (size := self._search.ask()) is not None:
             self._measure(size, "search")
         assert self._search.answer is not None
         return self._search.answer
 
     def largest(self) -> MaxBatchAnswer | None:
-        """Measure the largest size; None where that does not fit, or nothing bounds the sizes."""
+        """Try the largest size first. Return None if it does not fit, or if there is no largest."""
         size, reason = self._search.cap, self._search.cap_reason
         if reason.code not in ("reached_data", "reached_most") or not self._probes.isolated:
             return None
@@ -259,7 +261,7 @@ class MaxBatchExperiment:
             reading = self._measure(size, "search")
         except InputError:
             raise
-        except Exception:  # If it is not want of memory, smaller batches raise it too.
+        except Exception:  # If the cause is not memory, a smaller batch raises the error too.
             self._probes.renew()
             return None
         if reading.rows < size or self._outcome(self._memory[size]) != "fits":
@@ -267,7 +269,7 @@ class MaxBatchExperiment:
         return size, reason
 
     def confirmed(self, size: int) -> bool:
-        """Run the answer in a fresh process, and again after another size."""
+        """Return whether the answer also fits in a new process, and after another size."""
         if self._probes.renew():
             self._measure(size, "fresh_process")
         if self._outcome(self._memory[size]) == "fits":
@@ -278,13 +280,13 @@ class MaxBatchExperiment:
         return self._outcome(self._memory[size]) == "fits"
 
     def fitting(self, size: int | None) -> int:
-        """Return the size that was found; raise where not even one example fits."""
+        """Return the size, or raise an error if not even one example fits."""
         if size is None:
             raise no_example_fits(self.facts, self._window, self._memory[1], self._died)
         return size
 
     def is_bound(self, size: int) -> bool:
-        """Return whether memory set the size, and not the end of the data or of the search."""
+        """Return whether memory limits the size, and not the data or `max_batch_size`."""
         reached = (self._memory[size] or 0) >= self._window[0] * self.facts.limit_bytes
         return reached or any(outcome != "fits" for _, _, outcome, _, _ in self.runs)
 

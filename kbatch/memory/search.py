@@ -1,17 +1,19 @@
-"""The search for the largest batch whose memory lies in a window, and the line through memory.
+"""Search for the largest batch whose memory is inside a window, and fit memory with a line.
 
-Memory M(b) of a batch of b examples is a fixed part and a part per example, or the larger of
-several such lines: the optimizer's phase at first, the activations' later. So
+Memory M(b) of a batch of b examples is a fixed part plus a part per example. More exactly, it is
+the maximum of several such lines: the optimizer's phase for small batches, the activations' for
+large ones. Therefore
 
     M(b) <= M(a) b / a        for b > a
 
-which makes a second size safe after the first. From two sizes on a secant looks for the middle
-of the window. Until the measured rise is a good part of the way that remains, it is not trusted
-all the way: an activation phase that is still hidden would overshoot.
+so the second size can be chosen safely after the first. From two sizes on, the search uses a
+secant to the middle of the window. If the measured rise is small compared with the rise that
+remains, the search goes only a part of the way, because a steeper line may still be hidden.
 
-On a busy machine the peaks of one size differ by 10 % from run to run. A size takes what its
-highest reading took, and a rise too steep for the examples between two sizes is read again before
-it is taken for a jump. How well this does is measured in `benchmarks/max_batch_search.py`.
+On a busy machine the peaks of one size differ by 10 % from run to run. The search uses the highest
+reading of each size. If memory rises too steeply between two sizes, it measures the smaller one
+again before it concludes that memory jumps. `benchmarks/max_batch_search.py` measures how well
+this works.
 """
 
 import math
@@ -24,35 +26,39 @@ import numpy as np
 from kbatch.analysis.intervals import UNRESOLVED, Estimate, ratio_of_estimates
 from kbatch.records.notes import Note
 
-# Lower and upper share of the limit that a batch may fill.
+# The share of the limit that a batch may fill, as (low, high).
 MEMORY_WINDOW = (0.80, 0.90)
-# A size is never further than this many times the size that is safe.
+# The next size is at most this many times the size that is safe by M(b) <= M(a) b / a.
 _BEYOND_SAFE = 2.0
-# While the last rise is less than this share of the remaining way, only part of it is gone.
+# If the last rise is less than this share of the remaining rise, only this part is gone.
 _TRUSTED_RISE = 0.7
 _FIRST_PART = 0.55
-# A bracket this narrow, as a share of the size, is not narrowed: memory jumps in it.
+# Memory is said to jump between two sizes that differ by at most this share.
 _TIGHT = 0.02
 # Spread of one measurement, as a share of its value.
 _SPREAD = 0.02
-# Spread on a machine in use, before it is measured, and how many readings that counts as.
-_PRIOR_SPREAD, _READINGS = 0.03, 4
-# A rise of so many times what the examples of a bracket take on average may be one of the readings.
+# Prior spread of readings on a machine in use, and its weight as a number of readings.
+_PRIOR_SPREAD, _PRIOR_READINGS = 0.03, 4
+# A rise of at least this many times the average per example is a jump. A smaller rise may be noise,
+# and the smaller size is then measured up to `_MOST_READINGS` times.
 _STEEP, _MOST_READINGS = 2.0, 3
 
 
-# How a run of a batch size ended, and what it was made for.
+# How a run of a batch size ended, and its purpose.
 Outcome = Literal["fits", "above_window", "out_of_memory"]
 Purpose = Literal["search", "fresh_process", "mixed_sizes"]
 
 
-# The largest measured size that is not above the window, None if not even one example fits, and why
-# it is this one.
+# The largest measured size that is not above the window (None if not even one example fits), and
+# the reason why the search ended with it.
 MaxBatchAnswer = tuple[int | None, Note]
 
 
 class MaxBatchSearch:
-    """Search for a batch size whose measured memory lies in a window, with few measurements."""
+    """Search for a batch size whose memory is inside a window, with few measurements.
+
+    `ask` returns the size to measure next, and `tell` takes its memory.
+    """
 
     def __init__(
         self,
@@ -60,10 +66,11 @@ class MaxBatchSearch:
         limit_bytes: float,
         memory_window: tuple[float, float],
         max_batch_size: int | None = None,
-        examples: int | None = None,  # Of the data.
+        examples: int | None = None,  # Number of examples in the data.
     ):
         low, high = memory_window
-        self.memory_bytes: dict[int, float | None] = {}  # The most by size; None: it ran out.
+        # The highest reading of each size; None if it ran out of memory.
+        self.memory_bytes: dict[int, float | None] = {}
         self._readings: Counter[int] = Counter()
         self._limit, self._low, self._high = limit_bytes, low * limit_bytes, high * limit_bytes
         self._middle = (self._low + self._high) / 2
@@ -74,7 +81,7 @@ class MaxBatchSearch:
                 self.end_at(size, code)
 
     def ask(self) -> int | None:
-        """Return the size to measure next, None once there is an answer."""
+        """Return the size to measure next, or None if there is an answer."""
         if 1 not in self.memory_bytes:
             return 1
         if self.answer is not None:
@@ -86,7 +93,7 @@ class MaxBatchSearch:
         return max(below + 1, int(min(self._proposal(below, above), bound)))
 
     def tell(self, batch_size: int, memory_bytes: float | None) -> None:
-        """Take the bytes of a size, again if it was run again; None where memory ran out."""
+        """Add a measurement of a size, in bytes, or None if it ran out of memory."""
         most = self.memory_bytes.get(batch_size, 0.0)
         self.memory_bytes[batch_size] = (
             None if memory_bytes is None or most is None else max(most, memory_bytes)
@@ -94,12 +101,12 @@ class MaxBatchSearch:
         self._readings[batch_size] += 1
 
     def end_at(self, batch_size: int, code: str) -> None:
-        """End the sizes at one beyond which none can be run; the code of a note says why."""
+        """Set the largest size that can be run, and the code of the note that says why."""
         self.cap, self.cap_reason = batch_size, Note.of(code)
 
     @property
     def answer(self) -> MaxBatchAnswer | None:
-        """What was found, None while there are sizes to measure."""
+        """The answer, or None if there are sizes left to measure."""
         inside = [b for b, m in self._fitting.items() if self._low <= m <= self._high]
         if inside:
             return max(inside), Note.of("in_window")
@@ -113,19 +120,21 @@ class MaxBatchSearch:
         return {b: m for b, m in self.memory_bytes.items() if m is not None}
 
     def _bracket(self) -> tuple[int, int | None]:
-        """Return the largest size below the window, 0 if none is, and the smallest above it."""
+        """Return the largest size below the window, or 0, and the smallest larger one, or None."""
         below = max((b for b, m in self._fitting.items() if m < self._low), default=0)
         return below, min((b for b in self.memory_bytes if b > below), default=None)
 
     def _reason_to_end(self, below: int, above: int | None) -> Note | None:
-        """Say why the search ends below the window, None if it goes on."""
+        """Return why the search ends below the window, or None if it continues."""
 
         def share(memory: float) -> str:
             return f"{100 * memory / self._limit:.0f} %"
 
         if below == 0:
-            one = self.memory_bytes[1]
-            needs = "more than there is" if one is None else f"{share(one)} of memory"
+            one_example = self.memory_bytes[1]
+            needs = (
+                "more than there is" if one_example is None else f"{share(one_example)} of memory"
+            )
             return Note.of("one_example_above", needs=needs)
         if below == self.cap:
             return self.cap_reason
@@ -138,7 +147,7 @@ class MaxBatchSearch:
         return Note.of(code, below=below, needs=needs, above=above, reached=reached)
 
     def _is_unsure(self, below: int, above: int | None) -> bool:
-        """Return whether memory jumps in a tight bracket, unless the smaller size was read low."""
+        """Return whether noise, and not a jump of memory, may explain a tight bracket."""
         if below < 2 or above is None or not _is_tight(below, above):
             return False
         memory, beyond = self._fitting[below], self.memory_bytes[above]
@@ -151,7 +160,7 @@ class MaxBatchSearch:
         rest = self._middle - memory
         if above is not None:
             if sum(b > below for b in self.memory_bytes) > 1:
-                return (below + above) / 2  # A slope has missed the window already: memory jumps.
+                return (below + above) / 2  # The secant missed the window once: memory jumps.
             if above in fitting:
                 slope = (fitting[above] - memory) / (above - below)
                 return below + rest / slope if slope > 0 else (below + above) / 2
@@ -163,7 +172,7 @@ class MaxBatchSearch:
         slope = (max(rise, 0.0) + _SPREAD * memory) / (below - previous)
         part = 1.0 if rise >= _TRUSTED_RISE * rest else _FIRST_PART
         proposal = max(safe, min(below + part * rest / slope, _BEYOND_SAFE * safe))
-        # Above the bracket it ran out of memory.
+        # The upper end of the bracket ran out of memory, so there is no secant to it.
         return proposal if above is None else min(proposal, (below + above) / 2)
 
 
@@ -171,30 +180,30 @@ def _is_tight(below: int, above: int) -> bool:
     return above - below <= max(1, _TIGHT * below)
 
 
-# Share of the memory up to which a batch size is run that was not probed.
+# A size that was not probed may run if its estimated memory is at most this share of the limit.
 SURE_SHARE = 0.5
 
 
 class MemoryFit(NamedTuple):
-    """Memory M(b) = fixed + b each, fitted to measured sizes."""
+    """The line M(b) = fixed_bytes + b * bytes_per_example, fitted to measured sizes."""
 
-    fixed_bytes: float  # Weights, slots, workspace: what does not depend on the batch.
+    fixed_bytes: float  # Weights, optimizer variables and workspace, which every batch needs.
     bytes_per_example: float
 
     def predict(self, batch_size: float) -> float:
         return self.fixed_bytes + batch_size * self.bytes_per_example
 
     def largest_within(self, most_bytes: float) -> float:
-        """Return the batch size up to which the line keeps within so many bytes, 0 if flat."""
+        """Return the batch size at which the line reaches `most_bytes`, or 0 if it is flat."""
         if not self.bytes_per_example > 0:
             return 0.0
         return (most_bytes - self.fixed_bytes) / self.bytes_per_example
 
 
 def memory_curve(memory_bytes: Mapping[int, float]) -> Callable[[float], float] | None:
-    """Return the bytes of any batch size by the line through two measured sizes or more.
+    """Return a function that estimates the bytes of a batch size, or None below two sizes.
 
-    They are at least what smaller sizes took that lie above the line.
+    The estimate is on the fitted line, or at the peak of a smaller size if that is above the line.
     """
     fit = fit_memory(memory_bytes)
     if fit is None:
@@ -206,44 +215,44 @@ def memory_curve(memory_bytes: Mapping[int, float]) -> Callable[[float], float] 
 
 
 def predict_memory(memory_bytes: Mapping[int, float], batch_size: int) -> float:
-    """Estimate the bytes of a batch size from the line through two measured sizes or more."""
+    """Estimate the bytes of a batch size from two measured sizes or more."""
     if (curve := memory_curve(memory_bytes)) is None:
         raise ValueError(
-            "A line needs the memory of two sizes: measure more of them, with memory. "
-            f"Received: memory of the sizes {sorted(memory_bytes)}."
+            "An estimate of memory needs at least two measured batch sizes: measure more sizes, "
+            f"with their memory. Received: memory of the sizes {sorted(memory_bytes)}."
         )
     return curve(batch_size)
 
 
-# Peaks of one size differ by up to this share from run to run: a line that is farther off is wrong.
+# Peaks of one size differ by up to this share from run to run, and so may a point and the line.
 _NOISE = 0.1
-# A line through fewer octaves of sizes than one shows the noise of the peaks, or a jump.
+# Sizes that differ by less than this factor show the noise of the peaks, or a jump, and no slope.
 _LEAST_SPAN = 2
 
 
 def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
     """Fit a line by least squares, each size weighted by 1 / M(b)^2.
 
-    Memory is the larger of several lines, and the last one holds for large sizes. So the smallest
-    sizes are left out until the line is near all others.
+    Memory is the maximum of several lines, and the steepest one holds for large sizes. Therefore
+    the smallest sizes are left out until the line is near all that remain.
     """
     return _fit_to_largest(memory_bytes)[0]
 
 
 def largest_within(memory_bytes: Mapping[int, float], most_bytes: float) -> Estimate[float | None]:
-    """Return the batch size at which the line reaches `most_bytes`, with its interval.
+    """Return the batch size at which the line reaches `most_bytes`, with a 95 % interval.
 
-    How much peaks err is estimated from the residuals and from what earlier searches showed, which
-    counts as four readings. Fieller's theorem gives the interval. Measured sizes bound it.
+    The variance of the peaks is estimated from the residuals and from a prior that counts as four
+    readings. Fieller's theorem gives the interval, and measured sizes bound it.
     """
     fit, sizes, memory = _fit_to_largest(memory_bytes)
     if fit is None or not fit.bytes_per_example > 0:
         return UNRESOLVED
     design = np.stack([np.ones_like(sizes), sizes], axis=1) / memory[:, None]
-    unscaled, freedom = np.linalg.inv(design.T @ design), len(sizes) - 2 + _READINGS
+    unscaled, freedom = np.linalg.inv(design.T @ design), len(sizes) - 2 + _PRIOR_READINGS
     residuals = design @ np.array(fit) - 1
-    variance = float(residuals @ residuals + _READINGS * _PRIOR_SPREAD**2) / freedom
-    found = ratio_of_estimates(
+    variance = float(residuals @ residuals + _PRIOR_READINGS * _PRIOR_SPREAD**2) / freedom
+    estimate = ratio_of_estimates(
         most_bytes - fit.fixed_bytes,
         fit.bytes_per_example,
         covariance=variance * unscaled * [[1, -1], [-1, 1]],
@@ -252,36 +261,35 @@ def largest_within(memory_bytes: Mapping[int, float], most_bytes: float) -> Esti
     least = max((size for size, peak in memory_bytes.items() if peak <= most_bytes), default=0)
     above = (size for size, peak in memory_bytes.items() if peak > most_bytes and size > least)
     most = min(above, default=math.inf) - 1
-    ends = (found.value, found.low, found.high)
-    value, low, high = (None if x is None else min(max(x, least), most) for x in ends)
+    ends = (estimate.value, estimate.low, estimate.high)
+    value, low, high = (None if size is None else min(max(size, least), most) for size in ends)
     return Estimate(value, low, high, n=len(sizes))
 
 
 def _fit_to_largest(
     memory_bytes: Mapping[int, float],
 ) -> tuple[MemoryFit | None, np.ndarray, np.ndarray]:
-    """Fit the line, and return the sizes that it was fitted to and their memory."""
+    """Fit the line, and return it with the sizes that it was fitted to and their memory."""
     sizes = np.array(sorted(memory_bytes), float)
     memory = np.array([memory_bytes[int(size)] for size in sizes], float)
-    fitted: list[tuple[MemoryFit | None, np.ndarray, np.ndarray]] = []
+    fits: list[tuple[MemoryFit | None, np.ndarray, np.ndarray]] = []
     for first in range(max(0, len(sizes) - 1)):
-        if fitted and _LEAST_SPAN * sizes[first] > sizes[-1]:
+        if fits and _LEAST_SPAN * sizes[first] > sizes[-1]:
             break
-        # A measurement errs by a share of its value: small sizes show the fixed part, large ones
-        # the slope.
+        # The error of a measurement is a share of its value, hence the weights 1 / m.
         b, m = sizes[first:], np.maximum(memory[first:], 1.0)
-        each, fixed = np.polyfit(b, m, 1, w=1 / m).tolist()
-        # Less than a byte over all of them is rounding.
-        each = each if abs(each) * b[-1] >= 1 else 0.0
-        fitted.append((MemoryFit(fixed, each), b, m))
-        if np.all(np.abs(fixed + each * b - m) <= _NOISE * m):
-            return fitted[-1]
-    # No line is near: memory jumps, and sizes close to each other say nothing about the slope.
-    return fitted[0] if fitted else (None, sizes, memory)
+        slope, fixed = np.polyfit(b, m, 1, w=1 / m).tolist()
+        # A rise of less than a byte over all sizes is a rounding error.
+        slope = slope if abs(slope) * b[-1] >= 1 else 0.0
+        fits.append((MemoryFit(fixed, slope), b, m))
+        if np.all(np.abs(fixed + slope * b - m) <= _NOISE * m):
+            return fits[-1]
+    # Memory jumps, so no line is near all sizes. The fit to all of them is the least wrong.
+    return fits[0] if fits else (None, sizes, memory)
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
-    """Predict the memory of a size from that of smaller ones; None if there are none."""
+    """Predict the memory of a size from smaller ones, or return None if there are none."""
     if not measured:
         return None
     fit = fit_memory(measured)

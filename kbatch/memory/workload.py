@@ -1,4 +1,4 @@
-"""What a memory probe runs: train steps or predictions of one batch size."""
+"""The workload of a memory probe: train steps or predictions of one batch size."""
 
 import dataclasses
 import gc
@@ -22,37 +22,35 @@ from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.model import check_trainable, optimizers_of, uninstall_step, user_step
 
-# Slots appear after the first step, and later steps peak higher than early ones.
+# The optimizer creates its variables in the first step, so later steps need more memory.
 _STEPS = 5
-# No step is begun where those after the first have taken so long: a processor without float16 units
-# would take minutes.
+# No further step starts after this time, because float16 on some CPUs would take minutes.
 _MOST_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A model and its data, which can go to another process."""
+    """A model and its data, which can be sent to another process."""
 
     build: Callable[[], keras.Model]  # Returns the compiled model.
     data: TrainingData
-    dtype_policy: str  # Global policy under which it is built.
-    training: bool = True  # Whether to run train steps, or predictions.
-    accumulate_below: int = 0  # Smaller batches run as micro-batches of one of so many.
+    dtype_policy: str  # Global policy under which the model is built.
+    training: bool = True  # If False, predictions run instead of train steps.
+    accumulate_below: int = 0  # Smaller sizes run as micro-batches of a batch of this size.
     moments_every: int = 0  # As in `Accumulation`.
-    replicas: int = 1  # Replicas that share each batch; all sizes are those of one of them.
+    replicas: int = 1  # Replicas that share each batch. Sizes are per replica.
 
     def start(self) -> "Run":
-        memory = DeviceMemory()  # What is held before the model is built does not count.
+        memory = DeviceMemory()  # Before the model is built: memory in use by then does not count.
         with dtype_policy_scope(self.dtype_policy):
             model = self.build()
             if not self.training:
                 return Run(self, model, memory)
             check_trainable(model)
-            # Unless the model computes its loss in a way of its own.
-            own = user_step(model) or type(model).compute_loss is not keras.Model.compute_loss
-            known = self.data.some_rows(model)
-            if known is not None and model.loss is not None and not own:
-                _, targets, _ = keras.utils.unpack_x_y_sample_weight(known.rows)
+            own_loss = user_step(model) or type(model).compute_loss is not keras.Model.compute_loss
+            sample = self.data.some_rows(model)
+            if sample is not None and model.loss is not None and not own_loss:
+                _, targets, _ = keras.utils.unpack_x_y_sample_weight(sample.rows)
                 if targets is None:
                     raise InputError(
                         "Training needs targets for the loss that the model was compiled with: "
@@ -64,68 +62,75 @@ class Workload:
 
 
 class WorkloadFacts(NamedTuple):
-    """What is known of a workload before it runs."""
+    """Facts about a workload that are known before it runs."""
 
     device: str
-    limit_bytes: int  # Memory that it may take.
+    limit_bytes: int  # Memory that it may use.
     training: bool
     dtype_policy: str
     variables_bytes: int
-    held_bytes: int  # Before it runs: in a process with other models, theirs too.
-    examples: int | None  # Of its data, None if unknown.
+    held_bytes: int  # Bytes in use before it runs, including other models of the process.
+    examples: int | None  # Number of examples in the data, None if unknown.
     notes: tuple[Note, ...]
 
 
 class Reading(NamedTuple):
-    # Most bytes at once, without the first step where that has its own; None if memory ran out.
+    """A measurement of the memory of one batch size."""
+
+    # Peak of the steps after the first if that was measured, else of all; None if memory ran out.
     peak_bytes: int | None
-    rows: int  # Examples that the batch really had.
+    rows: int  # Examples in the batch, which the data may limit.
     duration_s: float = 0.0
-    free: FreeMemory | None = None  # When memory ran out, if the allocator reported it.
-    died: WorkerDied | None = None  # How the worker process ended of it, if it did.
-    lost: bool = False  # Whether nothing more may run in the process that ran it.
-    first_step_bytes: int | None = None  # That of the first step, which also compiles and tries.
+    free: FreeMemory | None = None  # Free memory when it ran out, if the allocator reported it.
+    died: WorkerDied | None = None  # The error if the worker process ended.
+    lost: bool = False  # Whether nothing more can run in the process.
+    # Peak of the first step, which also compiles and autotunes; None if it was not measured.
+    first_step_bytes: int | None = None
 
     def bytes_below(self, limit_bytes: float) -> int | None:
-        """Return the bytes that decide: those of later steps, if the first one fits too."""
+        """Return the peak of later steps, or of the first step if that exceeds the limit."""
         peak, first = self.peak_bytes, self.first_step_bytes
         return max(peak, first) if peak and first and first > limit_bytes else peak
 
 
 class Run:
-    """A workload and the memory that it takes, in the process that runs it."""
+    """Runs a workload in this process and measures its memory."""
 
     def __init__(self, workload: Workload, model: keras.Model, memory: DeviceMemory):
         self.model: Any = model
         self.memory = memory
         self.training = workload.training
         self._workload = workload
-        # That of a model which accumulates already: it is measured so.
+        # A model that already accumulates gradients is measured with its own step.
         self._train_step = vars(model).get("train_step")
-        # Train steps with what Keras compiled of them, by micro-batch size; None for the whole.
+        # The train step and Keras's compiled function by micro-batch size; key None: a whole batch.
         self._compiled: dict[int | None, tuple[Any, Any]] = {}
         self.data = workload.data
-        known = self.data.some_rows(model)
-        self.examples = known and known.examples
-        self.note = known and known.note  # What a reader must know of the data.
+        sample = self.data.some_rows(model)
+        self.examples = sample and sample.examples
+        self.note = sample and sample.note
         self._row_bytes: int | None = None
 
     def variables_bytes(self) -> int:
-        """Return the bytes of the weights and, in training, of the optimizer's slots."""
+        """Return the bytes of the model's variables and, in training, of the optimizer's."""
         variables = list(self.model.variables)
         if self.training:
             optimizer = self.model.optimizer
             if not optimizer.built and user_step(self.model) is None:
                 with self.model.distribute_strategy.scope():
                     optimizer.build(self.model.trainable_variables)
-            variables += [slot for one in optimizers_of(self.model) for slot in one.variables]
+            for optimizer in optimizers_of(self.model):
+                variables += optimizer.variables
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 
     def batch(self, rows: int) -> Any:
         return self.data.sample(rows, self.model)
 
     def left_out_bytes(self, batch_size: int) -> int:
-        """Return the bytes of the inputs that a real batch has beside those that `run` uses."""
+        """Return the input bytes of a real batch that `run` leaves out.
+
+        A probe of a micro-batch runs two micro-batches, and a real batch may have more.
+        """
         if batch_size >= self._workload.accumulate_below:
             return 0
         if self._row_bytes is None:
@@ -138,8 +143,8 @@ class Run:
         limit_bytes = memory_limit_bytes or memory.limit_bytes or host_limit_bytes()
         if self.note is not None:
             notes.append(self.note)
-        if memory_limit_bytes is None and (found := memory.held_by_others()) is not None:
-            free, total = map(memory_text, found)
+        if memory_limit_bytes is None and (shared := memory.held_by_others()) is not None:
+            free, total = map(memory_text, shared)
             notes.append(Note.of("gpu_shared", free=free, total=total))
         return WorkloadFacts(
             device=memory.device,
@@ -153,7 +158,10 @@ class Run:
         )
 
     def read(self, batch_size: int, smaller_worked: bool) -> Reading:
-        """Measure one batch size; `smaller_worked` says what an error may mean."""
+        """Measure one batch size.
+
+        `smaller_worked` says whether a smaller size ran, so that a vague error means out of memory.
+        """
         memory = self.memory
         gc.collect()
         memory.reset()
@@ -161,7 +169,7 @@ class Run:
         peaks: list[int] = []
 
         def keep_peak() -> None:
-            # A CPU's plain allocator does not count small blocks: what is held for sure is less.
+            # A CPU's allocator does not count small blocks, so the peak may miss the variables.
             held = max(memory.peak_bytes, self.variables_bytes(), 1)
             peaks.append(held + self.left_out_bytes(batch_size))
             memory.reset()
@@ -174,8 +182,8 @@ class Run:
         except MEMORY_ERRORS as error:
             if not ran_out_of_memory(error, smaller_worked=smaller_worked):
                 raise
-            # XLA on a CPU frees the weights that it was to update where it runs out. They stay in
-            # use, and whatever is allocated next is written over them.
+            # If XLA on a CPU runs out of memory, it has freed the weights that it was to update,
+            # although the model still uses them.
             on_cpu = memory.device == "CPU:0"
             freed = on_cpu and self.training and bool(self.model.jit_compile)
             lost = device_is_lost(error) or freed
@@ -183,45 +191,45 @@ class Run:
         return Reading(peak, rows, seconds, lost=lost, first_step_bytes=first)
 
     def run(self, batch_size: int, after_first: Callable[[], None]) -> int:
-        """Run one batch size; return its rows, which are fewer where the data have no more."""
+        """Run one batch size and return its rows, which may be fewer if the data has no more."""
         rows, replicas = self._rows(batch_size), self._workload.replicas
-        batches, given = self._batches(rows * replicas), rows
+        batches, available = self._batches(rows * replicas), rows
         if self.data.is_function:
-            given = _rows_of_first(batches) // replicas
-        if not given:  # A data function may drop its remainder, and so give no batch.
-            given = sum(1 for _ in self._batches(1).take(rows * replicas)) // replicas
-            batches = self._batches(max(1, given) * replicas)
-            if given in (0, rows) or not _rows_of_first(batches):
+            available = _rows_of_first(batches) // replicas
+        if not available:  # A function that drops the remainder may return no batch.
+            available = sum(1 for _ in self._batches(1).take(rows * replicas)) // replicas
+            batches = self._batches(max(1, available) * replicas)
+            if available in (0, rows) or not _rows_of_first(batches):
                 raise InputError(
                     "The data function returned no batch: give it more examples than the largest "
-                    f"batch size, or a smaller `max_batch_size`. Received: {given} examples for "
-                    f"batch_size={rows}."
+                    f"batch size, or a smaller `max_batch_size`. Received: {available} examples "
+                    f"for batch_size={rows}."
                 )
         if self.training:
             self._set_train_step(batch_size)
         batches = batches.repeat().take(_STEPS).prefetch(tf.data.AUTOTUNE)
         steps, kind = _Steps(after_first), type(self.model)
-        # Not an instance's own `fit`, which may be timed by who measures, or that of a tracker.
+        # The class's `fit`, unwrapped: kbatch or a tracker may have replaced it to time training.
         if self.training:
             fit = inspect.unwrap(kind.fit)
             fit(self.model, batches, verbose=0, shuffle=False, callbacks=[steps])
         else:
             kind.predict(self.model, batches, verbose=0, callbacks=[steps])
-        return min(given, batch_size)
+        return min(available, batch_size)
 
     def _set_train_step(self, batch_size: int) -> None:
-        """Make the model train in parts of this size, by what was compiled for them before."""
+        """Set the train step of a micro-batch size, compiled before if it ran before."""
         size = batch_size if batch_size < self._workload.accumulate_below else None
         if size not in self._compiled:
             as_given = size is None and vars(self.model).get("train_step") is self._train_step
             if not as_given:
                 uninstall_step(self.model)
             if size is not None:
-                # Two micro-batches are an accumulated batch: more of them need no more memory.
+                # Two micro-batches need as much memory as more of them.
                 Accumulation(size, None, self._workload.moments_every).apply(self.model)
             elif not as_given and self._train_step is not None:
                 self.model.train_step = self._train_step
-            self.model.make_train_function(force=not as_given)  # What was traced before is kept.
+            self.model.make_train_function(force=not as_given)
             self._compiled[size] = vars(self.model).get("train_step"), self.model.train_function
         step, self.model.train_function = self._compiled[size]
         vars(self.model).pop("train_step", None)
@@ -237,12 +245,12 @@ class Run:
 
 
 def _rows_of_first(batches: tf.data.Dataset) -> int:
-    # The batch is let go of: it would count as memory.
+    # The batch is freed at once. Otherwise it would count as memory of the run.
     return sum(rows_of(batch) for batch in batches.take(1))
 
 
 class _Steps(keras.callbacks.Callback):
-    """Calls after the first step, which is traced, and ends the run where later ones are slow."""
+    """Calls `after_first` when the traced first step ends, and stops the run if steps are slow."""
 
     def __init__(self, after_first: Callable[[], None]):
         super().__init__()

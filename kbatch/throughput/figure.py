@@ -1,4 +1,4 @@
-"""The figure of a sweep of batch sizes: throughput, time and memory, what failed, and answers."""
+"""The figure of a sweep of batch sizes: throughput, time, memory, failures and answers."""
 
 import contextlib
 import math
@@ -18,37 +18,42 @@ from kbatch.plotting import canvas, draw
 from kbatch.records.notes import Note
 from kbatch.throughput.result import TrainingProfile, fastest_ways
 
-# A limit that lies so many times above everything would press the curve to the floor.
+# The memory limit is drawn if it is less than this many times the highest peak.
 _FAR = 16
 
 
 def plot_training_profile(
     profile: TrainingProfile, ax: Axes | None = None, *, caption: bool = True
 ) -> Axes:
-    """Plot samples/s, the time of a micro-batch and the peak memory of training by its size.
+    """Plot throughput, time and peak memory of training by micro-batch size.
 
-    One series for one step an execution, another for as many as a search would run. The lines are
-    fits t = a + b B where these hold; elsewhere lines join the points. The size from which 90 % of
-    the peak throughput is reached and the one to take are marked, sizes that ran out of memory
-    stand at the bottom edge. The uppermost Axes are returned, whose label describes it.
+    One series has one step per execution, the other as many as a search would run. The lines are
+    fits t = a + b B. If a fit does not hold, lines join the points. The size to take and the size
+    that reaches 90 % of the peak throughput are marked. Sizes that ran out of memory are marked at
+    the bottom edge.
+
+    Example:
 
     >>> profile = kbatch.profile_training(build, x, y)
     >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
 
     Args:
-        profile: A profile, from `profile_training`.
-        ax: Axes whose place the panels take. If None, a new figure.
-        caption: Whether to write at most two lines below a new figure.
+        profile: A profile from `profile_training`.
+        ax: Axes whose place the panels take. If None, a new figure is made.
+        caption: Whether to write a caption of at most two lines below a new figure. Default: True.
+
+    Returns:
+        The uppermost Axes. Their label describes the figure in sentences.
 
     Raises:
         ValueError: If nothing was timed.
     """
     check_timed(profile.updates)
     updates = profile.updates
-    several = [one for one in updates if one.steps_per_execution > 1 and one.measured]
-    alone = [one for one in updates if one not in several]  # And what was not measured.
-    both = several and any(one.measured for one in alone)
-    timed = {"one step an execution": alone, "as many as a search runs": several}
+    several = [update for update in updates if update.steps_per_execution > 1 and update.measured]
+    alone = [update for update in updates if update not in several]
+    both = several and any(update.measured for update in alone)
+    timed = {"one step per execution": alone, "as many as a search runs": several}
     answers = [("take", profile.micro_batch_size, True)]
     line = profile.line_text
     if line is not None and (efficient := profile.efficient.value) is not None:
@@ -96,19 +101,18 @@ def draw_sweep(
     of: str = "batch",
     targets_ms: Sequence[tuple[float, str]] = (),
     answers: Sequence[tuple[str, int, bool]] = (),
-    quantile: float | None = None,  # Of the times of single calls, drawn above their medians.
+    quantile: float | None = None,  # Quantile of the times of calls, drawn above their medians.
     fit: str = "",
     caption: bool,
 ) -> Axes:
-    """Draw throughput and time where something was timed, and memory where that is known.
+    """Draw throughput and time if something was timed, and memory if it was measured.
 
-    Each answer is its name, its size, and whether that was measured; each target has words too.
+    An answer is a name, a size, and whether that size was measured. A target is a time and a name.
     """
     rows = [row for series in timed.values() for row in series]
-    found = {one.dtype_policy: peaks_under(one.dtype_policy, memory) for one in memory}
-    peaks = {policy: known for policy, known in found.items() if known}
-    failed = {row.batch_size for row in rows if row.outcome == "out_of_memory"}
-    failed |= {one.batch_size for one in memory if one.outcome == "out_of_memory"}
+    policies = dict.fromkeys(record.dtype_policy for record in memory)
+    peaks = {policy: known for policy in policies if (known := peaks_under(policy, memory))}
+    failed = {row.batch_size for row in (*rows, *memory) if row.outcome == "out_of_memory"}
     measured = {row.batch_size for row in rows if row.measured}.union(*peaks.values())
     sizes, notes = sorted(failed | measured), [fit]
     count = 2 * bool(timed) + bool(peaks)
@@ -124,7 +128,7 @@ def draw_sweep(
             times_ms = [(row.batch_size, row.time_s.times(1e3)) for row in series if row.time_s]
             line = [(size, 1e3 * time_s) for size, time_s in line_s]
             if quantile is not None:
-                medians_ms = line or [(size, found.value) for size, found in times_ms]
+                medians_ms = line or [(size, time_ms.value) for size, time_ms in times_ms]
                 color, _ = canvas.series_style(index)
                 lower.plot(*zip(*medians_ms, strict=True), color=color, linewidth=0.6)
                 times_ms, line = _quantiles_ms(series, quantile), []
@@ -146,47 +150,47 @@ def draw_sweep(
         notes.append(bars)
     if peaks:
         notes.append(_draw_peaks(panels[-1], peaks, limit_bytes))
-    words = Note.of("out_of_memory")
-    if not draw.missing(panels[-1:], [(size, words) for size in sorted(failed)]):
-        notes.insert(0, f"\N{MULTIPLICATION X}: {words}.")
+    reason = Note.of("out_of_memory")
+    if not draw.missing(panels[-1:], [(size, reason) for size in sorted(failed)]):
+        notes.insert(0, f"\N{MULTIPLICATION X}: {reason}.")
     canvas.write_title(panels[0], title, columns=4)
     canvas.write_caption(panels, *notes, facts=facts, caption=caption and ax is None)
     return panels[0]
 
 
 def time_name(quantile: float | None) -> str:
-    """Name the time of a batch on an axis: the median without a quantile."""
+    """Return the name of the time axis: the median if there is no quantile."""
     return "Time" if quantile is None else f"p{100 * quantile:g} time"
 
 
 def _quantiles_ms(rows: Sequence[Any], quantile: float) -> list[tuple[float, Estimate[float]]]:
-    """Return the quantile of the calls of each size; its range ends at the upper bound."""
-    found = []
+    """Return the quantile of the calls of each size, with its upper confidence bound."""
+    estimates = []
     for row in rows:
         if row.measured and row.latencies_s:
             value = float(np.quantile(row.latencies_s, quantile))
             high = quantile_upper_bound(row.latencies_s, quantile=quantile)
-            found.append((row.batch_size, Estimate(value, high and value, high).times(1e3)))
-    return found
+            estimates.append((row.batch_size, Estimate(value, high and value, high).times(1e3)))
+    return estimates
 
 
 def _fitted_line(rows: Sequence[Timed]) -> list[tuple[float, float]]:
-    """Return sizes and seconds along the line through rows, none where no line holds."""
-    with contextlib.suppress(ValueError):  # Too little was timed.
+    """Return sizes and seconds along the fitted line, or nothing if the fit does not hold."""
+    with contextlib.suppress(ValueError):  # Too few sizes or rounds for a fit.
         if (latency := fit_rounds([row for row in rows if row.measured])).follows_line:
             return draw.along(latency.line, *latency.batch_sizes[[0, -1]])
     return []
 
 
 def _draw_peaks(panel: Axes, peaks: Mapping[str, dict[int, int]], limit_bytes: int | None) -> str:
-    """Draw the memory of each policy and a limit that is near; say what the lines are."""
-    words = ""
+    """Draw the memory of each policy, and the limit if it is near. Return a note on the lines."""
+    line_note = ""
     for index, (policy, known) in enumerate(peaks.items()):
         rows, line = [(size, Estimate(float(peak))) for size, peak in known.items()], []
-        # Allocators take memory in steps: a line that misses them says nothing.
+        # Allocators take memory in steps, so that a line may not fit.
         curve = memory_curve(known)
         if curve is not None and draw.follows(curve, known):
-            words = "Dotted: fitted line of the memory."
+            line_note = "Dotted: fitted line of the memory."
             line = draw.along(curve, min(known), max(known))
         draw.series(panel, index, rows, label=policy, line=line, style=":")
     panel.set_yscale("log", base=2)
@@ -196,21 +200,21 @@ def _draw_peaks(panel: Axes, peaks: Mapping[str, dict[int, int]], limit_bytes: i
     if limit_bytes is not None and limit_bytes < _FAR * max(shown):
         shown.append(limit_bytes)
         draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}", below=True)
-    # From one power of two to another, so that there are two labels at least.
+    # From one power of two to another, so that there are at least two labels.
     low, high = math.floor(math.log2(min(shown) / 1.1)), math.ceil(math.log2(1.1 * max(shown)))
     panel.set_ylim(2.0**low, 2.0**high)
-    return words
+    return line_note
 
 
 def height_in(panels: int) -> float:
-    """Return the height of so many panels with title and caption."""
+    """Return the height of a figure with this many panels, in inches."""
     return 1.5 + 1.6 * panels
 
 
 def check_timed(rows: Sequence[Timed]) -> None:
-    """Raise a `ValueError` if nothing was timed, with what to do."""
+    """Raise a `ValueError` if nothing was timed."""
     if not any(row.measured for row in rows):
         raise ValueError(
-            "The profile holds no time, so there is nothing to plot: measure smaller batch sizes "
-            f"or longer. Received: {len(rows)} settings, none measured."
+            "The profile has no times, so there is nothing to plot. Profile smaller batch sizes, "
+            f"or give a longer `time_budget_s`. Received: {len(rows)} settings, none measured."
         )

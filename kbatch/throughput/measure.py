@@ -1,4 +1,4 @@
-"""How the micro-batch size affects a model's step time, throughput and memory in training."""
+"""Measure step time, throughput and memory of training by micro-batch size."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ from kbatch.training.state import kept_state
 from kbatch.training.step_call import StepCall, check_one_device, held_by_host
 from kbatch.training.steps_per_execution import EXECUTION_S, execution_steps
 
-# Rounds that a size is timed in at least, for an interval of their median, and at most.
+# Fewest and most rounds in which a size is timed. Six give a 95 % interval of the median.
 _ROUNDS, _MOST_ROUNDS = 6, 18
 
 
@@ -53,13 +53,13 @@ def profile_training(
     seed: int = 0,
     verbose: int | str = "auto",
 ) -> TrainingProfile:
-    """Measure step time, throughput and memory of training by micro-batch size, in seconds.
+    """Measure step time, throughput and memory of training by micro-batch size.
 
-    Real train steps of all sizes take turns in shuffled rounds, one an execution and as many as a
-    search would run (about 100 ms), so that a machine that drifts slows all alike; the first of
-    each, which compiles, is kept apart. Memory is measured before, in a worker process that may die
-    of it, and what is expected above the memory window is not run: that a size does not fit is a
-    result.
+    kbatch times real train steps of all sizes in shuffled rounds, so that a slow moment of the
+    machine affects all sizes alike. Each size runs with one step per execution and with as many as
+    a search would run (about 100 ms). The first call, which compiles, is recorded separately.
+    Memory is measured first, in a worker process that may run out of it. A size that is expected
+    not to fit is not run.
 
     Example:
 
@@ -68,24 +68,33 @@ def profile_training(
     >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
 
     Args:
-        build: As in `find_max_batch_size`.
-        x: As there; a few rows are used, repeated into batches.
-        y: Targets of arrays.
-        batch_sizes: Micro-batch sizes in ascending order. None for powers of two as far as data,
-            memory and time allow, up to 4096, or 65536 while throughput grows and memory suffices.
-        time_budget_s: Seconds for the whole call. Memory takes at most about a third of them. A
-            step that has begun is not stopped, and two sizes are measured however long they take.
-        measure_memory: Whether to measure memory. Without, nothing guards against a size that
-            needs too much.
-        memory_limit_bytes: As in `find_max_batch_size`.
-        seed: Seed of the order within rounds.
-        verbose: As in `find_max_batch_size`; the bar shows how much of the time is spent.
+        build: A function that returns a compiled model (it may take keras-tuner's `hp`), a
+            `HyperModel`, or a compiled model, which is not changed.
+        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, a
+            `PyDataset`, or a function `batch_size -> tf.data.Dataset`. kbatch reads a few rows and
+            repeats them into batches.
+        y: Targets, if `x` is arrays. A dataset yields (x, y) or (x, y, sample_weight).
+        batch_sizes: Micro-batch sizes in ascending order. If None, powers of two up to 4,096, or
+            up to 65,536 if throughput still grows, as far as data, memory and time allow.
+        time_budget_s: Time budget of the call, in seconds. Memory takes at most about a third of
+            it. At least two sizes are measured, and a step that has begun is not stopped.
+            Default: 60.
+        measure_memory: Whether to measure memory. If False, a size that needs too much memory ends
+            the process. Default: True.
+        memory_limit_bytes: Memory that the model may use, in bytes. If None, all that TensorFlow
+            can have of the GPU; on a CPU, half of the memory that is free.
+        seed: Seed of the order within rounds. Default: 0.
+        verbose: 0 prints nothing. 1 shows one line that changes in a terminal or a notebook, and
+            lines in a log. 2 prints lines everywhere. Default: `"auto"`, which is 1.
+
+    Returns:
+        A `TrainingProfile`: the times and the memory of each size, and the size to train with.
 
     Raises:
-        InputError: If the data cannot be batched, the time is not positive, or the model is spread
-            over several devices.
+        InputError: If the data cannot be batched, `time_budget_s` is not positive, or the model is
+            distributed over several devices.
         OutOfMemoryError: If not even the weights fit.
-        TypeError: If `build` cannot build or a size no integer.
+        TypeError: If `build` is not one of the above, or a size is not an integer.
         ValueError: If a size is not positive, sizes do not ascend, or the model cannot be trained.
     """
     check_seconds(time_budget_s=time_budget_s)
@@ -98,11 +107,11 @@ def profile_training(
     data.check()
     policy = global_policy()
     workload = Workload(model_builder(build), data, policy)
-    # Building the model takes the GPU: the worker process comes first.
+    # The model is built after the worker process has ended, because it takes the GPU's memory.
     start = functools.cache(workload.start)
 
-    def filled(sizes: tuple[int, ...], examples: int | None) -> tuple[int, ...]:
-        """Leave out, of the default sizes, those beyond the data: they would only repeat rows."""
+    def within_data(sizes: tuple[int, ...], examples: int | None) -> tuple[int, ...]:
+        """Return the sizes of which the data fills a batch, or all sizes if the user chose them."""
         if chosen or examples is None:
             return sizes
         return tuple(size for size in sizes if size <= examples)
@@ -117,20 +126,20 @@ def profile_training(
                 facts = probes.facts()
                 memory = memory_pass(
                     probes,
-                    filled(sizes, facts.examples),
+                    within_data(sizes, facts.examples),
                     dtype_policy=facts.dtype_policy,
                     time_budget_s=began_s + SHARE_FOR_MEMORY * time_budget_s - time.perf_counter(),
                     say=progress.say,
                 )
         run = start()
-        policy, measured, larger = run.model.dtype_policy.name, filled(sizes, run.examples), ()
+        policy, larger = run.model.dtype_policy.name, ()
         if not chosen and run.examples is not None:
             most = memory.largest_sure(policy)
-            larger = (size for size in filled(LARGER_SIZES, run.examples) if size <= most)
+            larger = (size for size in within_data(LARGER_SIZES, run.examples) if size <= most)
         updates = timed_updates(
             run.model,
             run.batch,
-            measured,
+            within_data(sizes, run.examples),
             TimingPlan(
                 time_left_s(time_budget_s, began_s=began_s),
                 needed_calls=_ROUNDS,
@@ -156,8 +165,8 @@ def profile_training(
         )
 
 
-# The series of a sweep; its sizes are micro-batches.
-ALONE, TOGETHER = "one step an execution", "several steps an execution"
+# The two series of a sweep.
+ALONE, TOGETHER = "one step per execution", "several steps per execution"
 
 
 def timed_updates(
@@ -166,20 +175,20 @@ def timed_updates(
     sizes: Iterable[int],
     timing: TimingPlan,
     *,
-    larger: Iterable[int] = (),  # To go on with while throughput grows.
+    larger: Iterable[int] = (),  # Further sizes, timed as long as throughput grows.
     **settings: Any,
 ) -> tuple[TimedUpdate, ...]:
-    """Time updates by size, one an execution and as many as a search would run, where it would."""
+    """Time train steps by size, with one step per execution and with as many as a search runs."""
     with update_sweep(model, batch_of, timing, **settings) as sweep:
-        # Both of a size in turn: where time ends them, it ends them at about the same size.
-        list(sweep.warm_up(Setting(one, size) for size in sizes for one in (ALONE, TOGETHER)))
+        # Both series of a size, one after the other, so that both end at the same size.
+        list(sweep.warm_up(Setting(name, size) for size in sizes for name in (ALONE, TOGETHER)))
         list(sweep.warm_up(Setting(TOGETHER, s.size) for s, _ in sweep.go_on(ALONE, larger)))
         sweep.run()
         return tuple(
             TimedUpdate(**sweep.timing_of(setting), steps_per_execution=int(sweep.shares(setting)))
-            for one in sweep.tried(ALONE)
-            for setting in (one, Setting(TOGETHER, one.size))
-            if setting == one or setting in sweep.blocks
+            for alone in sweep.tried(ALONE)
+            for setting in (alone, Setting(TOGETHER, alone.size))
+            if setting == alone or setting in sweep.blocks
         )
 
 
@@ -187,7 +196,7 @@ def timed_updates(
 def update_sweep(
     model: keras.Model, batch_of: Callable[[int], Any], timing: TimingPlan, **settings: Any
 ) -> "Iterator[UpdateSweep]":
-    """Open the train steps of a model for timing; it is returned as it was."""
+    """Open a sweep over the train steps of a model, whose state is restored at the end."""
     check_one_device(model)
     with kept_state(model) as state:
         if accumulation_of(model) is not None:
@@ -197,17 +206,17 @@ def update_sweep(
 
 
 class UpdateSweep(Sweep):
-    """Train steps of a model on whole batches, that are open for timing."""
+    """A sweep over the train steps of a model."""
 
     def __init__(
         self,
         step: StepCall,
-        batch_of: Callable[[int], Any],  # Returns a batch of so many examples.
+        batch_of: Callable[[int], Any],  # Returns a batch of a given size.
         timing: TimingPlan,
         *,
-        examples: int | None = None,  # Of the data, which end an epoch.
-        execution_s: float = EXECUTION_S,  # About how long several steps take.
-        refused: Callable[[int], Note | None] = lambda size: None,  # Why not to run a size.
+        examples: int | None = None,  # Examples of an epoch: an execution is not longer than one.
+        execution_s: float = EXECUTION_S,  # Target duration of an execution of several steps.
+        refused: Callable[[int], Note | None] = lambda size: None,  # Why a size must not be run.
         **settings: Any,
     ):
         super().__init__(timing, **settings)
@@ -215,24 +224,24 @@ class UpdateSweep(Sweep):
         self._refused, self._execution_s = refused, execution_s
 
     def prepare(self, setting: Setting) -> Callable[[], None]:
-        """Make the step of a setting, or its execution of several."""
+        """Return a function that runs one execution of a setting."""
         return self.call(self._batch_of(setting.size), int(self.shares(setting)))
 
     def call(self, batch: Any, steps: int) -> Callable[[], None]:
-        """Make an execution of steps on a batch; the first call of a shape compiles."""
-        held = held_by_host(batch)  # Batches of all sizes would fill a GPU.
+        """Return a function that runs steps on a batch. Its first call for a shape compiles."""
+        held = held_by_host(batch)  # On the device, the batches of all sizes would fill its memory.
         if not self._step.several:
             return functools.partial(self._step, held)
         return functools.partial(self._step.execute, iter(endless(held)), steps)
 
     def refusal(self, setting: Setting) -> Note | None:
-        """Return why a size is not run, or why several steps an execution are not."""
-        alike = setting.series == TOGETHER and self.shares(setting) == 1
-        reason = Note.of("one_step_as_fast") if alike else None
+        """Return why a setting is not run, or None if it is."""
+        same = setting.series == TOGETHER and self.shares(setting) == 1
+        reason = Note.of("one_step_as_fast") if same else None
         return self._refused(setting.size) or reason
 
     def shares(self, setting: Setting) -> float:
-        """Return how many steps an execution of a setting runs, by the time of one step."""
+        """Return the number of steps per execution of a setting, from the time of one step."""
         alone = self.warm_ups.get(Setting(ALONE, setting.size))
         if setting.series == ALONE or not self._step.several or alone is None:
             return 1

@@ -42,7 +42,7 @@ def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
     assert table["samples/s"][3] == pytest.approx(32 / 5.2e-4)
     assert table.attrs["answer"] == [3]
     upper = profile.plot()
-    assert "one step an execution" in words(upper)
+    assert "one step per execution" in words(upper)
     assert "Fit of the faster way of each size: t = " in words(upper)
     slow = TimedUpdate(batch_size=8, steps_per_execution=9, outcome="not_run")
     alone = words(training_profile(update(8, 1e-3), update(32, 2e-3), slow).plot())
