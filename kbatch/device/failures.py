@@ -128,8 +128,8 @@ def refusal(error: BaseException) -> str | None:
     cause = cause_of(error)
     if isinstance(error, tf.errors.OpError) and any(text in cause for text in _LENGTHS):
         return (
-            "The rows differ in length and cannot form a batch. Give a function "
-            "`batch_size -> dataset.padded_batch(batch_size)` as `x`."
+            "The rows differ in length and cannot form a batch: give a function "
+            "`batch_size -> dataset.padded_batch(batch_size)`."
         )
     from_python = isinstance(error, tf.errors.OpError) and OF_PYTHON in str(error)
     # An error about a shape may occur at one batch size only.
