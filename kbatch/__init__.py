@@ -1,7 +1,7 @@
-"""kbatch answers which batch size a Keras model should use, and why.
+"""kbatch finds the batch size and the learning rate to train a Keras model with, and says why.
 
-Every name is imported when it is first used, so `import kbatch` is fast and a report never
-starts TensorFlow.
+A name is imported when it is first used. Therefore `import kbatch` is fast, and writing a report
+does not start TensorFlow.
 """
 
 import importlib
@@ -64,11 +64,11 @@ def __getattr__(name: str):
     if name not in _HOME_OF:
         raise AttributeError(f"module 'kbatch' has no attribute {name!r}")
     home = importlib.import_module(_HOME_OF[name])
-    # A package of its own is its own home.
+    # `kbatch.analysis` is a module, not a name in one.
     globals()[name] = value = home if home.__name__ == f"kbatch.{name}" else getattr(home, name)
     return value
 
 
 def __dir__() -> list[str]:
-    """List the public names, also those not imported yet."""
+    """List the public names, including those that are not yet imported."""
     return sorted({*globals(), *__all__})

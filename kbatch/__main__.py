@@ -1,4 +1,4 @@
-"""`python -m kbatch`: the command line."""
+"""Run the command line: `python -m kbatch`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What several commands share: a parser, memory sizes, models and data by name, a quiet start."""
+"""Shared parts of the commands: a parser, types of options, models and data by name."""
 
 import argparse
 import contextlib
@@ -14,18 +14,17 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of any other mistake; an option is read by its `type`."""
+    """A parser that raises its errors, so that all errors are printed alike."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong, which names the option."""
         raise ValueError(f"{message} (`{self.prog} --help` lists the options)")
 
 
 def quantity(text: str, units: Mapping[str, float], required: str) -> float:
-    """Read a positive number with its unit."""
-    found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower())
+    """Read a positive number with a unit."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower())
     try:
-        value = float(found[1]) * units[found[2]] if found else 0.0
+        value = float(match[1]) * units[match[2]] if match else 0.0
     except (KeyError, ValueError):
         value = 0.0
     if value <= 0:
@@ -51,7 +50,7 @@ def milliseconds(text: str) -> float:
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
-    from kbatch.analysis.batch_sizes import check_batch_sizes  # NumPy comes with it.
+    from kbatch.analysis.batch_sizes import check_batch_sizes  # Imports NumPy.
 
     try:
         return check_batch_sizes([int(word) for word in text.split(",")])
@@ -65,7 +64,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def name_text(text: str) -> str:
-    """Check a name whose package exists, and let Python find its module; nothing is imported."""
+    """Check that a name's package exists, and add its folder to the path. Imports nothing."""
     module_name, name = _module_and_name(text)
     if not name or not module_name:
         required = "package.module:function, such as train:build"
@@ -73,18 +72,19 @@ def name_text(text: str) -> str:
     package = module_name.partition(".")[0]
     if package in {*sys.stdlib_module_names, "test"}:
         raise argparse.ArgumentTypeError(
-            f"Python's standard library is searched first: rename {package}.py. Received: {text}."
+            f"rename {package}.py, because the standard library has a module of this name. "
+            f"Received: {text}."
         )
-    given = Path(text.partition(":")[0])
-    folder = str(given.parent.resolve() if given.suffix == ".py" else Path.cwd())
+    path = Path(text.partition(":")[0])
+    folder = str(path.parent.resolve() if path.suffix == ".py" else Path.cwd())
     if folder not in sys.path:
-        # A `pickle.py` there must not hide Python's own.
+        # After the standard library, so that a `pickle.py` there does not hide Python's own.
         installed = (i for i, entry in enumerate(sys.path) if entry.endswith("-packages"))
         sys.path.insert(next(installed, len(sys.path)), folder)
     if importlib.util.find_spec(package) is None:
         raise argparse.ArgumentTypeError(
-            f"its module is not found from {folder}: run the command in the folder that holds it. "
-            f"Received: {text}."
+            f"its module was not found from {folder}: run the command in the folder of the "
+            f"module. Received: {text}."
         )
     return text
 
@@ -95,39 +95,41 @@ def _module_and_name(text: str) -> tuple[str, str]:
 
 
 def named(text: str) -> Any:
-    """Import what `package.module:name` or `file.py:name` names, which was checked."""
+    """Import the object that `package.module:name` or `file.py:name` names."""
     module_name, name = _module_and_name(text)
-    found: Any = importlib.import_module(module_name)
+    value: Any = importlib.import_module(module_name)
     for part in name.split("."):
-        if not hasattr(found, part):
-            names = sorted(n for n, v in vars(found).items() if callable(v) and n[0] != "_")
+        if not hasattr(value, part):
+            names = sorted(n for n, v in vars(value).items() if callable(v) and n[0] != "_")
             raise ValueError(
                 f"{module_name} does not have this function: give one of "
                 f"{', '.join(names) or 'its names'}. Received: {text}."
             )
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def named_build(text: str) -> Any:
-    given = named(text)
-    if callable(given) or hasattr(given, "build"):
-        return given
+    build = named(text)
+    if callable(build) or hasattr(build, "build"):
+        return build
     raise ValueError(
         "MODULE:BUILD must name a function that returns a compiled model, or a "
-        f"`keras_tuner.HyperModel`. Received: {text}, a {type(given).__name__}."
+        f"`keras_tuner.HyperModel`. Received: {text}, a {type(build).__name__}."
     )
 
 
 def named_data(text: str) -> Any:
-    """Return the data that a name stands for; a function that wants a batch size stays one."""
-    given = named(text)
-    if not callable(given) or hasattr(given, "element_spec"):
-        return given
-    parameters = inspect.signature(given).parameters.values()
-    one = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    wanted = [each for each in parameters if each.default is each.empty and each.kind in one]
-    return given if wanted else given()
+    """Return named data. A function is called, unless it takes a batch size."""
+    data = named(text)
+    if not callable(data) or hasattr(data, "element_spec"):
+        return data
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    takes_batch_size = any(
+        parameter.default is parameter.empty and parameter.kind in positional
+        for parameter in inspect.signature(data).parameters.values()
+    )
+    return data if takes_batch_size else data()
 
 
 def named_x_y(text: str) -> tuple[Any, Any]:
@@ -143,17 +145,17 @@ def named_x_y(text: str) -> tuple[Any, Any]:
 
 
 def starting_tensorflow() -> contextlib.AbstractContextManager[None]:
-    """Say that TensorFlow starts, which takes seconds, and hold back what it writes then."""
+    """Print that TensorFlow starts, which takes seconds, and start it quietly."""
     print("Starting TensorFlow ...", flush=True)
     return quiet_start()
 
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Hold back what native code writes to stderr while TensorFlow is imported.
+    """Suppress the lines that native code writes to stderr while TensorFlow is imported.
 
-    TensorFlow writes some lines before its own log level, `TF_CPP_MIN_LOG_LEVEL`, applies. That is
-    set too, unless it is set already. After an error all lines are shown.
+    TensorFlow writes some lines before its log level `TF_CPP_MIN_LOG_LEVEL` applies. The level is
+    set as well, unless it is already set. If the block raises an error, all lines are shown.
 
     Example:
 
@@ -162,16 +164,16 @@ def quiet_start() -> Iterator[None]:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as suppressed:
+        os.dup2(suppressed.fileno(), 2)
         try:
             yield
         except BaseException:
-            os.dup2(kept, 2)
-            held.seek(0)
-            os.write(2, held.read())
+            os.dup2(stderr, 2)
+            suppressed.seek(0)
+            os.write(2, suppressed.read())
             raise
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)

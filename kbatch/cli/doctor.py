@@ -1,4 +1,4 @@
-"""The command `doctor`: packages, GPUs, memory and dtype policies of a machine that is to train."""
+"""The command `doctor`: check packages, GPUs, memory and dtype policies of this machine."""
 
 import argparse
 import importlib.metadata
@@ -14,16 +14,17 @@ from kbatch.cli.arguments import starting_tensorflow
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     topic: str  # Such as "keras-tuner" or "memory".
-    status: Literal["ok", "warning", "missing"]  # Results or speed may suffer; it is needed.
+    # "warning": results or speed may suffer. "missing": kbatch cannot train.
+    status: Literal["ok", "warning", "missing"]
     text: str
-    command: str | None = None  # That mends it, where one does.
+    command: str | None = None  # A command that fixes it.
 
 
 def add_doctor(commands: Any) -> None:
-    text = "examine versions, devices, memory and speed"
+    text = "check versions, devices, memory and speed"
     commands.add_parser("doctor", help=text).set_defaults(run=_doctor)
 
 
@@ -32,27 +33,27 @@ _INDENT = 24 * " "
 
 def _doctor(_: argparse.Namespace) -> None:
     variables = dict(os.environ)
-    # Else the few seconds take all memory of a GPU on which others train.
+    # Otherwise TensorFlow takes all free memory of a GPU that others use.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     with starting_tensorflow():
-        findings = list(_examined(variables))
+        findings = list(_findings(variables))
     for topic, status, text, command in findings:
         look = {"subsequent_indent": _INDENT, "break_on_hyphens": False}
         print(textwrap.fill(text, 100, initial_indent=f"{status:<9}{topic:<14} ", **look))
         if command is not None:
             print(f"{_INDENT}$ {command}")
     missing = ", ".join(finding.topic for finding in findings if finding.status == "missing")
-    print(f"\nmissing: {missing}" if missing else "\nnothing that is needed is missing")
+    print(f"\nmissing: {missing}" if missing else "\nkbatch can train on this machine")
     if missing:
         sys.exit(1)
 
 
-def _examined(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Examine packages, devices, memory and the speed of policies, up to what is missing."""
+def _findings(variables: Mapping[str, str]) -> Iterator[Finding]:
+    """Check packages, devices, memory and the speed of policies, until something is missing."""
     try:
         packages = package_findings(importlib.metadata.requires("kbatch-tuner") or ())
     except importlib.metadata.PackageNotFoundError:
-        text = "kbatch is on the path but not installed: what it requires is unknown"
+        text = "kbatch is not installed (only on the path), so its requirements are unknown"
         packages = [Finding("packages", "warning", text, "pip install .")]
     yield from packages
     if any(finding.status == "missing" for finding in packages):
@@ -60,11 +61,11 @@ def _examined(variables: Mapping[str, str]) -> Iterator[Finding]:
     try:
         import keras
 
-        found = f"runs on {keras.config.backend()}"
-    except ImportError as error:  # As of jax, where `keras.json` asks for it.
-        found = f"does not start: {error}"
-    if found != "runs on tensorflow":
-        text = f"Keras {found}; kbatch trains on TensorFlow"
+        backend = f"runs on {keras.config.backend()}"
+    except ImportError as error:  # If `keras.json` names jax, and jax is not installed.
+        backend = f"does not start: {error}"
+    if backend != "runs on tensorflow":
+        text = f"Keras {backend}; kbatch needs the TensorFlow backend"
         yield Finding("backend", "missing", text, "export KERAS_BACKEND=tensorflow")
         return
 
@@ -85,64 +86,65 @@ def _examined(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def package_findings(requirements: Iterable[str]) -> list[Finding]:
-    """List the versions in one finding, and what is missing or of another version in its own."""
+    """List all versions in one finding, and each missing or wrong version in another one."""
     from packaging.requirements import Requirement
 
     versions, findings = [f"python {platform.python_version()}"], []
-    for each in map(Requirement, requirements):
-        if each.marker is not None and not each.marker.evaluate({"extra": ""}):
+    for package in map(Requirement, requirements):
+        if package.marker is not None and not package.marker.evaluate({"extra": ""}):
             continue
-        command = f"pip install --upgrade '{each.name}{each.specifier}'"
+        command = f"pip install --upgrade '{package.name}{package.specifier}'"
         try:
-            version = importlib.metadata.version(each.name)
+            version = importlib.metadata.version(package.name)
         except importlib.metadata.PackageNotFoundError:
-            findings.append(Finding(each.name, "missing", "not installed", command))
+            findings.append(Finding(package.name, "missing", "not installed", command))
             continue
-        if each.specifier.contains(version, prereleases=True):
-            versions.append(f"{each.name} {version}")
+        if package.specifier.contains(version, prereleases=True):
+            versions.append(f"{package.name} {version}")
         else:
-            text = f"{version} is installed, kbatch needs {each.specifier}"
-            findings.append(Finding(each.name, "warning", text, command))
+            text = f"{version} is installed, but kbatch needs {package.specifier}"
+            findings.append(Finding(package.name, "warning", text, command))
     return [Finding("packages", "ok", ", ".join(versions)), *findings]
 
 
 def gpu_findings(
     tensorflow_devices: Callable[[], Sequence[str]], variables: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Compare the driver's GPUs, read before TensorFlow starts them, with those it sees."""
+    """Compare the GPUs that the driver lists with the ones that TensorFlow sees."""
     from kbatch.device.machine import opened_nvml, read_gpu
     from kbatch.page.numbers import memory_text
 
+    # The driver is read first, because TensorFlow takes memory when it starts the GPUs.
     with opened_nvml() as (gpus, unavailable):
         for gpu in gpus:
             total_bytes, used_bytes = gpu.memory_total_bytes, read_gpu(gpu)[0].memory_used_bytes
-            free, held = "free memory n/a (the driver does not show it)", False
+            free, in_use = "free memory n/a (the driver does not report it)", False
             if total_bytes is not None and used_bytes is not None:
                 free = f"{memory_text(total_bytes - used_bytes)} of {memory_text(total_bytes)} free"
-                # A driver's context takes some hundred megabytes, and what lies in other instances
-                # is in nobody's way.
-                held = used_bytes > 0.05 * total_bytes and not gpu.mig
+                # The driver alone takes some hundred megabytes. With MIG, other instances do not
+                # matter.
+                in_use = used_bytes > 0.05 * total_bytes and not gpu.mig
             instances = " (MIG: all instances together)" if gpu.mig else ""
             topic, text = f"GPU {gpu.index}", f"{gpu.name or 'unnamed'}{instances}, {free}"
-            if held:
-                text += ": other processes hold the rest"
+            if in_use:
+                text += ": other processes use its memory"
                 yield Finding(topic, "warning", text, "nvidia-smi")
             else:
                 yield Finding(topic, "ok", text)
     problem = unavailable or "NVML lists none that answers."
-    seen = [device for device in tensorflow_devices() if device.startswith("GPU")]
-    if seen:
-        yield Finding("TensorFlow", "ok", f"sees {', '.join(seen)}")
+    visible = [device for device in tensorflow_devices() if device.startswith("GPU")]
+    if visible:
+        yield Finding("TensorFlow", "ok", f"sees {', '.join(visible)}")
     elif not gpus and any(Path("/dev").glob("nvidia[0-9]*")):
         yield Finding("GPU", "missing", f"does not answer. {problem}", "nvidia-smi")
     elif not gpus:
-        yield Finding("GPU", "ok", f"none, training runs on the CPU. {problem}")
-    elif (named := variables.get("CUDA_VISIBLE_DEVICES")) is not None:
-        text = f"sees none of these GPUs under CUDA_VISIBLE_DEVICES={named}"
+        yield Finding("GPU", "ok", f"none, so training runs on the CPU. {problem}")
+    elif (names := variables.get("CUDA_VISIBLE_DEVICES")) is not None:
+        text = f"sees none of these GPUs, because CUDA_VISIBLE_DEVICES={names}"
         yield Finding("TensorFlow", "warning", text, "unset CUDA_VISIBLE_DEVICES")
     else:
-        text = "sees none of these GPUs: install NVIDIA's libraries with it. Where they are, "
-        text += "`tf.config.list_physical_devices()` logs why under TF_CPP_MIN_LOG_LEVEL=0"
+        text = "sees none of these GPUs: install NVIDIA's libraries. If they are installed, run "
+        text += "`tf.config.list_physical_devices()` with TF_CPP_MIN_LOG_LEVEL=0 to see why"
         yield Finding("TensorFlow", "missing", text, "pip install 'tensorflow[and-cuda]'")
 
 
@@ -150,13 +152,13 @@ def memory_finding(total_bytes: int, available_bytes: int) -> Finding:
     from kbatch.page.numbers import memory_text
 
     text = f"{memory_text(available_bytes)} of {memory_text(total_bytes)} free"
-    if available_bytes < 2**30:  # A worker process takes half of it before it trains anything.
+    if available_bytes < 2**30:  # TensorFlow alone takes half of it.
         return Finding("memory", "warning", f"{text}: a process with TensorFlow needs 1 GiB")
     return Finding("memory", "ok", text)
 
 
 def policy_finding(times_as_fast: Mapping[str, float], device: str) -> Finding:
-    """Say what to set, from how many times as fast as float32 each policy trains."""
+    """Recommend a policy, from the speed of each policy relative to float32."""
     from kbatch.page.numbers import speed_text
     from kbatch.search.first_updates import TOO_SLOW
 
@@ -166,19 +168,19 @@ def policy_finding(times_as_fast: Mapping[str, float], device: str) -> Finding:
         if name != "float32"
     ]
     slow = device == "CPU" and TOO_SLOW * times_as_fast["mixed_float16"] < 1
-    taken = "float32" if slow else "mixed_float16"
-    text = f"on this {device} {' and '.join(others)}: a search takes {taken}"
+    default = "float32" if slow else "mixed_float16"
+    text = f"on this {device} {' and '.join(others)}: a search uses {default}"
     best = max(times_as_fast, key=times_as_fast.__getitem__)
-    if times_as_fast[best] <= 1.1 * times_as_fast[taken]:  # Not worth a change.
+    if times_as_fast[best] <= 1.1 * times_as_fast[default]:  # Not worth a change.
         return Finding("dtype policy", "ok", text)
     advice = f'give BatchSizeHyperModel dtype_policy="{best}"'
     return Finding("dtype policy", "warning", f"{text}; {advice}")
 
 
 def _policy_speeds(width: int) -> dict[str, float]:
-    """Time an update of a dense net under each policy: how many times as fast as in float32.
+    """Measure the speed of an update under each policy, relative to float32.
 
-    A device that cannot compute in bfloat16 has no ratio of it.
+    bfloat16 is left out if the device does not support it.
     """
     import keras
     import numpy as np
@@ -201,4 +203,4 @@ def _policy_speeds(width: int) -> dict[str, float]:
         except tf.errors.OpError:
             if policy != "mixed_bfloat16":
                 raise
-    return {policy: step_s["float32"] / own_s for policy, own_s in step_s.items()}
+    return {policy: step_s["float32"] / seconds for policy, seconds in step_s.items()}

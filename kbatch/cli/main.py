@@ -1,7 +1,7 @@
 """The command line of kbatch.
 
-An option of a command that measures is named as the argument of the function that it calls, and
-passed on where it is given.
+Each command that measures calls one public function. An option has the name of the function's
+argument and is passed on only if it was given, so that defaults stand in one place.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from kbatch.recommendation import BUDGET_S
 from kbatch.records.notes import Note
 from kbatch.search import BASE_BATCH_SIZE
 
-# The functions `kbatch.plot_...` of one study or several, of one study, and of other records: the
-# memory is that of the file which `find_max_batch_size` or `kbatch max-batch --output` left.
+# Names of figures, `plot_...` without the prefix. The first group takes one study or several, the
+# second one study. `memory` takes the file of `kbatch max-batch --output`.
 SHARED_FIGURES = ("trials", "learning-rates", "pareto", "learning-curves", "time-to-target")
 STUDY_FIGURES = (*SHARED_FIGURES, "noise-scale", "gpu-timeline", "search")
 FIGURES = (*STUDY_FIGURES, "memory")
@@ -46,18 +46,18 @@ FIGURES = (*STUDY_FIGURES, "memory")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # The name of a file need not be text in the terminal's encoding.
+        # A file name may contain bytes that the terminal's encoding cannot print.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         options = command_parser().parse_args(arguments)
         options.run(options)
         sys.stdout.flush()
     except (OSError, ValueError, ImportError, MemoryError) as error:
-        # A worker process notes where it failed: the message alone may not say it.
+        # Notes hold the traceback of a worker process.
         print("\n".join([f"kbatch: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         try:
             sys.stdout.flush()
-        except OSError:  # Of output that cannot be written Python would complain at its end too.
+        except OSError:  # Otherwise Python reports a second error when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -70,7 +70,6 @@ def command_parser() -> Parser:
     parser = Parser(prog="kbatch", description="Which batch size should I use, and why?")
     parser.add_argument("--version", action="version", version=f"kbatch {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    # In the order of the help.
     add_demo(commands)
     add_doctor(commands)
     _add_max_batch(commands)
@@ -83,37 +82,41 @@ def command_parser() -> Parser:
     return parser
 
 
-_DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
+_DATA_TEXT = "function that returns (x, y) or a dataset; it may take a batch size"
 
 
 def _parser(
     commands: Any, name: str, run: Callable[..., None], help_text: str, data: str = ""
 ) -> Any:
-    """Add a command; `data` describes the option `--data`, which comes with a build function."""
+    """Add a command. If `data` is given, it takes a build function and `--data`, so described."""
     parser = commands.add_parser(name, help=help_text)
     parser.set_defaults(run=run)
     if data:
         build = "function that returns the compiled model"
         parser.add_argument("build", type=name_text, metavar="MODULE:BUILD", help=build)
-        given = {"type": name_text, "metavar": "MODULE:DATA", "help": data}
-        parser.add_argument("--data", required=True, **given)
+        parser.add_argument(
+            "--data", required=True, type=name_text, metavar="MODULE:DATA", help=data
+        )
     return parser.add_argument
 
 
 def _add_verbose(add: Callable[..., Any]) -> None:
-    text = "0: no progress, 1: a bar in a terminal, lines in a log, 2: lines (1)"
+    text = "0: no progress; 1: a bar in a terminal, lines in a log; 2: lines (default: 1)"
     add("--verbose", type=int, choices=(0, 1, 2), help=text)
 
 
-def _given(options: argparse.Namespace, *others: str) -> dict[str, Any]:
-    """Return the arguments of the function that were given; two values of an option are a pair."""
+def _function_arguments(options: argparse.Namespace, *others: str) -> dict[str, Any]:
+    """Return the options that were given, as arguments of the function that the command calls."""
     left_out = ("run", "build", "data", "output", *others)
-    given = {n: v for n, v in vars(options).items() if v is not None and n not in left_out}
-    return {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(options).items()
+        if value is not None and name not in left_out
+    }
 
 
 def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None:
-    """Print a result, and write its record and its figures where they are wanted."""
+    """Print a result, and write its record and its figures."""
     from kbatch.plotting.canvas import save_figure
 
     print(result)
@@ -130,33 +133,36 @@ def _add_inference(commands: Any) -> None:
     add = _parser(commands, "inference", _inference, text)
     file = "a saved model: .keras, .h5, .onnx, .tflite or the folder of a SavedModel"
     add("model", type=Path, metavar="MODEL", help=file)
-    slo = "latency target, such as 20ms: find the largest batch in it"
+    slo = "latency target, such as 20ms; finds the largest batch size that meets it"
     add("--slo", dest="latency_slo_ms", type=milliseconds, metavar="TIME", help=slo)
-    share = "share of the calls that keep to it (%(default)s)"
+    share = "share of calls that must meet the target (default: %(default)s)"
     add("--quantile", type=float, default=0.95, metavar="Q", help=share)
-    paths = "how to call a Keras model, such as compiled, xla, predict, saved_model (%(default)s)"
-    given = {"type": words, "metavar": "NAME,..."}
-    add("--paths", dest="call_paths", default="compiled", **given, help=paths)
-    policies = "dtype policies and int8 (the model as it is)"
-    add("--policies", dest="dtype_policies", **given, help=policies)
-    add("--batch-sizes", type=batch_sizes, metavar="N,N,...", help="sizes (powers of two)")
+    paths = "how to call a Keras model: compiled, xla, predict, saved_model (default: %(default)s)"
+    names = {"type": words, "metavar": "NAME,..."}
+    add("--paths", dest="call_paths", default="compiled", **names, help=paths)
+    policies = "dtype policies, and int8 (default: the model's own)"
+    add("--policies", dest="dtype_policies", **names, help=policies)
+    sizes = "batch sizes (default: powers of two)"
+    add("--batch-sizes", type=batch_sizes, metavar="N,N,...", help=sizes)
     seconds = {"dest": "time_budget_s", "type": float, "default": TIME_BUDGET_S, "metavar": "S"}
-    add("--seconds", **seconds, help="time budget of the timing (%(default)s)")
-    bulk = "examples of a call of predict, which runs no larger batches (%(default)s)"
+    add("--seconds", **seconds, help="time budget in seconds (default: %(default)s)")
+    bulk = "examples in a call of predict; batch sizes are not larger (default: %(default)s)"
     add("--bulk-examples", type=int, default=BULK_EXAMPLES, metavar="N", help=bulk)
     memory = {"dest": "measure_memory", "action": "store_false"}
-    add("--no-memory", **memory, help="leave the memory out")
+    add("--no-memory", **memory, help="do not measure memory")
     output = {"type": Path, "default": Path("kbatch-inference"), "metavar": "DIR"}
-    add("-o", "--output", **output, help="where profile, table and figures go (%(default)s)")
+    add(
+        "-o", "--output", **output, help="folder for profile, table, figures (default: %(default)s)"
+    )
     _add_verbose(add)
 
 
 def _inference(options: argparse.Namespace) -> None:
-    given = _given(options, "model")
+    arguments = _function_arguments(options, "model")
     if not options.model.exists():
         raise ValueError(
-            "MODEL must be a .keras, .h5, .onnx or .tflite file, or the folder of a SavedModel: it "
-            f"does not exist. Received: {options.model}."
+            "MODEL must be a .keras, .h5, .onnx or .tflite file, or the folder of a SavedModel. "
+            f"It does not exist. Received: {options.model}."
         )
     options.output.mkdir(parents=True, exist_ok=True)
     with starting_tensorflow():
@@ -164,7 +170,7 @@ def _inference(options: argparse.Namespace) -> None:
         from kbatch.inference.model_files import load_model_file
 
     model, x = load_model_file(options.model)
-    profile = profile_inference(model, x, **given)
+    profile = profile_inference(model, x, **arguments)
     if x is not None:
         noted = (Note.of("inputs_made"), *profile.noted)
         profile = dataclasses.replace(profile, noted=noted)
@@ -174,65 +180,66 @@ def _inference(options: argparse.Namespace) -> None:
 
 
 def _add_input(commands: Any) -> None:
-    data = "dataset, PyDataset or arrays, or a function that makes them"
-    add = _parser(commands, "input", _input, "find out whether the data is the bottleneck", data)
-    add("--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)")
+    data = "dataset, PyDataset or arrays, or a function that returns them"
+    add = _parser(commands, "input", _input, "find out whether data loading limits speed", data)
+    add("--batch-size", type=int, metavar="N", help="batch size (default: the dataset's)")
     seconds = {"dest": "time_budget_s", "type": float, "metavar": "SECONDS"}
-    add("--budget", **seconds, help="seconds to spend on measuring")
-    changes = "leave out the changes to the pipeline"
+    add("--budget", **seconds, help="time budget in seconds")
+    changes = "do not try changes to the pipeline"
     add("--no-remedies", dest="remedies", action="store_false", help=changes)
-    cache = "memory that a cache may take when tried"
+    cache = "memory that a cache may use when it is tried"
     add("--cache-bytes", type=int, metavar="BYTES", help=cache)
     output = {"type": Path, "default": Path("kbatch-input"), "metavar": "DIR"}
-    add("-o", "--output", **output, help="where record and figure go (%(default)s)")
+    add("-o", "--output", **output, help="folder for record and figure (default: %(default)s)")
     _add_verbose(add)
 
 
 def _input(options: argparse.Namespace) -> None:
-    given = _given(options)
+    arguments = _function_arguments(options)
     with starting_tensorflow():
         from kbatch.input_pipeline.measure import profile_input_pipeline
-    profile = profile_input_pipeline(named_build(options.build), named_data(options.data), **given)
+    model, data = named_build(options.build), named_data(options.data)
+    profile = profile_input_pipeline(model, data, **arguments)
     _write(profile, options.output / "input.json", (options.output / "input.png", profile.plot))
 
 
 def _add_max_batch(commands: Any) -> None:
     text = "find the largest batch that fits in memory"
     add = _parser(commands, "max-batch", _max_batch, text, _DATA_TEXT)
-    limit = "memory that may be taken, such as 2GiB (what the GPU has; half of a host's)"
+    limit = "memory limit, such as 2GiB (default: all of the GPU, or half of the free host memory)"
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     window = {"dest": "memory_window", "type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
-    add("--window", **window, help="share of the limit to fill (0.8 0.9)")
-    add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch to try")
+    add("--window", **window, help="share of the limit to fill (default: 0.8 0.9)")
+    add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch size to try")
     training = {"dest": "training", "action": "store_false"}
     add("--inference", **training, help="run predictions instead of train steps")
-    policy = "Keras dtype policy to build under, such as mixed_float16"
+    policy = "Keras dtype policy to build the model under, such as mixed_float16"
     add("--policy", metavar="NAME", help=policy)
     add("-o", "--output", type=Path, metavar="FILE", help="write the record")
     _add_verbose(add)
 
 
 def _max_batch(options: argparse.Namespace) -> None:
-    given = _given(options, "policy")
+    arguments = _function_arguments(options, "policy")
     with starting_tensorflow():
         from kbatch.memory.find import find_max_batch_size
         from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
     build, (x, y) = named_build(options.build), named_x_y(options.data)
     policy = options.policy and check_dtype_policies(options.policy)[0]
     with dtype_policy_scope(policy) if policy else contextlib.nullcontext():
-        _write(find_max_batch_size(build, x, y, **given), options.output)
+        _write(find_max_batch_size(build, x, y, **arguments), options.output)
 
 
 def _add_recommend(commands: Any) -> None:
-    text = "name a size to start with, by its limits"
+    text = "recommend a batch size to start with, and say what limits it"
     add = _parser(commands, "recommend", _recommend, text, _DATA_TEXT)
-    base = "batch size that the model's learning rate suits (%(default)s)"
+    base = "batch size that the model's learning rate suits (default: %(default)s)"
     add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
-    limit = "memory that may be taken, such as 2GiB (as in max-batch)"
+    limit = "memory limit, such as 2GiB (default: as in max-batch)"
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     seconds = {"dest": "time_budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
-    add("--budget", **seconds, help="seconds to spend on measuring (%(default)s)")
-    add("--seed", type=int, metavar="N", help="seed of the pilot")
+    add("--budget", **seconds, help="time budget in seconds (default: %(default)s)")
+    add("--seed", type=int, metavar="N", help="seed of the pilot run")
     add("-o", "--output", type=Path, metavar="FILE", help="write the record")
     figure = "write the figure of the limits"
     add("--figure", type=Path, metavar="FILE", help=figure)
@@ -240,7 +247,7 @@ def _add_recommend(commands: Any) -> None:
 
 
 def _recommend(options: argparse.Namespace) -> None:
-    given = _given(options, "figure")
+    arguments = _function_arguments(options, "figure")
     if options.figure is not None and options.figure.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(
             f"`--figure` must end in .png, .svg or .pdf. Received: --figure {options.figure}."
@@ -249,19 +256,20 @@ def _recommend(options: argparse.Namespace) -> None:
         from kbatch.recommendation.measure import recommend
 
     (x, y), build = named_x_y(options.data), named_build(options.build)
-    found = recommend(build, x, y, **given)
-    _write(found, options.output, *([(options.figure, found.plot)] if options.figure else []))
+    recommendation = recommend(build, x, y, **arguments)
+    figures = [(options.figure, recommendation.plot)] if options.figure else []
+    _write(recommendation, options.output, *figures)
 
 
 def _add_report(commands: Any) -> None:
     add = _parser(commands, "report", _report, "write a report of a study or of profiles")
     records = (
-        "project directory of a search, or the JSON file of a study, profile or result; "
-        "several make one document, studies with a table that compares them"
+        "project directory of a search, or JSON file of a study, profile or result; several make "
+        "one document, which compares the studies in a table"
     )
     add("records", type=Path, nargs="+", metavar="DIR|FILE", help=records)
     output = {"type": Path, "default": Path("kbatch-report.html")}
-    add("-o", "--output", **output, help=".html or .md to write (%(default)s)")
+    add("-o", "--output", **output, help=".html or .md file to write (default: %(default)s)")
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -273,13 +281,13 @@ def _report(options: argparse.Namespace) -> None:
         progress = getattr(record, "progress", None)
         if progress is not None and progress.process is not None:
             print(record.answer)
-    gc.freeze()  # Else the collector visits every record of a study again and again while it draws.
+    gc.freeze()  # Otherwise the garbage collector slows drawing: it visits every record each time.
     for path in write_report(records, options.output):
         print(path)
 
 
 def load_result(path: Path) -> Any:
-    """Read a study from the folder of its search, or whatever result a JSON file holds."""
+    """Load a study from the folder of its search, or any result from its JSON file."""
     from kbatch.errors import RecordError
     from kbatch.page.result import FIGURES as RESULTS
     from kbatch.records.json_codec import read_json, shown
@@ -293,8 +301,8 @@ def load_result(path: Path) -> Any:
         raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
     if kind not in RESULTS:
         raise RecordError(
-            f"{path} holds a {kind}: a file must hold one of {', '.join(RESULTS)}. For a study "
-            "give the folder of its search (`directory/project_name`)."
+            f"{path} holds a {kind}, but the file must hold one of {', '.join(RESULTS)}. For a "
+            "study, give the folder of its search (`directory/project_name`)."
         )
     public = importlib.import_module("kbatch")
     return load_study(path) if kind == "Study" else getattr(public, kind).load(path)
@@ -302,10 +310,10 @@ def load_result(path: Path) -> Any:
 
 def _named_by_path(paths: Sequence[Path], results: Sequence[Any]) -> list[Any]:
     """Name studies by their paths if two of them have the same name."""
-    names = [getattr(one, "name", None) for one in results]
+    names = [getattr(result, "name", None) for result in results]
     return [
-        dataclasses.replace(one, name=str(path)) if name and names.count(name) > 1 else one
-        for path, one, name in zip(paths, results, names, strict=True)
+        dataclasses.replace(result, name=str(path)) if name and names.count(name) > 1 else result
+        for path, result, name in zip(paths, results, names, strict=True)
     ]
 
 
@@ -316,18 +324,19 @@ def _say_problems(record: Any) -> None:
 
 def _add_plot(commands: Any) -> None:
     add = _parser(commands, "plot", _plot, "draw a figure of a study")
-    figures = f"which one (%(default)s): {', '.join(FIGURES)}"
+    figures = f"one of {', '.join(FIGURES)} (default: %(default)s)"
     study = (
-        "project directory of a search, several for one figure of all; for the figure memory the "
-        "file of a max-batch result"
+        "project directory of a search; several give one figure of all; the figure memory takes "
+        "the file of a max-batch result"
     )
     add("studies", type=Path, nargs="+", metavar="DIR", help=study)
     add("--figure", choices=FIGURES, default=FIGURES[0], metavar="NAME", help=figures)
-    target = "for time-to-target, value of the metric to reach (default: that of StopAtTarget)"
+    target = "value of the metric to reach, for time-to-target (default: StopAtTarget's)"
     add("--target", type=float, metavar="VALUE", help=target)
-    width = "width of the figure (6.4), such as 3.4 for a column; texts keep their size of 8 pt"
+    width = "width of the figure, such as 3.4 for a column of a paper (default: 6.4)"
     add("--width", type=float, metavar="INCHES", help=width)
-    add("-o", "--output", type=Path, help=".png, .svg or .pdf to write (kbatch-NAME.png)")
+    output = ".png, .svg or .pdf file to write (default: kbatch-NAME.png)"
+    add("-o", "--output", type=Path, help=output)
 
 
 def _plot(options: argparse.Namespace) -> None:
@@ -338,23 +347,23 @@ def _plot(options: argparse.Namespace) -> None:
     name, output = options.figure, options.output or Path(f"kbatch-{options.figure}.png")
     if options.target is not None and name != "time-to-target":
         raise ValueError(
-            "A target belongs to the figure `time-to-target`. "
+            "`--target` needs `--figure time-to-target`. "
             f"Received: target={options.target} for {name!r}."
         )
     load = MaxBatchSizeResult.load if name == "memory" else load_study
     results = _named_by_path(options.studies, [load(path) for path in options.studies])
     if len(results) > 1 and name not in SHARED_FIGURES:
         raise ValueError(
-            f"The figure `{name}` shows one study. For several choose one of "
-            f"{', '.join(SHARED_FIGURES)}. Received: {len(results)} for `--figure {name}`."
+            f"`--figure {name}` shows one study. For several studies, choose one of "
+            f"{', '.join(SHARED_FIGURES)}. Received: {len(results)} studies."
         )
     if len(results) > 1:
         from kbatch.study.comparison import compare
 
         print(f"{compare(results)}\n")
     plot = getattr(importlib.import_module("kbatch"), f"plot_{name.replace('-', '_')}")
-    given = {} if options.target is None else {"target": options.target}
-    draw = functools.partial(plot, results if results[1:] else results[0], **given)
+    target = {} if options.target is None else {"target": options.target}
+    draw = functools.partial(plot, results if results[1:] else results[0], **target)
     save_figure(draw() if options.width is None else draw_so_wide(draw, options.width), output)
     for result in results:
         _say_problems(result)
@@ -362,16 +371,16 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def _add_export(commands: Any) -> None:
-    text = "write the trials or the training runs as a table, or to an experiment tracker"
+    text = "write the trials or the training runs to a table or to an experiment tracker"
     add = _parser(commands, "export", _export, text)
     study = "project directory of a search, or a file that `Study.save` wrote"
     add("study", type=Path, metavar="DIR", help=study)
     add("--runs", action="store_true", help="write one row for each training run, not each trial")
-    table = ".csv or .json to write (kbatch-trials.csv, or kbatch-runs.csv with --runs)"
+    table = ".csv or .json file to write (default: kbatch-trials.csv, or kbatch-runs.csv)"
     add("-o", "--output", type=Path, help=table)
     tracker = (
-        "write to a tracker what is not there yet, the table only with -o; the "
-        "tracker is set up by its own variables, such as MLFLOW_TRACKING_URI"
+        "write runs that are missing to a tracker, and a table only if -o is given; the tracker's "
+        "own variables, such as MLFLOW_TRACKING_URI, set it up"
     )
     add("--to", choices=("mlflow", "wandb"), help=tracker)
 
@@ -392,10 +401,10 @@ def _export(options: argparse.Namespace) -> None:
             print(f"{options.to}: {study.log_to(options.to)}")
         except ImportError:
             raise
-        except Exception as error:  # Whatever the tracker raises.
+        except Exception as error:  # Trackers and their servers raise many kinds of errors.
             raise OSError(
-                f"{options.to} could not be written: run the same command again once it can be "
-                f"reached, which adds what is missing. Received: {type(error).__name__}: {error}"
+                f"Writing to {options.to} failed. Run the same command again when it can be "
+                f"reached: it adds what is missing. Received: {type(error).__name__}: {error}"
             ) from error
         if options.output is None:
             return

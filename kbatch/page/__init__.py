@@ -1,1 +1,1 @@
-"""What all results share: their base, and their page in HTML, Markdown, notebooks and print."""
+"""Shared by all results: their base class, and their page in HTML, Markdown, notebooks, print."""

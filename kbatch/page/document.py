@@ -1,7 +1,6 @@
-"""The renderings of a result, each of all that it says.
+"""Render results as text for a terminal, as HTML, as Markdown, and as the output of a cell.
 
-A terminal gets its table as text, HTML is one file, Markdown has its figures in files beside it,
-and a notebook gets a cell.
+HTML is one file. Markdown has its figures in separate files.
 """
 
 import functools
@@ -20,42 +19,42 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-# Numbers that somebody chose, which are written without trailing zeros.
+# Columns of numbers that a user chose. They are written without trailing zeros.
 _CHOSEN = {"learning rate", "weight decay"}
-# Of a figure in a page: texts have the size of those in tables, in two columns and on a telephone.
+# Width of a figure in a page. Its texts have about the size of those in tables.
 _COLUMN_IN = 4.2
-# A column of longer texts is none for a terminal.
+# Longer texts are written below the table in a terminal.
 _LONGEST = 60
 
 
 class Figure(NamedTuple):
-    """A figure that is yet to be drawn."""
+    """A figure that can be drawn."""
 
-    name: str  # For the name of its file.
+    name: str  # Used in the name of its file.
     title: str
     height_in: float
-    # Draws it in Axes, or in a new figure; its label describes it for those who do not see it.
+    # Draws the figure in Axes or in a new figure. The label of the Axes describes it.
     draw: "Callable[[Axes | None], Axes]"
 
     @classmethod
     def of(cls, plot: Any, result: Any, title: str, height_in: float, **options: Any) -> Self:
-        """Offer what a public function draws of a result, under the function's own name."""
+        """Make a figure from a public function `plot_...`, with the same name."""
         name = plot.__name__.removeprefix("plot_").replace("_", "-")
         draw = functools.partial(plot, result, **options)
         return cls("-".join((name, *options.values())), title, height_in, draw)
 
 
 class ShownColumn(NamedTuple):
-    """A column of a table as people read it."""
+    """A column of a table, formatted for reading."""
 
     title: str
-    numeric: bool  # Whether it holds numbers, which stand to the right.
+    numeric: bool  # Whether it holds numbers, which are aligned right.
     texts: list[str]
-    values: list[Any]  # To sort by. None if a cell is empty.
+    values: list[Any]  # Values to sort by. None if a cell is empty.
 
 
 def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
-    """Return the columns that have a value, as texts."""
+    """Format the columns that have a value."""
     known = table.astype(object).where(table.notna(), None)
     columns = {str(name): known[name].tolist() for name in known.columns}
     digits, shown = table.attrs.get("digits", {}), []
@@ -72,7 +71,7 @@ def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
             write = functools.partial(format_number, digits=digits.get(name, 3))
             if name in _CHOSEN:
                 write = setting
-            # A count that is missing in some rows is a floating-point number in the others.
+            # pandas turns a column of counts with missing values into floating-point numbers.
             elif lows is None and all(v is None or float(v).is_integer() for v in values):
                 write = "{:,.0f}".format
             texts = ["n/a" if v is None else write(v) for v in values]
@@ -84,15 +83,15 @@ def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
 
 
 def named_rows(table: "pd.DataFrame") -> list[bool]:
-    """Return whether the answer names each row."""
-    named = set(table.attrs.get("answer", ()))
-    return [label in named for label in table.index]
+    """Return for each row whether the answer names it."""
+    answer = set(table.attrs.get("answer", ()))
+    return [label in answer for label in table.index]
 
 
 def table_text(table: "pd.DataFrame") -> str:
     """Write a table for a terminal, with a star before the rows that the answer names.
 
-    Long texts, such as code, stand in lines of their own below it; an outcome stays in its row.
+    Columns of long texts, such as code, are written below the table, one line for each row.
     """
     columns, below = shown_columns(table), []
     lines = ["  ", *("* " if named else "  " for named in named_rows(table))]
@@ -100,8 +99,8 @@ def table_text(table: "pd.DataFrame") -> str:
         cells = [column.title, *column.texts]
         width = max(map(len, cells))
         if width > _LONGEST and column.title not in ("outcome", "verdict"):
-            named = zip(columns[0].texts, column.texts, strict=True)
-            below += [f"{name}: {text}" for name, text in named if text]
+            rows = zip(columns[0].texts, column.texts, strict=True)
+            below += [f"{name}: {text}" for name, text in rows if text]
             continue
         side = str.rjust if column.numeric else str.ljust
         lines = [f"{line}{side(c, width)}  " for line, c in zip(lines, cells, strict=True)]
@@ -119,15 +118,15 @@ def _word(value: Any) -> str:
 
 
 def document_files(results: Sequence[Any], path: Path, refusal: str = "") -> dict[Path, bytes]:
-    """Return the files of an HTML page, or of Markdown with its figures beside it; the text last.
+    """Return the contents of a report by file: an HTML page, or Markdown after its figures.
 
     `refusal` says why studies among the results are not compared.
     """
     from kbatch.plotting import canvas
 
     html, files, pictures = path.suffix.lower() == ".html", {}, {}
-    offered = [result.figures() for result in results]
-    for place, figures in enumerate(offered, start=1):
+    figures_by_result = [result.figures() for result in results]
+    for place, figures in enumerate(figures_by_result, start=1):
         for figure in figures:
             width_in = _COLUMN_IN if html else canvas.WIDTH_IN
             axes = figure.draw(canvas.detached_axes(figure.height_in, width_in=width_in))
@@ -139,31 +138,32 @@ def document_files(results: Sequence[Any], path: Path, refusal: str = "") -> dic
                 address = quote(name)
             pictures[place, figure.name] = {
                 "address": address,
-                # For those who do not see the figure.
                 "alt_text": str(axes.get_label()).partition("\n")[0],
-                "caption": " ".join(
-                    canvas.caption_lines(axes)[:1]
-                ),  # The page lists the facts once.
+                # Without the line of facts, which the page lists elsewhere.
+                "caption": " ".join(canvas.caption_lines(axes)[:1]),
             }
-    shown = {"results": results, "refusal": refusal, "figures": offered, "pictures": pictures}
-    text = templates().get_template(f"report{path.suffix.lower()}").render(shown)
+    text = (
+        templates()
+        .get_template(f"report{path.suffix.lower()}")
+        .render(results=results, refusal=refusal, figures=figures_by_result, pictures=pictures)
+    )
     return {**files, path: text.encode()}
 
 
 def notebook_html(result: Any) -> str:
-    """Write a result as a piece of HTML for the output of a cell."""
-    # It has no style sheet, which notebooks take away, and no colours, for light and dark pages.
+    """Write a result as HTML for the output of a cell."""
+    # Notebooks remove style sheets. No colours, so that it suits light and dark pages.
     return templates().get_template("notebook.html").render(result=result, most=40)
 
 
 _RANGE = re.compile(r"\(?-?[\d.,]+ (?:±|to) -?[\d.,]+\)?")
 _NUMBER_WITH_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|ms\b|s\b|samples/s)")
-# Characters that Markdown or the HTML inside it would take for markup.
+# Characters with a meaning in Markdown or in HTML inside it.
 _MARKUP = re.compile(r"([\\`*\[\]<>|])")
 
 
 def templates() -> "jinja2.Environment":
-    """Return the templates, in which an unknown name is an error."""
+    """Return the environment of the templates. An unknown name in a template is an error."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -181,29 +181,29 @@ def templates() -> "jinja2.Environment":
 
 
 def in_cell(text: str) -> Markup:
-    """Let a long name break at underscores, and keep a range or a number with its ± together."""
-    broken = str(escape(text)).replace("_", "_<wbr>")
-    return Markup(_RANGE.sub(r'<span class="range">\g<0></span>', broken))
+    """Write a cell as HTML: long names break at underscores, and ranges do not break."""
+    breakable = str(escape(text)).replace("_", "_<wbr>")
+    return Markup(_RANGE.sub(r'<span class="range">\g<0></span>', breakable))
 
 
 def prose(text: str) -> Markup:
-    """Write a sentence as HTML: code between back-ticks, and a number on the line of its unit."""
+    """Write a sentence as HTML: back-ticks mark code, and numbers stay with their units."""
     text = _NUMBER_WITH_UNIT.sub("\N{NO-BREAK SPACE}", text)
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def plain_prose(text: str) -> str:
-    """Write a sentence as Markdown, in which back-ticks mark code too."""
+    """Write a sentence as Markdown: everything is escaped except code between back-ticks."""
     parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
-    return "".join(one if i % 2 else _MARKUP.sub(r"\\\1", one) for i, one in enumerate(parts))
+    return "".join(part if i % 2 else _MARKUP.sub(r"\\\1", part) for i, part in enumerate(parts))
 
 
 def plain(text: str) -> str:
-    """Keep Markdown from reading markup into a text."""
+    """Write a text as Markdown with everything escaped."""
     return _MARKUP.sub(r"\\\1", " ".join(text.split()))
 
 
 def fenced(command: str) -> str:
-    """Write a command as a block of Markdown, between fences that are longer than any in it."""
+    """Write a command as a code block of Markdown, with fences longer than any in it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
     return f"{fence}sh\n{command}\n{fence}"

@@ -1,4 +1,4 @@
-"""Numbers, machines and texts as people read them: few digits, units, and on one line."""
+"""Format numbers, times, sizes of memory, machines and texts for people to read."""
 
 import contextlib
 import math
@@ -10,10 +10,10 @@ from kbatch.records.machine import EnvironmentRecord
 
 
 def format_number(value: float, digits: int = 3) -> str:
-    """Write a measured number with a few significant digits, such as 12,300 or 0.972."""
+    """Format a measured number with significant digits, such as 12,300 or 0.972."""
     if value == 0:
         return "0"
-    # Rounding may carry into the next power of ten: 999.7 has three digits as 1,000.
+    # Round first, because rounding may give the next power of ten: 999.7 becomes 1,000.
     rounded = float(f"{value:.{digits - 1}e}")
     exponent = math.floor(math.log10(abs(rounded)))
     if not -5 < exponent < 12:
@@ -22,13 +22,13 @@ def format_number(value: float, digits: int = 3) -> str:
 
 
 def in_brackets(interval: Estimate[float | None] | None, digits: int = 3) -> str:
-    """Write an interval behind its value, nothing without one."""
+    """Format an interval as " (low to high)", or as an empty text if there is none."""
     ends = interval and interval.ends
     return f" ({' to '.join(format_number(end, digits) for end in ends)})" if ends else ""
 
 
 def speed_text(speed: Estimate[float] | float, than: str = "", digits: int = 3) -> str:
-    """Write a ratio of speeds, such as "1.6 times as fast as A" or "14.5 times slower than A"."""
+    """Format a ratio of speeds, such as "1.6 times as fast as A" or "14.5 times slower than A"."""
     ratio = speed if isinstance(speed, Estimate) else Estimate(speed)
     faster = ratio.value >= 1
     if not faster:
@@ -41,45 +41,45 @@ def speed_text(speed: Estimate[float] | float, than: str = "", digits: int = 3) 
 
 
 def setting(value: float) -> str:
-    """Write a chosen number, such as a learning rate of 0.001, without trailing zeros."""
+    """Format a chosen number, such as a learning rate of 0.001, without trailing zeros."""
     mantissa, mark, exponent = format_number(value).partition("e")
     return (mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa) + mark + exponent
 
 
 def percent(share: float) -> str:
-    """Write a share from 0 to 1 in percent, such as "25 %" or "<1 %"."""
+    """Format a share from 0 to 1 in percent, such as "25 %" or "<1 %"."""
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
 def duration_text(*seconds: float) -> str:
-    """Write one duration, or the ends of a range, in one unit, such as "41 s" or "12 to 19 min"."""
-    one_s, unit = time_unit(seconds[-1])
-    sizes = [one / one_s for one in seconds]
-    texts = dict.fromkeys(f"{size:.0f}" if size >= 10 else f"{size:.2g}" for size in sizes)
+    """Format a duration or a range of durations, such as "41 s" or "12 to 19 min"."""
+    unit_s, unit = time_unit(seconds[-1])
+    numbers = [duration_s / unit_s for duration_s in seconds]
+    texts = dict.fromkeys(f"{n:.0f}" if n >= 10 else f"{n:.2g}" for n in numbers)
     return f"{' to '.join(texts)} {unit}"
 
 
 def left_text(seconds: float) -> str:
-    """Write how long something may still take, by two digits, such as "31 min left"."""
-    one_s, unit = time_unit(float(f"{seconds:.2g}"))
-    number = f"{float(f'{seconds / one_s:.2g}'):,g}"
+    """Format the time left with two digits, such as "31 min left"."""
+    unit_s, unit = time_unit(float(f"{seconds:.2g}"))
+    number = f"{float(f'{seconds / unit_s:.2g}'):,g}"
     return f"{number} {unit} left" if seconds >= 1 else "less than 1 s left"
 
 
 def ordinal(number: int) -> str:
-    """Write the place of a number, such as "23rd"."""
+    """Format an ordinal number, such as "23rd"."""
     teen = number % 100 in (11, 12, 13)
     return f"{number:,}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Return the seconds of the unit that suits a duration, and its name."""
+    """Return a suitable unit for a duration: its length in seconds, and its name."""
     units = ((3600.0, "h"), (60.0, "min"))
     return next((unit for unit in units if seconds >= 2 * unit[0]), (1.0, "s"))
 
 
 def memory_text(size_bytes: float) -> str:
-    """Write a size of memory in the binary unit that suits it, such as "1.50 GiB"."""
+    """Format a size of memory in a suitable binary unit, such as "1.50 GiB"."""
     power = min(4, max(0, (max(1, int(size_bytes)).bit_length() - 1) // 10))
     unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
     size = size_bytes / 2 ** (10 * power)
@@ -93,35 +93,35 @@ def join_words(words: Iterable[str]) -> str:
 
 
 def at_most(names: Sequence[str], most: int = 5) -> list[str]:
-    """Return the first five names, and how many there are more."""
+    """Return the first names and, if there are more, a text such as "7 more"."""
     more = len(names) - most
     return [*names[:most], *([f"{more:,} more"] if more > 0 else [])]
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Write a number with its noun, such as "1 trial" or "1,200 trials"."""
+    """Format a number with its noun, such as "1 trial" or "1,200 trials"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def count_range(numbers: Iterable[int], noun: str) -> str:
-    """Write the fewest and the most of several counts, such as "6 to 9 rounds"."""
+    """Format the range of several counts, such as "6 to 9 rounds"."""
     ordered = sorted(numbers)
     low, high = ordered[0], ordered[-1]
     return pluralize(low, noun) if low == high else f"{low:,} to {pluralize(high, noun)}"
 
 
 def one_line(text: str) -> str:
-    """Bring a message onto one line and shorten it."""
+    """Put a message onto one line of at most 300 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 300 else f"{line[:299]}…"
 
 
 def environment_texts(environment: EnvironmentRecord | None) -> dict[str, str]:
-    """Return machine and software by name, nothing where they were not recorded."""
+    """Return facts about machine and software by name, or none if they were not recorded."""
     if environment is None:
         return {}
     started = environment.created_at
-    with contextlib.suppress(ValueError):  # What is no time stays as it is.
+    with contextlib.suppress(ValueError):  # A text that is no time is shown unchanged.
         at = datetime.fromisoformat(started)
         started = f"{at:%Y-%m-%d %H:%M} {at.tzname() or ''}".strip()
     return {

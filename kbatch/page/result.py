@@ -1,11 +1,10 @@
-"""The one shape of every result: an answer, a table, at most three notes, and figures.
+"""The base class of all results: an answer, a table, at most three notes, and figures.
 
-The table is a DataFrame whose column names carry units, such as "step time (ms)". The columns
-"X, low" and "X, high" are the interval of X and are shown behind its value. A column without any
-value is not shown; why a value is unknown, which is None, stands in the column "outcome", or in
-"verdict" for a study.
-`table.attrs["answer"]` lists the labels of the rows that the answer names, and
-`table.attrs["digits"]` the significant digits of a column where three are too few.
+The table is a DataFrame whose column names have units, such as "step time (ms)". The columns
+"X, low" and "X, high" are the interval of X and are shown after its value. An unknown value is
+None, and the column "outcome" (in a study, "verdict") says why. A column without values is not
+shown. `table.attrs["answer"]` lists the labels of the rows that the answer names.
+`table.attrs["digits"]` gives the significant digits of a column that needs more than three.
 """
 
 import importlib
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
 
     from kbatch.page.document import Figure
 
-# Where the figures of each result are drawn. A module of this table has a function
-# `figures_of(result)`. It is imported when a figure is asked for, so that no result imports its
-# figures, which import the result.
+# The module that draws the figures of each result, with its function `figures_of(result)`. It is
+# imported when a figure is drawn, because it imports the result's module itself.
 FIGURES = {
     "Comparison": "kbatch.study.figures",
     "InferenceProfile": "kbatch.inference.figures",
@@ -41,61 +39,85 @@ FIGURES = {
 
 
 class Result(ABC):
-    """The base of a frozen dataclass of what was measured; whatever shows it reads this alone."""
+    """The base class of results. Reports, notebooks and the command line use only its members."""
 
-    title: str  # What it is a result of, in a few words.
+    title: str  # Title, in a few words.
     answer: str  # The decision, in one sentence.
-    use: str = ""  # How to act on it, in a sentence or two; empty if the answer says it.
-    #: What it was measured with, a text each, ready to be read.
+    use: str = ""  # How to act on it, in one or two sentences. Empty if the answer says it.
+    #: Conditions of the measurement, as texts by name.
     settings: Mapping[str, str] = MappingProxyType({})
     noted: tuple[Note, ...]
     environment: EnvironmentRecord | None  # The machine, None if it was not recorded.
 
     @abstractmethod
     def table(self) -> "pd.DataFrame":
-        """Return what was measured, a row each, as the head of this module says."""
+        """Return the measurements as a table."""
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """At most three things that change what to do, from `noted` and from the data."""
+        """At most three notes, the most important first."""
         return most_important(self.noted)
 
     def figures(self) -> "tuple[Figure, ...]":
-        """Return the figures for which there are data, the one that shows the decision first."""
+        """Return the figures that can be drawn, beginning with the one that shows the answer."""
         return importlib.import_module(FIGURES[type(self).__name__]).figures_of(self)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Plot the figure that shows the answer, in Axes or in a new figure."""
+        """Plot the figure that shows the answer.
+
+        Args:
+            ax: Axes to draw on. If None, a new figure is made.
+
+        Returns:
+            The Axes. Their label describes the figure in sentences.
+
+        Raises:
+            ValueError: If there is nothing to draw.
+        """
         figures = self.figures()
         if not figures:
             raise ValueError(f"There is nothing to draw: {self.answer}")
         return figures[0].draw(ax)
 
     def save(self, path: Path | str) -> None:
-        """Write the result as JSON."""
+        """Write the result to a JSON file.
+
+        Args:
+            path: File to write. Missing folders are created.
+        """
         write_record(self, Path(path))
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a result that `save` wrote."""
-        found = read_record(cls, Path(path))
-        try:  # Values that do not fit each other are found where they are shown.
-            _ = (str(found), found.use, found.settings, found.figures())
+        """Read a result from a file that `save` wrote.
+
+        Args:
+            path: File to read.
+
+        Returns:
+            The result.
+
+        Raises:
+            RecordError: If the file is damaged, or holds another kind of result.
+        """
+        result = read_record(cls, Path(path))
+        try:  # Values that contradict each other raise an error when they are shown.
+            _ = (str(result), result.use, result.settings, result.figures())
         except DAMAGED as error:
             raise RecordError(f"{printable(str(path))} is damaged: {shown(error)}.") from error
-        return found
+        return result
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.answer}>"
 
     def __str__(self) -> str:
-        """Write the answer, how to use it, the table and the notes for a terminal."""
+        """Format the answer, its use, the table and the notes for a terminal."""
         from kbatch.page.document import table_text
 
-        above = [self.answer, *([self.use] if self.use else [])]
+        head = [self.answer, *([self.use] if self.use else [])]
         table = table_text(self.table())
         notes = (f"Note: {note}" for note in self.notes)
-        return "\n".join([*above, *(["", table, ""] if table else []), *notes]).rstrip()
+        return "\n".join([*head, *(["", table, ""] if table else []), *notes]).rstrip()
 
     def _repr_html_(self) -> str:
         from kbatch.page.document import notebook_html
@@ -103,27 +125,27 @@ class Result(ABC):
         return notebook_html(self)
 
 
-def _compared(results: Sequence[Result]) -> tuple[list[Result], str]:
+def _with_comparison(results: Sequence[Result]) -> tuple[list[Result], str]:
     """Put the comparison of several studies before them, or say why they are not compared."""
-    given = [*results]
-    for one in results:  # The studies of a comparison follow it.
-        place = given.index(one) + 1
-        given[place:place] = [each for each in getattr(one, "studies", ()) if each not in results]
-    studies = [one for one in given if type(one).__name__ == "Study"]
-    if len(studies) < 2 or any(hasattr(one, "studies") for one in given):
-        return given, ""
+    contents: list[Result] = []
+    for result in results:  # The studies of a comparison follow it.
+        studies = getattr(result, "studies", ())
+        contents += [result, *(study for study in studies if study not in results)]
+    studies = [result for result in contents if type(result).__name__ == "Study"]
+    if len(studies) < 2 or any(hasattr(result, "studies") for result in contents):
+        return contents, ""
     try:
         compare = importlib.import_module("kbatch.study.comparison").compare
-        return [compare(studies), *given], ""
+        return [compare(studies), *contents], ""
     except InputError as error:
-        return given, f"The studies are not compared. {error}"
+        return contents, f"The studies are not compared. {error}"
 
 
 def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[Path, ...]:
-    """Write what was found: the answer first, then figure, table, notes and how it was measured.
+    """Write a report: the answer, then figures, table, notes, and conditions of the measurement.
 
     A report of several studies begins with the table of `kbatch.compare`. HTML is one file that
-    needs no network. Markdown has its figures in files beside it, `<name>-<figure>.png`.
+    needs no network. Markdown has its figures in separate files, `<name>-<figure>.png`.
 
     Example:
 
@@ -134,21 +156,21 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
     >>> kbatch.write_report(kbatch.compare(adam, sgd), "optimizers.html")
 
     Args:
-        results: A `Study`, or what a function that measures returned, or a list of them, which
-            makes one document. A `Comparison` is followed by its studies.
+        results: A `Study`, a `Comparison`, or a result of a function that measures, or a list of
+            these, which gives one document.
         path: File to write, with suffix `.html` or `.md`.
 
     Returns:
-        The files written, the report last.
+        The written files, the report last.
 
     Raises:
-        ValueError: If the suffix is another one, a study is empty or the list is.
-        OSError: If the folder cannot be written, with what to do.
+        ValueError: If the suffix is another one, or a study or the list is empty.
+        OSError: If a file cannot be written.
     """
     from kbatch.page.document import document_files
 
-    given = list(results) if isinstance(results, Sequence) else [results]
-    if not given or not all(isinstance(one, Result) for one in given):
+    contents = list(results) if isinstance(results, Sequence) else [results]
+    if not contents or not all(isinstance(result, Result) for result in contents):
         raise ValueError(
             "A report needs a study or another result, or a list of them. "
             f"Received: results={results!r}."
@@ -156,11 +178,11 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
     path = Path(path)
     if path.suffix.lower() not in (".html", ".md"):
         raise ValueError(
-            "A report's `path` must end in `.html` (one file) or `.md` (with figures beside "
-            f"it). Received: path={str(path)!r}."
+            "`path` must end in `.html` (one file) or `.md` (with figures in separate files). "
+            f"Received: path={str(path)!r}."
         )
-    given, refusal = _compared(given)
-    files = document_files(given, path, refusal)
+    contents, refusal = _with_comparison(contents)
+    files = document_files(contents, path, refusal)
     for file, data in files.items():
         write_whole_file(file, data)
     return tuple(files)

@@ -1,1 +1,1 @@
-"""What every figure shares: canvas, colours, axes and labels."""
+"""Shared by all figures: canvas, colours, axes and labels."""

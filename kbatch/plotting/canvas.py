@@ -1,8 +1,8 @@
-"""Where figures are drawn and saved: colours, panels, title, legend, caption, and files.
+"""Draw and save figures: colours, panels, title, legend, caption, and files.
 
-The colours of series are those of Okabe and Ito (2008), "Color universal design", with grey for
-black, which stay apart for every kind of colour vision. Every series has a marker of its own as
-well, so that a figure also works in black and white.
+The colours of series are from Okabe and Ito (2008), "Color universal design", with grey instead of
+black. They differ for every kind of colour vision. Each series also has its own marker, so that a
+figure works in black and white.
 """
 
 import base64
@@ -31,28 +31,28 @@ GRID = "#d9dee3"
 FAINT = "#afb8c1"
 PAPER = "#ffffff"
 ALARM = "#d55e00"
-# Vermilion, dark enough for small text on paper.
+# A darker vermilion, readable as small text on paper.
 ALARM_TEXT = "#a84300"
 WIDTH_IN = 6.4
-# A narrower figure has no room for its labels, and no page is wider.
+# A narrower figure has no room for its labels.
 LEAST_WIDTH_IN = 3.25
 MOST_WIDTH_IN = 40.0
 SMALL_PT = 7.5
 TEXT_PT = 8
-# Mean width of the digits that tick labels consist of, in font sizes.
+# Mean width of a digit, in font sizes.
 DIGIT_EM = 0.62
-# What the labels of the y axis take of the width, without its title.
+# Width of the y axis's tick labels.
 _LABELS_IN = 0.7
 _LINE_SPACING = 1.35
-# What a line of a caption holds at the usual width, and what separates its facts.
+# Characters in a line of a caption at the usual width, and the separator of its facts.
 _CAPTION_CHARACTERS = 110
 _FACT_MARK = " · "
-# What a row of the legend holds, and what the mark before a name takes of it.
+# Characters in a row of the legend, and the width of a marker in characters.
 _ROW_CHARACTERS = 78
 _HANDLE_CHARACTERS = 6
 _TITLE_CHARACTERS = 100
 _PNG_DPI = 200
-# A date in the file would differ every time.
+# Files have no date, so that the same figure gives the same bytes.
 _METADATA: dict[str, dict[str, str | None]] = {
     ".png": {},
     ".svg": {"Date": None},
@@ -60,47 +60,49 @@ _METADATA: dict[str, dict[str, str | None]] = {
 }
 _REPEATABLE: dict[Any, Any] = {"svg.hashsalt": "kbatch", "svg.fonttype": "path", "pdf.fonttype": 42}
 _DESCRIPTION = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
-# Hundredths of a point nobody sees; the scale of a glyph, 0.015625, stays whole.
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
+# Digits of coordinates after the second. The scale of a glyph, 0.015625, must keep its digits.
 _MORE_DIGITS = re.compile(r"(?<=[1-9]\.\d\d)\d+|(?<=\d0\.\d\d)\d+")
 
 
 def detached_axes(height_in: float, *, width_in: float = WIDTH_IN) -> Axes:
-    """Make Axes in a figure that no notebook shows, for a file."""
+    """Make Axes in a figure that pyplot does not know, so that no notebook shows it."""
     figure = Figure(figsize=(width_in, height_in), dpi=150, layout="constrained")
     return figure.add_subplot()
 
 
 def draw_so_wide(draw: Callable[..., Axes], width_in: float, *, caption: bool = True) -> Axes:
-    """Draw a figure at another width than the usual one, its panels as high as there."""
+    """Draw a figure at another width than the usual one, with panels of the same height."""
     if not LEAST_WIDTH_IN <= width_in <= MOST_WIDTH_IN:
         raise ValueError(
             f"A figure's width must lie between {LEAST_WIDTH_IN:g} and {MOST_WIDTH_IN:g} inches. "
             f"Received: {width_in:g}."
         )
     height_in = figure_of(draw(None, caption=False)).get_figheight()
-    drawn = draw(detached_axes(height_in, width_in=width_in))
+    axes = draw(detached_axes(height_in, width_in=width_in))
     if caption:
-        _add_caption(drawn)
-    return drawn
+        _add_caption(axes)
+    return axes
 
 
 def figure_of(ax_or_figure: Axes | Figure) -> Figure:
     figure = ax_or_figure.get_figure(root=True)
     if figure is None:
-        raise ValueError("The Axes were removed: give others, or None. Received: ax.figure=None.")
+        raise ValueError(
+            "The Axes were removed from their figure: give others, or None. "
+            "Received: ax.figure=None."
+        )
     return figure
 
 
 def width_share(ax: Axes) -> float:
-    """Return the width for texts as a share of what a usual figure has, 1 at most."""
+    """Return the width of a figure relative to the usual one, without labels; at most 1."""
     return min(1.0, (figure_of(ax).get_figwidth() - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
 
 
 def label_room(ax: Axes) -> float:
-    """Return how many characters of tick labels fit beside each other, about: before the layout."""
+    """Estimate how many characters of tick labels fit on the x axis, before the layout."""
     width_in = figure_of(ax).get_figwidth()
-    # Labels take a larger part of a narrow figure.
     shrunk = min(1.0, (width_in - _LABELS_IN) / width_in)
     return 72 * width_in * ax.get_position().width * shrunk / (TEXT_PT * DIGIT_EM)
 
@@ -108,23 +110,23 @@ def label_room(ax: Axes) -> float:
 def panels(
     ax: Axes | None, height_in: float, heights: Sequence[float] = (1,), *, share_x: bool = True
 ) -> list[Axes]:
-    """Make tidy panels, one above the other, in a new figure or in the place of Axes."""
+    """Make panels, one above the other, in a new figure or in the place of given Axes."""
     if ax is not None:
         first = ax
     elif "ipykernel" in sys.modules:
-        # In a notebook pyplot owns the figure, which shows it; elsewhere the caller alone holds it.
+        # A notebook shows figures that pyplot knows. Elsewhere pyplot would keep them in memory.
         from matplotlib import pyplot
 
         size = WIDTH_IN, height_in
         first = pyplot.figure(figsize=size, layout="constrained").add_subplot()
     else:
         first = detached_axes(height_in)
-    found, count, figure = [first], len(heights), figure_of(first)
+    axes, count, figure = [first], len(heights), figure_of(first)
     if count > 1:
         if (place := first.get_subplotspec()) is not None:
             gap = 0.08 if share_x else 0.12
             rows = place.subgridspec(count, 1, height_ratios=heights, hspace=gap)
-        else:  # No layout makes room for labels and titles: they have so many inches.
+        else:  # Axes without a grid have no layout, so the room for labels is set here.
             (left, bottom), (right, top) = first.get_position().get_points()
             edges = {"left": left, "right": right, "bottom": bottom, "top": top}
             gap_in, tall_in = 0.3 if share_x else 0.85, figure.get_figheight()
@@ -132,16 +134,16 @@ def panels(
             rows = GridSpec(count, 1, figure, height_ratios=heights, hspace=gap, **edges)
         first.set_subplotspec(rows[0])
         shared = first if share_x else None
-        found += [first.figure.add_subplot(rows[i], sharex=shared) for i in range(1, count)]
-    for panel in found:
+        axes += [first.figure.add_subplot(rows[i], sharex=shared) for i in range(1, count)]
+    for panel in axes:
         tidy(panel)
-    for panel in found[:-1] if share_x else ():
+    for panel in axes[:-1] if share_x else ():
         panel.tick_params(labelbottom=False)
-    return found
+    return axes
 
 
 def tidy(ax: Axes) -> None:
-    """Draw a light horizontal grid and take away what carries no data."""
+    """Draw a light horizontal grid, and remove spines and tick marks."""
     ax.set_axisbelow(True)
     ax.grid(visible=True, axis="y", color=GRID, linewidth=0.6, linestyle="-")
     ax.grid(visible=False, axis="x", which="both")
@@ -154,19 +156,19 @@ def tidy(ax: Axes) -> None:
 
 
 def vertical_grid(ax: Axes) -> None:
-    """Draw a vertical grid, for an x axis whose values are read off."""
+    """Draw a vertical grid, so that values can be read on the x axis."""
     ax.grid(visible=True, axis="x", color=GRID, linewidth=0.6)
 
 
 def write_message(ax: Axes, text: str) -> None:
-    """Write in the middle of Axes that hold no data why they hold none."""
+    """Write a message in the middle of Axes without data."""
     ax.set_yticks([])
     look: dict[str, Any] = {"ha": "center", "va": "center", "color": MUTED, "fontsize": TEXT_PT}
     ax.text(0.5, 0.5, textwrap.fill(text, 70), transform=ax.transAxes, parse_math=False, **look)
 
 
 def shortened(text: str, characters: int) -> str:
-    """Cut a text that is too long, and mark the cut, as in "learning…"."""
+    """Shorten a text that is too long, as in "learning…"."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
@@ -178,9 +180,10 @@ def name_room(ax: Axes) -> int:
 def write_title(
     ax: Axes, title: str, *, columns: int = 0, fewest: int = 2, rows_below: int = 0
 ) -> None:
-    """Write the title of a panel, with the names of the series in rows of `columns` below it."""
-    # The layout looks at the middle of a title, which must lie above its panel: over a narrow one
-    # it has fewer characters.
+    """Write the title of a panel, and below it a legend with at most `columns` columns.
+
+    The legend is left out if there are fewer than `fewest` series.
+    """
     rows, share = rows_below, width_share(ax)
     handles, names = ax.get_legend_handles_labels()
     if columns and len(names) >= fewest:
@@ -188,7 +191,7 @@ def write_title(
         longest = max(map(len, names)) + _HANDLE_CHARACTERS
         columns = max(1, min(columns, int(share * _ROW_CHARACTERS) // longest))
         rows += -(-len(names) // columns)
-        # matplotlib fills column by column: in this order, each row is read from left to right.
+        # matplotlib fills a legend by columns. This order makes it read by rows.
         order = [i for column in range(columns) for i in range(column, len(names), columns)]
         legend = ax.legend(
             [handles[i] for i in order],
@@ -205,13 +208,13 @@ def write_title(
         )
         for text in legend.get_texts():
             text.set_parse_math(False)
-        # It may be wider than the first of several panels, whose width it must not decide.
+        # The layout would make the panel as wide as the legend.
         legend.set_in_layout(False)
     title = shortened(title, _TITLE_CHARACTERS)
     ax.set_title(
-        textwrap.fill(title, int(share * 64)),  # Characters in a line.
+        textwrap.fill(title, int(share * 64)),  # Fewer characters in a line of a narrow figure.
         loc="left",
-        y=1,  # As low as the search for a place would set it.
+        y=1,  # The place that matplotlib's automatic placement would choose.
         pad=6 + 1.6 * TEXT_PT * rows,
         fontsize=TEXT_PT + 1.5,
         color=INK,
@@ -225,16 +228,16 @@ def write_caption(
 ) -> None:
     """Describe panels in the label of the first one, and write a caption below them.
 
-    The label is for those who do not see the figure. Its first line lists titles, axes, and
-    whatever else is written. Each note has a line of its own, and the facts have the last one.
+    The label is an alternative text for readers who do not see the figure. Its first line lists
+    axes, titles and texts. Each note has its own line, and the facts are in the last line.
     """
     ylabels = [panel.get_ylabel().partition("\n")[0] for panel in panels]
     axes = dict.fromkeys([*filter(None, ylabels), *filter(None, (p.get_xlabel() for p in panels))])
     charts = "Charts" if len(panels) > 1 else "A chart"
     titles = [panel.get_title(loc="left") for panel in panels]
-    marked = dict.fromkeys(t.get_text() for panel in panels for t in panel.texts if t.get_text())
-    words = (f"{charts}: {', '.join(axes)}", *titles, ", ".join(marked))
-    sentences = (f"{' '.join(text.split()).removesuffix('.')}." for text in words if text)
+    texts = dict.fromkeys(t.get_text() for panel in panels for t in panel.texts if t.get_text())
+    parts = (f"{charts}: {', '.join(axes)}", *titles, ", ".join(texts))
+    sentences = (f"{' '.join(part.split()).removesuffix('.')}." for part in parts if part)
     lines = (" ".join(sentences), *filter(None, notes), _FACT_MARK.join(filter(None, facts)))
     panels[0].set_label("\n".join(" ".join(line.split()) for line in lines))
     if caption:
@@ -242,13 +245,13 @@ def write_caption(
 
 
 def caption_lines(ax: Axes) -> list[str]:
-    """Return the notes and the facts that the label of Axes holds: those that fit, a line each."""
+    """Return a line of notes and a line of facts from the label of Axes, as many as fit."""
     _, *notes, facts = str(ax.get_label()).split("\n")
     return [*filter(None, (_fitting(notes, " "), _fitting(facts.split(_FACT_MARK), _FACT_MARK)))]
 
 
 def _fitting(parts: Sequence[str], between: str) -> str:
-    """Join the parts that fit in a line of a caption, the first ones first."""
+    """Join as many parts as fit in a line of a caption."""
     line = ""
     for part in filter(None, parts):
         longer = f"{line}{between}{part}" if line else part
@@ -257,14 +260,14 @@ def _fitting(parts: Sequence[str], between: str) -> str:
 
 
 def _add_caption(ax: Axes) -> None:
-    """Write a caption below everything in a figure, which grows by it."""
+    """Write a caption below a figure, and make the figure higher by its height."""
     figure = figure_of(ax)
     characters = int(17.8 * (figure.get_figwidth() - 0.1))
-    space = "\N{NO-BREAK SPACE}"
-    whole = (
-        line.replace(" %", f"{space}%").replace(" ·", f"{space}·") for line in caption_lines(ax)
-    )
-    lines = [part for line in whole for part in textwrap.wrap(line, characters)]
+    lines = [
+        part
+        for line in caption_lines(ax)
+        for part in textwrap.wrap(re.sub(" (?=[%·])", "\N{NO-BREAK SPACE}", line), characters)
+    ]
     look: dict[str, Any] = {"fontsize": SMALL_PT, "color": MUTED, "linespacing": _LINE_SPACING}
     figure.supxlabel("\n".join(lines), x=0.012, ha="left", parse_math=False, **look)
     grown_pt = 4 + len(lines) * 1.2 * _LINE_SPACING * SMALL_PT
@@ -277,31 +280,27 @@ _SERIES = (
     ("#009e73", "^"),
     ("#cc79a7", "D"),
     ("#56b4e9", "v"),
-    # Black would be lost on a dark page.
-    ("#767676", "P"),
+    ("#767676", "P"),  # Grey, because black would not show on a dark page.
 )
 
 
 def series_style(index: int) -> tuple[str, str]:
-    """Return colour and matplotlib's marker of the n-th series; past the sixth they repeat."""
+    """Return the colour and the marker of a series. They repeat after the sixth."""
     return _SERIES[index % len(_SERIES)]
 
 
 def size_color(batch_size: int, sizes: Sequence[int]) -> tuple[float, float, float]:
-    """Return the colour of a batch size by its place among those shown, on a log axis."""
+    """Return the colour of a batch size on a logarithmic scale over the sizes of a figure."""
     span = math.log(sizes[-1] / sizes[0])
     share = math.log(batch_size / sizes[0]) / span if span else 1.0
-    # A piece of viridis (van der Walt and Smith 2015), whose lightness falls evenly for every kind
-    # of colour vision; its yellow end would be lost on paper.
+    # viridis (van der Walt and Smith 2015) has an even lightness for every kind of colour vision.
+    # Its yellow end is left out, because it would not show on paper.
     red, green, blue, _ = matplotlib.colormaps["viridis"](0.82 * (1 - share))
     return float(red), float(green), float(blue)
 
 
 def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
-    """Write a figure as `.png`, `.svg` or `.pdf`, with the label of its Axes as description.
-
-    The same figure gives the same bytes, and a PDF holds its fonts as TrueType.
-    """
+    """Write a figure as `.png`, `.svg` or `.pdf`, with the labels of its Axes as description."""
     path = Path(path)
     write_whole_file(path, figure_bytes(ax_or_figure, path.suffix.lower()))
 
@@ -313,17 +312,17 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str) -> bytes:
         )
     figure = figure_of(ax_or_figure)
     labels = [str(axes.get_label()).replace("\n", " ") for axes in figure.axes]
-    # A label that matplotlib made, such as `<colorbar>`, describes nothing.
+    # matplotlib's own labels, such as `<colorbar>`, are left out.
     description = " ".join(label for label in labels if label and not label.startswith("<"))
     return _printed(figure, suffix, _METADATA[suffix] | {_DESCRIPTION[suffix]: description or None})
 
 
 def _printed(figure: Figure, suffix: str, metadata: Mapping[str, str | None]) -> bytes:
-    """Draw a figure into a file, once: `savefig` draws it twice, first for the layout alone."""
+    """Return the bytes of a file. `savefig` would draw the figure twice, once for the layout."""
     options: Any = {"pil_kwargs": {"compress_level": 3}} if suffix == ".png" else {}
     content, canvas, dpi = io.BytesIO(), figure.canvas, figure.dpi
     printing: Any = get_registered_canvas_class(suffix[1:])(figure)
-    figure.dpi = _PNG_DPI  # In vector files for marks that are pixels.
+    figure.dpi = _PNG_DPI  # Vector files may have rasterized marks.
     with matplotlib.rc_context(_REPEATABLE):
         getattr(printing, f"print_{suffix[1:]}")(content, metadata=metadata, **options)
     figure.dpi = dpi
@@ -332,17 +331,15 @@ def _printed(figure: Figure, suffix: str, metadata: Mapping[str, str | None]) ->
 
 
 def _in_the_dark(color: str) -> str:
-    """Return a colour as light as another is dark, between those of the page and of its text."""
+    """Return the colour for a dark page: same hue, inverted lightness."""
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
-    least = 0.52 if max(to_rgb(color)) - min(to_rgb(color)) > 0.3 else 0.0  # Lines stay bright.
+    # Coloured lines must be bright enough. Greys need no minimum.
+    least = 0.52 if max(to_rgb(color)) - min(to_rgb(color)) > 0.3 else 0.0
     return to_hex(colorsys.hls_to_rgb(hue, max(0.94 - 0.85 * lightness, least), saturation))
 
 
 def svg_address(ax: Axes) -> str:
-    """Render a figure as the address of an image within a page; it loses its backgrounds.
-
-    On a dark page each colour keeps its hue, and light ones are dark.
-    """
+    """Return a figure as the data URL of an SVG without backgrounds, for light and dark pages."""
     figure = figure_of(ax)
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set(facecolor="none", edgecolor="none")

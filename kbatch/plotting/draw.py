@@ -1,4 +1,4 @@
-"""The marks of all figures, series, bars, lines and texts, and their batch and logarithmic axes."""
+"""Draw the parts of figures: series, bars, lines, texts, and logarithmic axes."""
 
 import itertools
 import math
@@ -28,13 +28,13 @@ from kbatch.plotting.canvas import (
 )
 
 Color = str | tuple[float, float, float]
-# Both ends of an interval, None where there is none.
+# Both ends of each interval, or None if there is no interval.
 Bounds = Sequence[tuple[float, float] | None]
-# Height of a panel in heights of its highest point, and what a row of names adds and takes of it.
+# Upper end of the y axis relative to the highest point, and the height of a row of names.
 _ABOVE, _NAME_ROW = 1.12, 0.085
-# More marks of a series are pixels in a vector file: as shapes thousands are heavy and slow.
+# A series with more marks is rasterized, because thousands of shapes make a vector file slow.
 _MOST_MARKS = 500
-# What labels and a title take of the height of a figure.
+# Height of labels and title.
 _AROUND_IN = 1.0
 # Width of "memory" above a mark, in characters of tick labels.
 _REASON_CHARACTERS = 6
@@ -50,23 +50,23 @@ def series(
     style: str = "-",
     shaded: bool = False,
 ) -> None:
-    """Draw what was measured at each place with its interval, joined, or with a fitted line."""
+    """Draw estimates with their intervals, joined by a line, or with a fitted line."""
     color, marker = series_style(index)
-    places, values = [place for place, _ in rows], [found.value for _, found in rows]
-    (band if shaded else bars)(panel, places, [found.ends for _, found in rows], color)
+    places, values = [place for place, _ in rows], [estimate.value for _, estimate in rows]
+    (band if shaded else bars)(panel, places, [estimate.ends for _, estimate in rows], color)
     if line:
         panel.plot(*zip(*line, strict=True), color=color, linewidth=1.2, linestyle=style)
     points(panel, places, values, color, marker, label=label, line="none" if line else "-")
 
 
 def along(curve: Callable[[float], float], low: float, high: float) -> list[tuple[float, float]]:
-    """Return points of a fitted curve for logarithmic axes, which have no place for 0."""
+    """Return points of a fitted curve for logarithmic axes, which cannot show 0."""
     places = np.geomspace(low, high, 100).tolist()
     return [(place, value) for place in places if (value := curve(place)) > 0]
 
 
 def follows(curve: Callable[[float], float], measured: Mapping[int, float]) -> bool:
-    """Return whether a fitted curve misses no measured value by more than a fifth."""
+    """Return whether a fitted curve is within a fifth of every measured value."""
     shares = [curve(place) / value for place, value in measured.items()]
     return min(shares) > 1 / 1.2 and max(shares) < 1.2
 
@@ -84,7 +84,7 @@ def points(
     label: str | None = None,
     zorder: float = 2,
 ) -> None:
-    """Draw marks with an edge that keeps them apart."""
+    """Draw marks with an edge, so that overlapping marks can be seen."""
     panel.plot(
         places,
         values,
@@ -105,7 +105,7 @@ def points(
 def bars(
     panel: Axes, places: Sequence[float], bounds: Bounds, color: Color, *, across: bool = False
 ) -> None:
-    """Draw the intervals that there are as upright bars, or across."""
+    """Draw intervals as vertical bars, or as horizontal ones if `across`."""
     spans = [(x, *b) for x, b in zip(places, bounds, strict=False) if b is not None]
     if spans:
         look = {"color": color, "linewidth": 1.6, "alpha": 0.55}
@@ -114,7 +114,7 @@ def bars(
 
 
 def band(panel: Axes, places: Sequence[float], bounds: Bounds, color: Color) -> None:
-    """Shade the intervals along a line where it has them."""
+    """Draw intervals as a shaded band along a line."""
     spans = [(x, *b) for x, b in zip(places, bounds, strict=True) if b is not None]
     if spans:
         across, lows, highs = zip(*spans, strict=True)
@@ -138,7 +138,7 @@ def text(
     size: float | None = None,
     xycoords: str | Transform = "data",
 ) -> None:
-    """Write a small text beside a place, readable across lines."""
+    """Write a small text near a point, with a white edge so that it is readable over lines."""
     panel.annotate(
         words,
         place,
@@ -156,9 +156,9 @@ def text(
 
 
 def label_points(panel: Axes, points: Sequence[tuple[tuple[float, float], str, Color]]) -> None:
-    """Write the words of each point beside it if there is room, the first ones first.
+    """Write a text beside each point that has room for it; the first points come first.
 
-    Words cover neither others nor a point. The limits of both axes must be final.
+    A text covers neither another text nor a point. The limits of both axes must be final.
     """
     in_axes = (panel.transData - panel.transAxes).transform([place for place, *_ in points])
     height_pt = 72 * (figure_of(panel).get_figheight() - _AROUND_IN) * panel.get_position().height
@@ -181,7 +181,7 @@ def label_points(panel: Axes, points: Sequence[tuple[tuple[float, float], str, C
 
 
 def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -> None:
-    """Draw an arrow upwards from a value of which only the lower bound is known."""
+    """Draw an upward arrow at a value that is only a lower bound."""
     panel.annotate(
         "",
         place,
@@ -192,12 +192,12 @@ def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -
 
 
 def guide(panel: Axes, place: float) -> None:
-    """Draw a dotted line upwards at a place that is named."""
+    """Draw a dotted vertical line."""
     panel.axvline(place, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
 
 
 def limit(panel: Axes, value: float, words: str, *, below: bool = False) -> None:
-    """Draw a dashed line across at a limit, with its name above or below the left end."""
+    """Draw a dashed horizontal line, with its name above or below the left end."""
     panel.axhline(value, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.6)
     va, offset_pt = ("top", -3) if below else ("bottom", 3)
     look = {"color": ALARM_TEXT, "xycoords": panel.get_yaxis_transform()}
@@ -207,11 +207,11 @@ def limit(panel: Axes, value: float, words: str, *, below: bool = False) -> None
 def names_above(
     panel: Axes, named: Sequence[tuple[float, str]], edges: tuple[float, float], *, color: str = INK
 ) -> None:
-    """Name places of a logarithmic x axis above all points, which make room, one a row."""
+    """Write names of places on a logarithmic x axis above all points, one in each row."""
     panel.set_ylim(bottom=0, top=(_ABOVE + _NAME_ROW * len(named)) * panel.get_ylim()[1])
     top = panel.get_xaxis_transform()
     for row, (x, words) in enumerate(sorted(named)):
-        # A place beyond the edges is named at the edge, on the side that has room.
+        # A place outside of the axis is named at its edge.
         place = (min(max(x, edges[0]), edges[1]), 0.99 - _NAME_ROW * row)
         side, offset_pt = ("right", -4) if x**2 > edges[0] * edges[1] else ("left", 4)
         text(panel, words, place, (offset_pt, 0), ha=side, va="top", color=color, xycoords=top)
@@ -220,44 +220,44 @@ def names_above(
 def answers(
     panel: Axes, named: Iterable[tuple[str, int, bool]], smallest: int, largest: int
 ) -> None:
-    """Name the sizes that answer something, with what was not measured."""
-    words: dict[int, str] = {}
+    """Write the names of sizes that are an answer, and whether a size was not measured."""
+    names: dict[int, str] = {}
     for name, size, measured in named:
         name = name if measured else f"{name}, not measured"
-        words[size] = f"{words[size]}, {name}" if size in words else name
+        names[size] = f"{names[size]}, {name}" if size in names else name
         if smallest <= size <= largest:
             guide(panel, size)
-    lines = [(size, f"{names}: {size:,}") for size, names in words.items()]
+    lines = [(size, f"{name}: {size:,}") for size, name in names.items()]
     names_above(panel, lines, (smallest, largest))
 
 
 def missing(panels: Sequence[Axes], failed: Iterable[tuple[int, str]]) -> bool:
-    """Mark sizes without a result at the bottom edges; return whether there was room to say why."""
-    why: dict[int, dict[str, None]] = {}
+    """Mark sizes without a result at the bottom, and return whether the reasons had room."""
+    reasons: dict[int, dict[str, None]] = {}
     for size, outcome in failed:
-        why.setdefault(size, {})[outcome.replace("out of memory", "out of\nmemory")] = None
+        reasons.setdefault(size, {})[outcome.replace("out of memory", "out of\nmemory")] = None
     crosses = {"color": ALARM, "marker": "X", "markeredgecolor": PAPER}
-    rings = {"color": MUTED, "marker": "o", "markerfacecolor": PAPER}  # What still runs.
-    running = {size for size, outcomes in why.items() if [*outcomes] == ["running"]}
-    for panel, sizes in itertools.product(panels, (running, why.keys() - running)):
+    rings = {"color": MUTED, "marker": "o", "markerfacecolor": PAPER}
+    running = {size for size, outcomes in reasons.items() if [*outcomes] == ["running"]}
+    for panel, sizes in itertools.product(panels, (running, reasons.keys() - running)):
         look = {"transform": panel.get_xaxis_transform(), "clip_on": False, "zorder": 4}
         look |= (rings if sizes is running else crosses) | {"markersize": 8, "linestyle": "none"}
         if sizes:
             panel.plot(sorted(sizes), [0] * len(sizes), **look)
     low, high = panels[-1].get_xlim()
     octave = label_room(panels[-1]) / math.log2(high / low)
-    gaps = (octave * math.log2(b / a) for a, b in itertools.pairwise(sorted(why)))
+    gaps = (octave * math.log2(b / a) for a, b in itertools.pairwise(sorted(reasons)))
     room = all(gap >= _REASON_CHARACTERS for gap in gaps)
     edge = panels[-1].get_xaxis_transform()
-    for size, outcomes in why.items() if room else ():
+    for size, outcomes in reasons.items() if room else ():
         color, words = MUTED if size in running else ALARM_TEXT, ",\n".join(outcomes)
         text(panels[-1], words, (size, 0), (0, 8), va="bottom", color=color, xycoords=edge)
     return room
 
 
 _MOST_TICKS = 12
-# What may be labelled in each decade of an axis that spans less than so many times its low end:
-# over many decades a label for each third of one could not be read.
+# The multiples of each power of ten that may be labelled, by the upper limit of high / low of the
+# axis. Longer axes get fewer labels.
 _LABELS = (
     (4, (1, 1.5, 2, 3, 4, 5, 6, 8)),
     (10, (1, 2, 3, 4, 6, 8)),
@@ -265,7 +265,7 @@ _LABELS = (
     (math.inf, (1,)),
 )
 _FEWER = ((1, 2, 5), (1, 3), (1,))
-# Less than a factor of two may hold no such number: there plain steps are labelled.
+# If an axis has no such multiples, at most this many even steps are labelled.
 _MOST_STEPS = 4
 
 
@@ -282,7 +282,7 @@ def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
 
 
 def batch_ticks(batch_sizes: Iterable[int], most: int = _MOST_TICKS) -> list[int]:
-    """Pick the batch sizes that get a tick: all, or as many as can be read."""
+    """Choose the batch sizes that get a tick: all, or as many as have room."""
     sizes = sorted(set(batch_sizes))
     distance = math.log2(sizes[-1] / sizes[0]) / most
     ticks: list[int] = []
@@ -293,19 +293,19 @@ def batch_ticks(batch_sizes: Iterable[int], most: int = _MOST_TICKS) -> list[int
 
 
 def plain_log_labels(axis: Axis) -> None:
-    """Label an axis that is logarithmic already."""
+    """Label a logarithmic axis with plain numbers, as many as have room."""
     low, high = sorted(axis.get_view_interval())
     most = next(subs for span, subs in _LABELS if high < span * low)
     fewer = (subs for subs in (most, *_FEWER) if len(subs) <= len(most))
     single: list[float] = []
     for locator in (
-        # Beyond nine decades every second one is labelled.
+        # On more than nine decades every second one is labelled.
         *(LogLocator(subs=subs, numticks=9) for subs in fewer),
         *(LogLocator(numticks=count) for count in range(_MOST_STEPS, 1, -1)),
         *(MaxNLocator(nbins=count) for count in range(_MOST_STEPS, 0, -1)),
     ):
         places = [float(place) for place in locator.tick_values(low, high) if low <= place <= high]
-        # Two at least, to compare; where they have no room, one.
+        # At least two labels, if they have room.
         if len(places) > 1 and _fit(axis, places):
             axis.set_major_locator(locator)
             break
@@ -317,12 +317,12 @@ def plain_log_labels(axis: Axis) -> None:
 
 
 def _fit(axis: Axis, places: Sequence[float]) -> bool:
-    """Return whether labels have room side by side; one above the other they always have."""
+    """Return whether the labels have room. On a y axis they always have."""
     if not isinstance(axis, XAxis):
         return True
     low, high = sorted(axis.get_view_interval())
     room = label_room(axis.axes) / math.log(high / low)
-    # Between two labels one and a half characters stay free.
+    # At least one and a half characters between two labels.
     return all(
         room * math.log(right / left) >= 1.5 + (len(_plain(left)) + len(_plain(right))) / 2
         for left, right in itertools.pairwise(places)
@@ -330,5 +330,5 @@ def _fit(axis: Axis, places: Sequence[float]) -> bool:
 
 
 def _plain(value: float) -> str:
-    # With an exponent otherwise.
+    # "g" would use an exponent for large numbers.
     return f"{value:,.0f}" if value >= 1e5 else f"{value:,g}"

@@ -80,10 +80,10 @@ def test_little_free_memory_is_a_warning():
     ("device", "half", "brain", "status", "advice"),
     [
         # A search takes float32 by itself where a processor is half as fast in float16.
-        ("CPU", 0.4, 0.5, "ok", "a search takes float32"),
+        ("CPU", 0.4, 0.5, "ok", "a search uses float32"),
         ("CPU", 0.6, 0.5, "warning", '; give BatchSizeHyperModel dtype_policy="float32"'),
         ("GPU", 0.4, 0.5, "warning", '; give BatchSizeHyperModel dtype_policy="float32"'),
-        ("GPU", 1.65, 1.71, "ok", "a search takes mixed_float16"),
+        ("GPU", 1.65, 1.71, "ok", "a search uses mixed_float16"),
         ("GPU", 1.5, 2.1, "warning", '; give BatchSizeHyperModel dtype_policy="mixed_bfloat16"'),
     ],
 )
