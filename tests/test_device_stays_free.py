@@ -66,7 +66,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_no_call_starts_the_devices_before_its_worker():
+def test_devices_start_after_the_worker():
     found = printed("-c", _PROGRAM)
     assert len(found) == 8
     assert {name for name, started in found.items() if started is not False} == set()

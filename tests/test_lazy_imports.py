@@ -74,22 +74,22 @@ def run(steps, folder):
 
 
 @pytest.mark.parametrize("steps", PROCESSES.values(), ids=PROCESSES)
-def test_what_reads_and_tells_never_starts_tensorflow(steps, tmp_path):
+def test_reading_and_plotting_do_not_import_heavy_packages(steps, tmp_path):
     done = run(steps, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_check_sees_an_import(tmp_path):
+def test_import_check_detects_an_import(tmp_path):
     assert "imported: ['numpy']" in run([("import numpy", DRAWING)], tmp_path).stderr
 
 
-def test_every_public_name_is_listed_and_an_unknown_one_refused():
+def test_public_names_in_dir_and_unknown_name():
     assert set(kbatch.__all__) <= set(dir(kbatch))
     with pytest.raises(AttributeError, match="no attribute 'plot_trails'"):
         _ = kbatch.plot_trails
 
 
-def test_the_table_of_public_names_equals_the_stub():
+def test_public_names_equal_the_stub():
     stub = ast.parse(Path(kbatch.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     named = {
         alias.asname: f"{node.module}.{alias.name}" if node.module == "kbatch" else node.module

@@ -31,7 +31,7 @@ class Line:
 
 @pytest.mark.parametrize("verbose", ["auto", 0, 1, 2])
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_in_a_terminal_a_line_for_each_step_in_a_log_and_nothing_with_0(terminal, verbose):
+def test_measuring_progress_in_terminal_and_log(terminal, verbose):
     line, clock = Line(terminal), FakeClock()
     progress = MeasuringProgress(
         "memory", verbose, time_budget_s=60.0, open_line=lambda: line, now=clock
@@ -68,7 +68,7 @@ MEASURING = {
 
 
 @pytest.mark.parametrize("command", MEASURING)
-def test_every_function_that_measures_and_its_command_take_verbose(command):
+def test_verbose_of_functions_and_commands(command):
     function = MEASURING[command]
     assert inspect.signature(function).parameters["verbose"].default == "auto"
     with pytest.raises(InputError, match="`verbose` must be"):

@@ -28,7 +28,7 @@ of_every_form = pytest.mark.parametrize("result", FORMS.values(), ids=FORMS)
 
 
 @of_every_form
-def test_the_answer_is_one_sentence_and_title_settings_and_repr_are_short_texts(result):
+def test_result_answer_title_settings_and_repr(result):
     assert result.answer.endswith(".")
     assert "\n" not in result.answer
     assert not re.search(r"\. [A-Z]", result.answer)
@@ -41,7 +41,7 @@ def test_the_answer_is_one_sentence_and_title_settings_and_repr_are_short_texts(
 
 
 @of_every_form
-def test_the_table_is_data_with_units_intervals_and_the_rows_of_the_answer(result):
+def test_result_table(result):
     table = result.table()
     assert isinstance(table, pd.DataFrame)
     assert table.columns.is_unique
@@ -56,7 +56,7 @@ def test_the_table_is_data_with_units_intervals_and_the_rows_of_the_answer(resul
 
 
 @of_every_form
-def test_at_most_three_notes_are_shown_each_of_a_known_code_and_once(result):
+def test_result_notes(result):
     assert len(result.notes) <= 3
     assert all(isinstance(note, Note) for note in result.notes)
     order = [list(KINDS).index(note.code) for note in result.notes]
@@ -64,7 +64,7 @@ def test_at_most_three_notes_are_shown_each_of_a_known_code_and_once(result):
 
 
 @of_every_form
-def test_printed_it_is_the_answer_the_table_and_the_notes(result):
+def test_result_printed(result):
     lines = str(result).splitlines()
     assert lines[0] == result.answer
     assert lines[1] == (result.use or "")
@@ -79,7 +79,7 @@ def test_printed_it_is_the_answer_the_table_and_the_notes(result):
 
 
 @of_every_form
-def test_its_figures_are_drawn_in_any_axes_and_described(result):
+def test_result_figures(result):
     figures = result.figures()
     assert len({figure.name for figure in figures}) == len(figures)
     if not figures:
@@ -95,7 +95,7 @@ def test_its_figures_are_drawn_in_any_axes_and_described(result):
 
 
 @of_every_form
-def test_it_is_read_as_it_was_written(result, tmp_path):
+def test_result_save_and_load(result, tmp_path):
     path = tmp_path / "there" / "record.json"
     result.save(path)
     assert load_result(path) == result
@@ -104,14 +104,14 @@ def test_it_is_read_as_it_was_written(result, tmp_path):
 
 
 @of_every_form
-def test_in_a_notebook_it_is_whole_html_without_what_notebooks_take_away(result):
+def test_result_notebook_html(result):
     page = Page(result._repr_html_())
     assert page.open == []
     assert not any(map(page.found, ("script", "style", "link", "body")))
     assert result.answer.split(":")[0].split("`")[0] in page.text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_of_many_rows_a_notebook_shows_the_first_and_counts_the_rest():
+def test_notebook_html_of_many_rows():
     page = Page(make_study(*(make_trial(size) for size in range(16, 116)))._repr_html_())
     assert len(page.found("tr")) == 1 + 40
     assert "60 more rows" in page.text
@@ -119,7 +119,7 @@ def test_of_many_rows_a_notebook_shows_the_first_and_counts_the_rest():
 
 @pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize("text", ["", "[]", "{}", "not json", '{"kind": "Study"}'])
-def test_a_file_that_is_no_record_is_named(name, text, tmp_path):
+def test_load_file_that_is_no_record(name, text, tmp_path):
     path = tmp_path / "x.json"
     path.write_text(text)
     for load in (load_result, getattr(type(RECORDS[name]), "load", load_result)):
@@ -128,7 +128,7 @@ def test_a_file_that_is_no_record_is_named(name, text, tmp_path):
 
 
 @pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
-def test_the_file_of_another_record_is_named(record, tmp_path):
+def test_load_file_of_another_record(record, tmp_path):
     write_record(make_trial(16), tmp_path / "x.json")
     with pytest.raises(RecordError, match=r"x\.json holds a TrialRecord"):
         getattr(type(record), "load", load_result)(tmp_path / "x.json")
@@ -136,7 +136,7 @@ def test_the_file_of_another_record_is_named(record, tmp_path):
         load_result(tmp_path / "x.json")
 
 
-def test_a_file_whose_values_do_not_fit_each_other_is_named(tmp_path):
+def test_load_file_with_inconsistent_values(tmp_path):
     path = tmp_path / "x.json"
     RECORDS["largest batch"].save(path)
     document = json.loads(path.read_text())
@@ -146,14 +146,14 @@ def test_a_file_whose_values_do_not_fit_each_other_is_named(tmp_path):
         load_result(path)
 
 
-def test_a_file_of_another_kbatch_is_refused_with_what_to_do(tmp_path):
+def test_load_file_of_another_schema_version(tmp_path):
     document = {"kbatch_schema": 99, "kind": "Study", "record": {}}
     (tmp_path / "x.json").write_text(json.dumps(document))
     with pytest.raises(RecordError, match=r"x\.json has schema version 99.*use the version"):
         load_result(tmp_path / "x.json")
 
 
-def test_several_results_make_one_document_with_their_answers_first():
+def test_html_of_several_results():
     text = (
         document_files([*RECORDS.values()], HTML)[HTML].decode().replace("\N{NO-BREAK SPACE}", " ")
     )
@@ -166,7 +166,7 @@ def test_several_results_make_one_document_with_their_answers_first():
     assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
 
 
-def test_markdown_of_several_results_has_a_picture_a_figure(tmp_path):
+def test_markdown_of_several_results(tmp_path):
     few = [RECORDS[name] for name in ("study", "input", "largest batch")]
     written = write_report(few, tmp_path / "all of it.md")
     assert written[-1] == tmp_path / "all of it.md"
@@ -178,7 +178,7 @@ def test_markdown_of_several_results_has_a_picture_a_figure(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["a study", None, 3, [], [make_study(), "another"]])
-def test_what_is_no_result_is_refused(given, tmp_path):
+def test_write_report_without_a_result(given, tmp_path):
     with pytest.raises(ValueError, match="A report needs a study"):
         write_report(given, tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
@@ -210,7 +210,7 @@ TEXTS = [
 ]
 
 
-def test_a_table_is_written_with_few_digits_and_intervals_in_brackets():
+def test_table_text_digits_and_intervals():
     columns = shown_columns(TABLE)
     assert [column.title for column in columns] == [
         *("batch size", "samples/s", "steps", "learning rate", "val_accuracy", "outcome")
@@ -224,14 +224,14 @@ def test_a_table_is_written_with_few_digits_and_intervals_in_brackets():
     assert first.index("16") == second.index("2,048") + 3
 
 
-def test_long_texts_stand_below_the_table_in_a_terminal():
+def test_table_text_long_texts_below():
     table = pd.DataFrame({"measured": ["cache", "prefetch"], "code": ["x" * 70, ""]})
     assert table_text(table).splitlines() == [
         *("  measured", "  cache", "  prefetch", "", f"cache: {'x' * 70}")
     ]
 
 
-def test_every_rendering_writes_the_same_table():
+def test_renderings_have_the_same_table():
     said = {"title": "Title", "answer": "Answer.", "use": "Do `it`.", "notes": (), "settings": {}}
     content = SimpleNamespace(**said, environment=None, figures=tuple, table=lambda: TABLE)
     text = document_files([content], HTML)[HTML].decode()
@@ -247,7 +247,7 @@ def test_every_rendering_writes_the_same_table():
     assert r"out of \| \<memory\>" in markdown
 
 
-def test_the_most_important_notes_are_kept_in_order_and_once():
+def test_most_important_notes():
     codes = list(KINDS)
     notes = [Note.of("data_end"), Note.of("peaks_differ", refuted=4), Note.of("data_end")]
     assert [note.code for note in most_important(notes)] == ["peaks_differ", "data_end"]
@@ -256,7 +256,7 @@ def test_the_most_important_notes_are_kept_in_order_and_once():
     assert len(most_important(many)) == 3
 
 
-def test_public_results_have_the_shape_that_is_promised():
+def test_results_are_public_and_have_figures():
     kinds = {type(record) for record in RECORDS.values()}
     assert all(issubclass(kind, Result) and kind.__name__ in kbatch.__all__ for kind in kinds)
     assert FIGURES.keys() == {kind.__name__ for kind in kinds}
@@ -290,7 +290,7 @@ def types_in(hint):
     return [hint, *(found for part in parts for found in types_in(part))]
 
 
-def test_stored_texts_are_codes_but_for_names_and_messages():
+def test_stored_texts_are_codes_names_or_messages():
     kinds, words, codes = list(map(type, RECORDS.values())), set(), set(KINDS)
     for kind in kinds:  # Which grows by the records that these hold.
         for field in dataclasses.fields(kind):

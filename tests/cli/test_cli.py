@@ -39,7 +39,7 @@ def few_images(patch):
     patch.setattr("kbatch.cli.demo.load_images", lambda: images)
 
 
-def test_the_demo_prints_progress_a_table_and_paths(demo):
+def test_demo_output(demo):
     directory, told = demo
     assert re.search(r"trial 2/3, batch +128, .* samples/s, val_accuracy 0\.\d+", told)
     assert re.search(r"^[* ] +32 +0\.001 ", told, re.MULTILINE)
@@ -50,7 +50,7 @@ def test_the_demo_prints_progress_a_table_and_paths(demo):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["images", "texts"])
-def test_the_demo_is_free_of_start_up_noise_and_control_characters(tmp_path, data):
+def test_demo_output_has_no_log_lines(tmp_path, data):
     words = ["demo", "--data", data, "--quick", "--output", str(tmp_path)]
     done = run(sys.executable, "-m", "kbatch", *words)
     assert done.stderr == ""
@@ -58,7 +58,7 @@ def test_the_demo_is_free_of_start_up_noise_and_control_characters(tmp_path, dat
     assert "oneDNN" not in done.stdout
 
 
-def test_the_demo_really_accumulates_under_a_policy_that_suits_the_machine(demo):
+def test_demo_accumulates_gradients(demo):
     directory, told = demo
     study = kbatch.load_study(directory / "demo-search")
     assert [trial.last.accumulation_steps for trial in study.trials] == [1, 1, 4]
@@ -69,7 +69,7 @@ def test_the_demo_really_accumulates_under_a_policy_that_suits_the_machine(demo)
 
 
 @pytest.mark.slow
-def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(tmp_path, monkeypatch):
+def test_demo_options_and_seed(tmp_path, monkeypatch):
     few_images(monkeypatch)
     found = []
     for folder in ("first", "again"):
@@ -81,7 +81,7 @@ def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(tmp_path,
     assert found[0] == found[1]
 
 
-def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
+def test_report_plot_and_export_write_files(demo, tmp_path, capsys):
     project = str(demo[0] / "demo-search")
     for command, name in (
         ("report", "report.html"),
@@ -106,7 +106,7 @@ def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file names are UTF-8")
-def test_numbers_stay_numbers_in_a_file_whose_name_is_no_text(tmp_path, capsys):
+def test_export_to_a_file_name_that_is_not_utf8(tmp_path, capsys):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     tuned = {"shift": -0.5, "exponent": -3, "written": "-1e-3", "layer": "relu"}
     make_study(make_trial(16, hyperparameters=tuned)).save(folder / "study.json")
@@ -116,7 +116,7 @@ def test_numbers_stay_numbers_in_a_file_whose_name_is_no_text(tmp_path, capsys):
     assert "\\udce9" in capsys.readouterr().out
 
 
-def test_a_figure_has_the_width_and_the_target_that_are_given(tmp_path):
+def test_plot_options_width_and_target(tmp_path):
     learned_study().save(tmp_path / "study.json")
     max_batch_result().save(tmp_path / "result.json")
     for record, name, *words in (
@@ -131,7 +131,7 @@ def test_a_figure_has_the_width_and_the_target_that_are_given(tmp_path):
     assert float(points[1]) / 72 == pytest.approx(3.4)
 
 
-def test_help_needs_no_tensorflow():
+def test_help_does_not_import_tensorflow():
     done = run(sys.executable, "-X", "importtime", "-m", "kbatch", "--help")
     assert "demo" in done.stdout
     assert "tensorflow" not in done.stderr

@@ -17,7 +17,7 @@ from kbatch.device.machine import available_bytes
 GIB = 2**30
 
 
-def test_the_versions_stand_in_one_line_and_extras_are_left_out():
+def test_package_findings_versions():
     others = ['pytest>=99; extra == "test"', 'tomli>=99; python_version < "3"']
     (found,) = package_findings(["keras<4,>=3", *others])
     assert found.status == "ok"
@@ -25,7 +25,7 @@ def test_the_versions_stand_in_one_line_and_extras_are_left_out():
     assert found.text.endswith(f", keras {importlib.metadata.version('keras')}")
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it():
+def test_package_findings_missing_package():
     versions, found = package_findings(["keras>=3", "no-such-package>=2.18"])
     assert "no-such-package" not in versions.text
     assert (found.topic, found.status) == ("no-such-package", "missing")
@@ -36,7 +36,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it():
     ("version", "allowed"),
     [("3.9", False), ("4.0", False), ("3.14.0", True), ("3.15.0rc1", True), ("3.100", True)],
 )
-def test_versions_are_compared_as_numbers(version, allowed, monkeypatch):
+def test_package_findings_compare_versions_as_numbers(version, allowed, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     _, *found = package_findings(["keras<4,>=3.14"])
     assert [(one.topic, one.status) for one in found] == [("keras", "warning")] * (not allowed)
@@ -59,9 +59,7 @@ LOST, MIG, UNIFIED = {"lost": True}, {"mig": 1}, {"memory_total_bytes": None}
         ([{}], "CPU", {}, "TensorFlow", "missing", "sees none"),
     ],
 )
-def test_what_the_driver_and_tensorflow_say_is_compared(
-    monkeypatch, gpus, devices, variables, topic, status, says
-):
+def test_gpu_findings(monkeypatch, gpus, devices, variables, topic, status, says):
     fake_nvml.install(monkeypatch, FakeNvml(*(FakeGpu(**gpu) for gpu in gpus)))
     found = {one.topic: one for one in gpu_findings(lambda: (devices,), variables)}
     assert (says in found[topic].text, found[topic].status) == (True, status)
@@ -69,7 +67,7 @@ def test_what_the_driver_and_tensorflow_say_is_compared(
     assert status == "ok" or found[topic].command
 
 
-def test_little_free_memory_is_a_warning():
+def test_memory_finding():
     found = memory_finding(16 * GIB, 12 * GIB)
     assert (found.status, found.text) == ("ok", "12.0 GiB of 16.0 GiB free")
     assert memory_finding(16 * GIB, GIB // 2).status == "warning"
@@ -87,7 +85,7 @@ def test_little_free_memory_is_a_warning():
         ("GPU", 1.5, 2.1, "warning", '; give BatchSizeHyperModel dtype_policy="mixed_bfloat16"'),
     ],
 )
-def test_a_policy_is_named_where_a_search_takes_a_slower_one(device, half, brain, status, advice):
+def test_policy_finding(device, half, brain, status, advice):
     ratios = {"float32": 1.0, "mixed_float16": half, "mixed_bfloat16": brain}
     found = policy_finding(ratios, device)
     assert (found.status, found.text.endswith(advice)) == (status, True)
@@ -107,7 +105,7 @@ def doctor(**variables):
 
 
 @pytest.mark.slow
-def test_this_machine_is_examined():
+def test_doctor_on_this_machine():
     done = doctor(KERAS_BACKEND="tensorflow")
     assert done.returncode == 0, done.stdout
     assert done.stderr == ""
@@ -116,7 +114,7 @@ def test_this_machine_is_examined():
     assert re.search("times (as fast as|slower than) float32", " ".join(done.stdout.split()))
 
 
-def test_what_is_missing_gives_status_1_and_its_command():
+def test_doctor_with_another_backend():
     done = doctor(KERAS_BACKEND="jax")
     assert done.returncode == 1
     assert "$ export KERAS_BACKEND=tensorflow" in done.stdout

@@ -20,7 +20,7 @@ from kbatch.cli.arguments import milliseconds
         ("arrays", ("--batch-size", "20", "-o", "elsewhere"), 20),
     ],
 )
-def test_input_writes_text_record_and_figure(folder, capsys, data, more, batch_size):
+def test_input_writes_record_and_figure(folder, capsys, data, more, batch_size):
     words = ["input", "given:build", "--data", f"given:{data}", "--budget", "0.3"]
     assert cli.main([*words, *more]) == 0
     out = capsys.readouterr().out
@@ -34,7 +34,7 @@ def test_input_writes_text_record_and_figure(folder, capsys, data, more, batch_s
     assert bool(profile.changes) is (data == "data")
 
 
-def test_max_batch_passes_its_flags_on_prints_the_answer_and_writes_it(folder, capsys, monkeypatch):
+def test_max_batch_passes_options_and_writes_the_result(folder, capsys, monkeypatch):
     given = {}
 
     def found(build, x, y, **arguments):
@@ -65,7 +65,7 @@ def test_max_batch_passes_its_flags_on_prints_the_answer_and_writes_it(folder, c
 @pytest.mark.parametrize(
     ("text", "expected"), [("20ms", 20), ("500us", 0.5), ("0.1s", 100), (" 1.5 ms ", 1.5)]
 )
-def test_a_target_is_read_with_its_unit(text, expected):
+def test_milliseconds(text, expected):
     assert milliseconds(text) == pytest.approx(expected)
 
 
@@ -93,7 +93,7 @@ def test_inference_writes_profile_table_and_figures(tmp_path, monkeypatch, capfd
 
 
 @pytest.mark.slow
-def test_recommend_writes_page_record_and_figure(folder, capsys, monkeypatch):
+def test_recommend_writes_record_and_figure(folder, capsys, monkeypatch):
     # The budget counts readings of a clock, and not the start of a process on a busy machine.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=0.01))
     words = ["recommend", "given:build", "--data", "given:arrays", "--budget", "20", "--seed", "0"]

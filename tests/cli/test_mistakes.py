@@ -79,7 +79,7 @@ def written(folder):
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_it_is_told_in_a_line_and_leaves_no_file(words, files, capsys):
+def test_mistake_prints_one_line_and_writes_no_file(words, files, capsys):
     before = written(files)
     assert cli.main(words.split()) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -96,12 +96,12 @@ def test_it_is_told_in_a_line_and_leaves_no_file(words, files, capsys):
         ("broken", r"kbatch: the file is not there\n(.|\n)*in broken"),  # With its place.
     ],
 )
-def test_a_function_that_gives_no_model_is_told_from_its_process(folder, capsys, build, words):
+def test_max_batch_build_function_that_fails(folder, capsys, build, words):
     assert cli.main(["max-batch", f"given:{build}", "--data", "given:arrays"]) == 1
     assert re.match(words, capsys.readouterr().err)
 
 
-def test_a_wrong_name_is_refused_before_tensorflow_starts(folder):
+def test_wrong_names_are_refused_before_tensorflow_starts(folder):
     wrong = {
         "build --data given:data": "MODULE:BUILD.*package.module:function.*build",
         "given:build --data data": "--data.*package.module:function.*data",
@@ -122,7 +122,7 @@ assert "tensorflow" not in sys.modules
         assert re.search(words, line)
 
 
-def test_output_that_cannot_be_written_is_reported_in_one_line(files):
+def test_export_to_a_full_disk(files):
     words = [sys.executable, "-m", "kbatch", "export", "good.json"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)

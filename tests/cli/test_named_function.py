@@ -8,31 +8,31 @@ from kbatch.cli.arguments import memory_size, name_text, named, named_data, name
 
 
 @pytest.mark.parametrize("text", ["given:build", "given.py:build", "given:Nested.build"])
-def test_a_function_is_found_from_the_present_folder(folder, text):
+def test_named_function_in_the_working_directory(folder, text):
     assert named(name_text(text))().count_params() == 8 * 3 + 3
 
 
-def test_a_file_elsewhere_is_found_by_its_path(folder, tmp_path_factory, monkeypatch):
+def test_named_function_in_another_folder(folder, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     assert callable(named(name_text(f"{folder}/given.py:build")))
 
 
 @pytest.mark.parametrize("name", ["colorsys", "test"])
-def test_a_module_named_as_one_of_the_standard_library_is_to_be_renamed(folder, name):
+def test_name_text_module_of_the_standard_library(folder, name):
     (folder / f"{name}.py").write_text("")
     for text in (f"{name}.py:build", f"{name}:build"):
         with pytest.raises(argparse.ArgumentTypeError, match=rf"rename {name}\.py.*: {name}"):
             name_text(text)
 
 
-def test_names_in_a_module_are_seen_once_it_is_imported(folder):
+def test_named_function_that_does_not_exist(folder):
     name_text("given:bild")
     assert "given" not in sys.modules
     with pytest.raises(ValueError, match="one of Nested, arrays, broken, build, data"):
         named("given:bild")
 
 
-def test_data_are_a_pair_a_function_of_the_batch_size_or_a_dataset(folder):
+def test_named_data_forms(folder):
     name_text("given:data")  # Its folder is searched from then on.
     for text in ("given:arrays", "given:pair"):
         x, y = named_x_y(text)
@@ -53,5 +53,5 @@ def test_data_are_a_pair_a_function_of_the_batch_size_or_a_dataset(folder):
     ("text", "size"),
     [("2GiB", 2**31), ("1.5 MiB", 1572864), ("500MB", 500_000_000), ("4096", 4096)],
 )
-def test_a_size_of_memory_is_read_with_its_unit(text, size):
+def test_memory_size(text, size):
     assert memory_size(text) == size

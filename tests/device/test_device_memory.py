@@ -58,21 +58,19 @@ def gpus(monkeypatch, *, mig=None, **tensorflow):
         ({"memory_limit": 15 * GIB}, "2", 8),
     ],
 )
-def test_the_limit_is_that_of_the_device_that_tensorflow_uses(
-    monkeypatch, tensorflow, workers, gib
-):
+def test_device_memory_limit_bytes(monkeypatch, tensorflow, workers, gib):
     gpus(monkeypatch, **tensorflow)
     monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", workers)
     assert DeviceMemory().limit_bytes == gib * GIB
 
 
-def test_without_nvml_the_limit_is_tensorflows(monkeypatch):
+def test_device_memory_limit_without_nvml(monkeypatch):
     gpus(monkeypatch, memory_limit=12 * GIB)
     fake_nvml.install(monkeypatch, None)
     assert DeviceMemory().limit_bytes == 12 * GIB
 
 
-def test_a_limit_is_set_for_the_gpu_that_the_program_chose(monkeypatch):
+def test_limit_gpu_limits_the_visible_gpu(monkeypatch):
     fake = gpus(monkeypatch, visible=[1])
     assert set_limit_bytes() is None
     limit_gpu(3 * GIB)
@@ -80,7 +78,7 @@ def test_a_limit_is_set_for_the_gpu_that_the_program_chose(monkeypatch):
     assert set_limit_bytes() == 3 * GIB
 
 
-def test_a_program_that_hid_all_gpus_sees_none(monkeypatch):
+def test_worker_device_without_visible_gpus(monkeypatch):
     gpus(monkeypatch, visible=[])
     assert not gpu_visible()
     assert DeviceMemory().limit_bytes is None
@@ -97,14 +95,14 @@ def test_a_program_that_hid_all_gpus_sees_none(monkeypatch):
         ("GPU-a,GPU-b", [1], "GPU-b"),
     ],
 )
-def test_a_worker_is_given_the_gpu_of_this_process_alone(monkeypatch, named, visible, worker):
+def test_worker_device_is_the_first_visible_gpu(monkeypatch, named, visible, worker):
     gpus(monkeypatch, visible=visible)
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert worker_device() == {"CUDA_VISIBLE_DEVICES": worker}
 
 
-def test_workers_whose_tensorflow_sees_no_gpu_share_the_host(monkeypatch):
+def test_workers_on_device_without_a_gpu(monkeypatch):
     assert workers_on_device() is None
     monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", "1")
     monkeypatch.setenv("KBATCH_WORKERS_ON_HOST", "4")
@@ -125,15 +123,13 @@ def test_workers_whose_tensorflow_sees_no_gpu_share_the_host(monkeypatch):
         ({"memory_limit": 5 * GIB, "mig": True}, "1", None),
     ],
 )
-def test_that_others_hold_memory_shows_in_what_tensorflow_can_have(
-    monkeypatch, tensorflow, workers, found
-):
+def test_device_memory_held_by_others(monkeypatch, tensorflow, workers, found):
     gpus(monkeypatch, visible=[1], **tensorflow)
     monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", workers)
     assert DeviceMemory().held_by_others() == found
 
 
-def test_where_the_allocator_keeps_no_count_the_process_is_read(monkeypatch):
+def test_device_memory_without_allocator_statistics(monkeypatch):
     def no_statistics(device):
         raise ValueError(f"Allocator stats not available for device '{device}'")
 
@@ -179,5 +175,5 @@ curr_region_allocation_bytes_: 256.00MiB
         (DUMP[: DUMP.index("Total size")], None),
     ],
 )
-def test_what_was_free_at_the_last_failure_is_read_off_the_allocators_log(log, found):
+def test_free_memory_from_the_log_of_the_allocator(log, found):
     assert free_memory(log) == (found and FreeMemory(*found))

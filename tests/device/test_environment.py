@@ -29,7 +29,7 @@ from kbatch.device.machine import (
         ("ipykernel_launcher.py -f k.json", None, "# run the cells of the notebook again"),
     ],
 )
-def test_the_command_is_what_a_person_would_type_again(words, module, command, monkeypatch):
+def test_read_environment_command(words, module, command, monkeypatch):
     program, *others = shlex.split(words)
     monkeypatch.setattr("sys.argv", [program, *others])
     origin = "/usr/lib/cProfile.py" if module == "cProfile" else program
@@ -46,7 +46,7 @@ BUILT = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
 @pytest.mark.parametrize(
     ("library", "driver"), [(FakeNvml(FakeGpu()), {"nvidia-driver": "580.65.06"}), (None, {})]
 )
-def test_what_decides_the_speed_of_a_gpu_is_among_the_versions(monkeypatch, library, driver):
+def test_read_environment_versions_with_a_gpu(monkeypatch, library, driver):
     fake_nvml.install(monkeypatch, library)
     fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:01:00.0"))
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: BUILT)
@@ -84,20 +84,20 @@ def write(folder, **files):
         ),
     ],
 )
-def test_what_a_limit_leaves_is_the_least_of_all_groups_above_the_process(tmp_path, mine, left):
+def test_read_memory_left_bytes_least_of_all_groups(tmp_path, mine, left):
     write(tmp_path / "jobs", memory__max=8 * GIB, memory__current=5 * GIB)
     write(tmp_path / "jobs" / "mine", **mine)
     assert read_memory_left_bytes(tmp_path, "0::/jobs/mine\n") == left
     assert read_memory_left_bytes(tmp_path, "0::/\n") is None
 
 
-def test_a_container_sees_its_own_limit_at_the_root(tmp_path):
+def test_read_memory_left_bytes_in_a_container(tmp_path):
     """The path is the host's, the mount the container's."""
     write(tmp_path, memory__max=2 * GIB, memory__current=0)
     assert read_memory_left_bytes(tmp_path, "0::/docker/abc\n") == 2 * GIB
 
 
-def test_the_processors_are_those_of_the_least_quota(tmp_path):
+def test_read_cores_left_least_quota(tmp_path):
     assert read_cores_left(tmp_path, "0::/jobs/mine\n") is None
     write(tmp_path / "jobs", cpu__max="250000 100000")
     write(tmp_path / "jobs" / "mine", cpu__max="max 100000")
@@ -106,7 +106,7 @@ def test_the_processors_are_those_of_the_least_quota(tmp_path):
     assert read_cores_left(tmp_path, "0::/jobs/mine\n") == 1
 
 
-def test_the_kernel_counts_whom_it_killed_for_want_of_memory(tmp_path):
+def test_read_memory_kills(tmp_path):
     assert read_memory_kills(tmp_path, "0::/job\n") == 0
     write(tmp_path / "job", memory__events="low 7\noom 9\noom_kill 3\noom_group_kill 8")
     assert read_memory_kills(tmp_path, "0::/job\n") == 3

@@ -38,14 +38,14 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("kind", "text"), OUT_OF_MEMORY)
-def test_every_face_of_running_out_is_known_by_its_text(kind, text):
+def test_failure_status_out_of_memory(kind, text):
     error = kind(None, None, text)
     assert failure_status(error) == "out_of_memory"
     assert not device_is_lost(error)
 
 
 @pytest.mark.parametrize(("kind", "text"), NOT_STARTED)
-def test_a_library_that_does_not_start_ran_out_only_where_a_smaller_batch_ran(kind, text):
+def test_ran_out_of_memory_library_error_after_a_smaller_batch(kind, text):
     error = kind(None, None, text)
     assert failure_status(error) == "failed"
     assert ran_out_of_memory(error, smaller_worked=True)
@@ -64,12 +64,12 @@ def test_a_library_that_does_not_start_ran_out_only_where_a_smaller_batch_ran(ki
         (errors.UnimplementedError, "XLA has no such operation", False),
     ],
 )
-def test_smaller_may_run_whatever_the_text_of_a_device(kind, text, expected):
+def test_smaller_may_run(kind, text, expected):
     assert smaller_may_run(kind(None, None, text)) is expected
 
 
 @pytest.mark.parametrize("error", FAULTS, ids=repr)
-def test_a_fault_of_the_model_is_none_of_memory(error):
+def test_failure_status_fault_of_the_model(error):
     assert failure_status(error) == "failed"
     assert not ran_out_of_memory(error, smaller_worked=True)
     assert not device_is_lost(error)
@@ -83,13 +83,13 @@ def test_a_fault_of_the_model_is_none_of_memory(error):
         ("Failed to allocate: CUDA_ERROR_ILLEGAL_ADDRESS", True),
     ],
 )
-def test_an_error_that_stays_loses_the_device(text, of_memory):
+def test_device_is_lost(text, of_memory):
     error = errors.InternalError(None, None, text)
     assert device_is_lost(error)
     assert ran_out_of_memory(error) == of_memory
 
 
-def test_what_is_not_of_tensorflow_is_known_too():
+def test_failure_status_of_other_exceptions():
     assert failure_status(MemoryError()) == "out_of_memory"
     assert failure_status(KeyboardInterrupt()) == "interrupted"
     assert failure_status(WorkerDied(-9, "")) == "out_of_memory"
@@ -100,13 +100,13 @@ def test_what_is_not_of_tensorflow_is_known_too():
     assert failure_status(unread) == "out_of_memory"
 
 
-def test_a_failure_is_told_in_one_line():
+def test_failure_text_is_one_line():
     text = failure_text(ValueError("\nin a layer:\n\n\x1b[1mwrong shape\x1b[0m" + "x" * 500))
     assert text.startswith("ValueError: in a layer: wrong shapexxx")
     assert len(text) == 300
 
 
-def test_a_traceback_names_the_place_and_keeps_the_end_of_a_long_one():
+def test_failure_traceback_keeps_the_end():
     try:
         raise ValueError("\x1b[1mwrong\x1b[0m shape" + "x" * 30_000)
     except ValueError as error:

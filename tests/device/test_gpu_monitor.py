@@ -36,7 +36,7 @@ def play(monitor, clock, library, steps):
         monitor.sample()
 
 
-def test_several_gpus_stand_in_tensorflows_order_with_their_energy(monkeypatch, clock):
+def test_gpu_monitor_energy_of_several_gpus(monkeypatch, clock):
     library = FakeNvml(
         FakeGpu(energy_step_mj=5_000), FakeGpu(bus_id=b"0000:C1:00.0", energy_step_mj=7_000)
     )
@@ -50,7 +50,7 @@ def test_several_gpus_stand_in_tensorflows_order_with_their_energy(monkeypatch, 
     assert list(monitor.to_dataframe()["gpu"]) == ["GPU:0"] * 3 + ["GPU:1"] * 3
 
 
-def test_a_counter_that_wraps_is_not_trusted_wherever_it_ends(monkeypatch, clock):
+def test_gpu_monitor_counter_that_was_reset(monkeypatch, clock):
     library = FakeNvml(FakeGpu())
     with monitor_of(monkeypatch, library, clock) as monitor:
         play(monitor, clock, library, [(1, {}), (1, {"energy_mj": 500}), (1, {"energy_mj": 2**33})])
@@ -58,7 +58,7 @@ def test_a_counter_that_wraps_is_not_trusted_wherever_it_ends(monkeypatch, clock
     assert (gpu.energy_j, gpu.energy_source) == (900, "power")
 
 
-def test_a_gpu_that_disappears_leaves_the_others_and_is_named(monkeypatch, clock):
+def test_gpu_monitor_gpu_that_disappears(monkeypatch, clock):
     library = FakeNvml(FakeGpu(), FakeGpu(bus_id=SECOND.encode()))
     devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
     with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
@@ -86,7 +86,7 @@ def test_a_gpu_that_disappears_leaves_the_others_and_is_named(monkeypatch, clock
     ],
     ids=["old", "instance", "unified memory"],
 )
-def test_what_is_not_supported_is_unknown_and_has_no_panel(monkeypatch, clock, gpu, panels, told):
+def test_gpu_monitor_unsupported_readings_have_no_panel(monkeypatch, clock, gpu, panels, told):
     library = FakeNvml(FakeGpu(**gpu))
     with monitor_of(monkeypatch, library, clock) as monitor:
         play(monitor, clock, library, [(1.0, {})])
@@ -106,7 +106,7 @@ def sampling_threads():
     return [t for t in threading.enumerate() if t.name == "kbatch-sampling"]
 
 
-def test_without_a_counter_energy_is_mean_power_times_seconds(monkeypatch, clock):
+def test_gpu_monitor_energy_from_power(monkeypatch, clock):
     library = FakeNvml(FakeGpu(energy_mj=None, power_mw=100_000))
     with monitor_of(monkeypatch, library, clock) as monitor:
         play(monitor, clock, library, [(1.0, {"power_mw": 300_000}), (2.0, {"power_mw": 500_000})])
@@ -114,7 +114,7 @@ def test_without_a_counter_energy_is_mean_power_times_seconds(monkeypatch, clock
     assert (gpu.energy_j, gpu.energy_source) == (3 * 350, "power")
 
 
-def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
+def test_gpu_monitor_samples(monkeypatch, clock):
     library = FakeNvml(FakeGpu(utilization_percent=10))
     with monitor_of(monkeypatch, library, clock) as monitor:
         play(monitor, clock, library, [(0.5, {"utilization_percent": 90})])
@@ -126,7 +126,7 @@ def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
     assert monitor.usage.gpu_utilization == pytest.approx(1.9 / 3)
 
 
-def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
+def test_gpu_monitor_long_block_has_100_samples(monkeypatch, clock):
     library = FakeNvml(FakeGpu())
     with monitor_of(monkeypatch, library, clock) as monitor:
         play(monitor, clock, library, [(0.1, {"power_mw": 1000 * n}) for n in range(1000)])
@@ -139,7 +139,7 @@ def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
     assert monitor.usage.gpu_energy_j == 0
 
 
-def test_a_long_block_takes_no_more_memory_than_a_short_one(monkeypatch, clock):
+def test_gpu_monitor_long_block_bounded_memory(monkeypatch, clock):
     library = FakeNvml(FakeGpu(energy_step_mj=1))
     tracemalloc.start()
     try:
@@ -159,7 +159,7 @@ def test_a_long_block_takes_no_more_memory_than_a_short_one(monkeypatch, clock):
     assert gpu.energy_source == "counter"
 
 
-def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):
+def test_gpu_monitor_failed_reading(monkeypatch, clock):
     library = FakeNvml(FakeGpu(energy_mj=None, power_mw=200_000))
     with monitor_of(monkeypatch, library, clock) as monitor:
         play(monitor, clock, library, [(1.0, {"lost": True}), (1.0, {"lost": False})])
@@ -181,7 +181,7 @@ def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):
         ),
     ],
 )
-def test_without_gpus_there_is_one_line_that_says_why(monkeypatch, clock, library, devices, reason):
+def test_gpu_monitor_unavailable(monkeypatch, clock, library, devices, reason):
     with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
         assert reason in monitor.unavailable
         clock.sleep(1.0)
@@ -192,7 +192,7 @@ def test_without_gpus_there_is_one_line_that_says_why(monkeypatch, clock, librar
     assert library is None or library.users == 0
 
 
-def test_after_an_exception_all_is_closed_and_summed_up(monkeypatch, clock):
+def test_gpu_monitor_exception_in_the_block(monkeypatch, clock):
     library = FakeNvml(FakeGpu())
     monitor = monitor_of(monkeypatch, library, clock)
     with pytest.raises(KeyboardInterrupt), monitor:
@@ -203,7 +203,7 @@ def test_after_an_exception_all_is_closed_and_summed_up(monkeypatch, clock):
     assert monitor.usage.duration_s == 2.0
 
 
-def test_what_is_asked_too_early_or_again_says_when(monkeypatch, clock):
+def test_gpu_monitor_used_too_early_or_twice(monkeypatch, clock):
     monitor = monitor_of(monkeypatch, FakeNvml(FakeGpu()), clock)
     assert (monitor.usage, monitor.gpus) == (None, None)
     with pytest.raises(RuntimeError, match="inside its `with` block"):
@@ -215,12 +215,12 @@ def test_what_is_asked_too_early_or_again_says_when(monkeypatch, clock):
 
 
 @pytest.mark.parametrize("interval_s", [0, -1, float("nan")])
-def test_an_interval_that_is_not_positive_is_refused(interval_s):
+def test_gpu_monitor_invalid_interval(interval_s):
     with pytest.raises(ValueError, match=f"positive.*Received: interval_s={interval_s}"):
         kbatch.GpuMonitor(interval_s=interval_s)
 
 
-def test_the_thread_samples_by_itself_until_the_end(monkeypatch):
+def test_gpu_monitor_thread_samples(monkeypatch):
     library = FakeNvml(FakeGpu())
     reached = threading.Event()
     ticks = itertools.count()

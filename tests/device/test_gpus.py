@@ -20,7 +20,7 @@ from kbatch.device.machine import device_environments, devices_by_bus_id, opened
         (object(), "Function Not Found"),
     ],
 )
-def test_without_a_driver_one_line_says_why(monkeypatch, library, reason):
+def test_opened_nvml_without_a_driver(monkeypatch, library, reason):
     fake_nvml.install(monkeypatch, library)
     with opened_nvml() as (gpus, unavailable):
         assert gpus == ()
@@ -28,7 +28,7 @@ def test_without_a_driver_one_line_says_why(monkeypatch, library, reason):
     assert len(unavailable.splitlines()) == 1
 
 
-def test_the_library_is_closed_however_the_block_ends(monkeypatch):
+def test_opened_nvml_closes_after_an_exception(monkeypatch):
     library = fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
     with pytest.raises(KeyboardInterrupt), opened_nvml(), opened_nvml():
         assert library.users == 2
@@ -36,7 +36,7 @@ def test_the_library_is_closed_however_the_block_ends(monkeypatch):
     assert library.users == 0
 
 
-def test_a_driver_that_went_away_does_not_cover_what_the_block_raised(monkeypatch):
+def test_opened_nvml_keeps_the_error_of_the_block(monkeypatch):
     fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
     with pytest.raises(ValueError, match="mine"), opened_nvml():
         pynvml.nvmlShutdown()
@@ -47,7 +47,7 @@ def test_a_driver_that_went_away_does_not_cover_what_the_block_raised(monkeypatc
 DESCRIPTION = "device: 0, name: NVIDIA H100, pci bus id: 0000:0b:00.0, compute capability: 9.0"
 
 
-def test_devices_are_found_by_their_descriptions():
+def test_devices_by_bus_id():
     texts = "", DESCRIPTION.replace("0b:", "c1:"), DESCRIPTION, DESCRIPTION
     names = "/device:CPU:0", "/device:GPU:0", "/device:GPU:1", "/device:GPU:2"
     found = devices_by_bus_id(zip(names, texts, strict=True))
@@ -61,7 +61,7 @@ def test_devices_are_found_by_their_descriptions():
 GPUS = ((), ("0",), ("GPU-a", "GPU-b", "GPU-c"), tuple("01234567"))
 
 
-def test_every_worker_has_one_device_and_none_has_two_more_than_another():
+def test_device_environments_are_balanced():
     for workers, gpus in itertools.product((1, 2, 3, 5, 8), GPUS):
         found = device_environments(workers, gpus)
         devices = [variables["CUDA_VISIBLE_DEVICES"] for variables in found]
@@ -86,7 +86,7 @@ def test_every_worker_has_one_device_and_none_has_two_more_than_another():
         ("1,-1,2", ("1",)),
     ],
 )
-def test_the_gpus_are_those_that_the_environment_allows(monkeypatch, text, gpus):
+def test_usable_gpus_from_the_environment(monkeypatch, text, gpus):
     fake_nvml.install(monkeypatch, None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
     assert usable_gpus() == gpus
@@ -105,7 +105,7 @@ def test_the_gpus_are_those_that_the_environment_allows(monkeypatch, text, gpus)
     ],
     ids=["none", "bad", "no GPU", "three"],
 )
-def test_without_names_they_are_those_that_answer(monkeypatch, library, gpus):
+def test_usable_gpus_from_nvml(monkeypatch, library, gpus):
     fake_nvml.install(monkeypatch, library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert usable_gpus() == gpus

@@ -24,7 +24,7 @@ def worker():
         yield started
 
 
-def test_a_closure_runs_in_another_process_and_answers(worker):
+def test_worker_runs_a_closure(worker):
     base = 40
     pid, value = worker.call(lambda x: (os.getpid(), base + x), 2)
     assert value == 42
@@ -34,7 +34,7 @@ def test_a_closure_runs_in_another_process_and_answers(worker):
     assert worker.call(os.getenv, "KBATCH_TEST") == "there"
 
 
-def test_a_large_array_travels_as_a_file_and_stays_as_it_is(worker):
+def test_worker_maps_a_large_array(worker):
     array = np.arange(300_000, dtype="float64").reshape(300, 1000)
 
     def overwrite(a, b):
@@ -49,12 +49,12 @@ def test_a_large_array_travels_as_a_file_and_stays_as_it_is(worker):
     assert worker.call(lambda a: float(a[0, 0]), array) == 5.0
 
 
-def test_what_a_function_prints_does_not_disturb_the_answer(worker):
+def test_worker_function_that_prints(worker):
     assert worker.call(lambda: print("hello") or 1) == 1
     assert "hello" in worker.read_output()
 
 
-def test_an_exception_comes_with_its_class_and_the_traceback_of_the_worker(worker):
+def test_worker_raises_the_exception_with_its_traceback(worker):
     def fails():
         return {}["missing"]
 
@@ -68,13 +68,13 @@ def refused():
     raise InputError("y must match x")
 
 
-def test_a_message_of_kbatchs_own_comes_without_the_traceback_of_the_worker(worker):
+def test_worker_raises_input_error_without_traceback(worker):
     with pytest.raises(InputError, match="y must match x") as caught:
         worker.call(refused)
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_an_exception_that_cannot_be_read_again_keeps_its_text(worker):
+def test_worker_exception_that_cannot_be_unpickled(worker):
     class Strange(Exception):
         def __init__(self, one, two):
             super().__init__("two arguments")
@@ -86,7 +86,7 @@ def test_an_exception_that_cannot_be_read_again_keeps_its_text(worker):
         worker.call(fails)
 
 
-def test_what_cannot_be_pickled_is_told_on_either_way(worker):
+def test_worker_value_that_cannot_be_pickled(worker):
     with pytest.raises(TypeError, match="cannot be sent to another process"):
         worker.call(print, threading.Lock())
     with pytest.raises(TypeError, match="pickle"):
@@ -101,7 +101,7 @@ class OnlyHere:
         return int, ("no number",)
 
 
-def test_what_the_worker_cannot_read_is_unsendable_and_keeps_the_reason(worker):
+def test_worker_value_that_cannot_be_unpickled(worker):
     with pytest.raises(UnsendableError, match=r"ValueError.*no number") as caught:
         worker.call(print, OnlyHere())
     assert isinstance(caught.value.__cause__, ValueError)
@@ -114,7 +114,7 @@ def test_what_the_worker_cannot_read_is_unsendable_and_keeps_the_reason(worker):
 
 
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
-def test_a_death_by_memory_is_told_and_the_next_call_gets_a_fresh_process(worker, number):
+def test_worker_killed_by_memory_is_restarted(worker, number):
     pid = worker.call(os.getpid)
     with pytest.raises(WorkerDied, match=f"status -{int(number)}") as caught:
         worker.call(lambda: os.kill(os.getpid(), number))
@@ -122,7 +122,7 @@ def test_a_death_by_memory_is_told_and_the_next_call_gets_a_fresh_process(worker
     assert worker.call(os.getpid) != pid
 
 
-def test_another_death_is_not_out_of_memory(worker):
+def test_worker_died_of_another_cause(worker):
     with pytest.raises(WorkerDied, match="last words") as caught:
         worker.call(lambda: print("last words", flush=True) or os._exit(3))
     assert not caught.value.out_of_memory
@@ -145,7 +145,7 @@ def fork_a_sleeper(slept=None):
     return child
 
 
-def test_a_death_is_told_while_a_forked_child_holds_the_pipe_and_the_child_ends(tmp_path):
+def test_worker_died_while_a_forked_child_holds_the_pipe(tmp_path):
     def dies(folder):
         (folder / "child").write_text(str(fork_a_sleeper(folder / "slept")))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -158,7 +158,7 @@ def test_a_death_is_told_while_a_forked_child_holds_the_pipe_and_the_child_ends(
     assert not (tmp_path / "slept").exists()
 
 
-def test_what_a_process_started_that_died_between_two_calls_ends_too():
+def test_worker_died_between_calls_with_a_forked_child():
     with Worker() as fresh:
         dead, child = map(psutil.Process, fresh.call(lambda: (os.getpid(), fork_a_sleeper())))
         dead.kill()
@@ -168,7 +168,7 @@ def test_what_a_process_started_that_died_between_two_calls_ends_too():
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_what_a_killed_parent_leaves_is_ended_and_removed(tmp_path, busy):
+def test_worker_ends_with_a_killed_parent(tmp_path, busy):
     code = f"""
 import os, time
 from kbatch.device.worker import Worker
@@ -196,13 +196,13 @@ worker.call(time.sleep, 600) if {busy} else time.sleep(600)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_worker_that_nobody_holds_ends():
+def test_worker_ends_when_it_is_garbage_collected():
     process = psutil.Process(Worker().call(os.getpid))
     with contextlib.suppress(psutil.NoSuchProcess):
         wait_for_the_end_of(process)
 
 
-def test_closing_ends_the_process_and_removes_its_files(tmp_path, monkeypatch):
+def test_worker_close_ends_process_and_removes_files(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with Worker() as worker:
@@ -216,7 +216,7 @@ def test_closing_ends_the_process_and_removes_its_files(tmp_path, monkeypatch):
     assert not process.is_running()
 
 
-def test_a_subject_is_made_in_each_process_and_kept_between_calls():
+def test_worker_subject_is_kept_between_calls():
     with Worker(subject=list) as worker:
         worker.call(lambda subject, item: subject.append(item), "first")
         assert worker.call(lambda subject: subject) == ["first"]
@@ -224,7 +224,7 @@ def test_a_subject_is_made_in_each_process_and_kept_between_calls():
         assert worker.call(lambda subject: subject) == []
 
 
-def test_a_subject_that_fails_is_told_each_time():
+def test_worker_subject_that_fails():
     with Worker(subject=lambda: 1 / 0) as worker:
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
@@ -244,7 +244,7 @@ with Worker() as worker:
 
 
 @pytest.mark.parametrize("place", ["shared", "."])
-def test_a_module_of_the_users_travels_and_hides_none_of_pythons_in_a_worker(tmp_path, place):
+def test_worker_imports_user_modules_after_the_standard_library(tmp_path, place):
     """It lies in the working directory, behind all else on the path, or beside the script."""
     folder = tmp_path / "shared"
     folder.mkdir()

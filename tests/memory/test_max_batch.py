@@ -46,7 +46,7 @@ WINDOW = (0.4, 0.5)
 
 
 @pytest.mark.slow
-def test_the_answer_lies_in_the_window_and_was_confirmed_in_a_fresh_process():
+def test_probe_max_batch_of_a_real_model():
     load = Workload(wide_net, TrainingData(*models.rows(4000)), "float32")
     with open_probes(load, memory_limit_bytes=64 * MB) as probes:
         found = probe_max_batch(probes, memory_window=WINDOW, max_batch_size=None)
@@ -101,7 +101,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
-def test_every_form_of_data_is_run_to_its_end(data):
+def test_find_max_batch_size_reaches_the_end_of_the_data(data):
     size = 50 if callable(data()) else 60
     found = kbatch.find_max_batch_size(
         models.Locked(models.linear),
@@ -121,7 +121,7 @@ def probes_here(build, *data, training=True, example=None):
     return ProcessProbes(workload.start(), 1000 * MB, None)
 
 
-def test_a_size_beyond_a_function_that_drops_its_remainder_is_measured_at_what_there_is():
+def test_probe_of_a_function_that_drops_the_remainder():
     probes = probes_here(wide_net, full_batches_only)
     beyond, whole = probes.read(64), probes.read(50)
     assert (beyond.rows, whole.rows) == (50, 50)
@@ -129,7 +129,7 @@ def test_a_size_beyond_a_function_that_drops_its_remainder_is_measured_at_what_t
     assert min(beyond.peak_bytes, whole.peak_bytes) > probes.facts().held_bytes + 50 * 4 * WIDTH
 
 
-def test_of_rows_that_differ_in_length_the_longest_is_used():
+def test_probe_uses_the_longest_of_ragged_rows():
     probes = probes_here(sequence_model, ragged_batches(), None)
     assert probes.read(4).rows == 4
     assert [note.code for note in probes.facts().notes] == ["rows_differ"]
@@ -137,7 +137,7 @@ def test_of_rows_that_differ_in_length_the_longest_is_used():
     assert sample.rows[0].shape == (4, 40, 8)
 
 
-def test_the_longest_example_is_used_instead_of_the_data():
+def test_probe_uses_longest_example():
     y = np.zeros(3, "float32")
     long, longer = (
         probes_here(sequence_model, None, None, example=(np.zeros((steps, 8), "float32"), y))
@@ -146,7 +146,7 @@ def test_the_longest_example_is_used_instead_of_the_data():
     assert longer.read(64).peak_bytes > 5 * long.read(64).peak_bytes > 0
 
 
-def test_predictions_need_no_compiled_model():
+def test_probe_of_predictions_without_compile():
     def uncompiled():
         return keras.Sequential([layers.Input((8,)), layers.Dense(3)])
 
@@ -167,7 +167,7 @@ def given(*extra, run_eagerly=False):
     return model
 
 
-def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
+def test_find_max_batch_size_restores_a_model_that_cannot_be_sent():
     class Halved(layers.Layer):
         def call(self, x):
             return x / 2
@@ -189,7 +189,7 @@ def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
 
 
 @pytest.mark.slow
-def test_a_compiled_model_is_sent_and_stays_as_it_is():
+def test_find_max_batch_size_sends_a_compiled_model():
     model = given()
     before = models.state_of(model)
     found = kbatch.find_max_batch_size(model, *models.rows(40), memory_limit_bytes=100 * MB)
@@ -200,7 +200,7 @@ def test_a_compiled_model_is_sent_and_stays_as_it_is():
 
 
 @pytest.mark.slow
-def test_a_model_that_accumulates_is_measured_so():
+def test_probe_of_a_model_that_accumulates():
     def build():
         return kbatch.accumulate_gradients(conv_net(), 8)
 
@@ -223,7 +223,7 @@ WIDE = np.zeros((8, 1000), "float32"), np.zeros((8, 1), "float32")
 
 
 @pytest.mark.slow
-def test_a_limit_too_small_for_one_example_is_named():
+def test_find_max_batch_size_limit_below_the_weights():
     with pytest.raises(OutOfMemoryError, match="could not be built") as caught:
         kbatch.find_max_batch_size(wide, *WIDE, memory_limit_bytes=40 * MB)
     assert (caught.value.needed_bytes, caught.value.limit_bytes) == (None, 40 * MB)
@@ -249,7 +249,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("data", "changed", "error", "message"), REFUSED)
-def test_what_cannot_be_searched_is_refused(data, changed, error, message):
+def test_find_max_batch_size_invalid_arguments(data, changed, error, message):
     with pytest.raises(error, match=message):
         kbatch.find_max_batch_size(
             models.Locked(models.linear), *data, **({"memory_limit_bytes": 100 * MB} | changed)
@@ -257,7 +257,7 @@ def test_what_cannot_be_searched_is_refused(data, changed, error, message):
 
 
 @pytest.mark.slow
-def test_under_xla_the_answer_is_run_and_confirmed():
+def test_find_max_batch_size_with_xla():
     def build():
         return conv_net(4, jit_compile=True)
 

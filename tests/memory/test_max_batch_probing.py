@@ -75,7 +75,7 @@ def searched(probes, *, memory_window=WINDOW, max_batch_size=None):
     return experiment.largest() or experiment.search(), experiment
 
 
-def test_later_steps_are_aimed_into_the_window_and_the_first_one_below_the_limit():
+def test_first_step_must_fit_below_the_limit_only():
     tried = probe(ComputedProbes(first_step=1.1))
     assert tried.reason.code == "in_window"
     assert tried.peak_memory_bytes == probe(ComputedProbes()).peak_memory_bytes
@@ -86,7 +86,7 @@ def test_later_steps_are_aimed_into_the_window_and_the_first_one_below_the_limit
     assert 0.4 * LIMIT <= greedy.peak_memory_bytes <= 0.5 * LIMIT
 
 
-def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
+def test_probe_max_batch_confirms_an_answer_in_the_window():
     probes = ComputedProbes()
     found = probe(probes)
     assert found.reason.code == "in_window"
@@ -99,7 +99,7 @@ def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
     assert found.environment is not None
 
 
-def test_the_largest_size_ends_the_search_where_it_fits():
+def test_largest_fits_and_ends_the_search():
     probes = ComputedProbes()
     found, experiment = searched(probes, max_batch_size=64)
     assert found == (64, "reached `max_batch_size`")
@@ -119,7 +119,7 @@ def test_the_largest_size_ends_the_search_where_it_fits():
         (None, {}, [1]),
     ],
 )
-def test_where_it_does_not_the_search_finds_what_it_does_without(cap, known, runs):
+def test_largest_does_not_fit_and_the_search_follows(cap, known, runs):
     probes = ComputedProbes(**known)
     found, _ = searched(probes, max_batch_size=cap)
     plain = probe(ComputedProbes(**known), max_batch_size=cap)
@@ -128,7 +128,7 @@ def test_where_it_does_not_the_search_finds_what_it_does_without(cap, known, run
     assert found[1] == plain.reason
 
 
-def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
+def test_largest_fails_with_an_unclear_error():
     class NoAlgorithm(ComputedProbes):
         """A library that finds no way at a large size: want of memory, if smaller ones ran."""
 
@@ -143,7 +143,7 @@ def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
     assert probes.runs[0] == 1
 
 
-def test_an_answer_that_a_fresh_process_refutes_is_looked_for_again():
+def test_probe_max_batch_searches_again_if_a_new_process_needs_more():
     probes = ComputedProbes(fresh=lambda size, run: 1.08)
     found = probe(probes)
     first = next(p.batch_size for p in found.probes if p.purpose == "fresh_process")
@@ -153,7 +153,7 @@ def test_an_answer_that_a_fresh_process_refutes_is_looked_for_again():
     assert {"fresh_process", "mixed_sizes"} <= {p.purpose for p in last}
 
 
-def test_an_answer_that_runs_out_after_other_sizes_is_too_large():
+def test_probe_max_batch_rejects_a_size_that_runs_out_after_others():
     first = probe(ComputedProbes()).max_batch_size
     probes = ComputedProbes(fresh=lambda size, run: 2.0 if size == first and run == 3 else 1.0)
     found = probe(probes)
@@ -166,14 +166,14 @@ def test_an_answer_that_runs_out_after_other_sizes_is_too_large():
     assert found.largest_free_block_bytes == 300
 
 
-def test_what_is_refuted_again_and_again_says_so():
+def test_probe_max_batch_notes_peaks_that_keep_rising():
     # Each run of a size takes 6 % more than the one before.
     found = probe(ComputedProbes(fresh=lambda size, run: 0.94 + 0.06 * run))
     assert "peaks_differ" in [note.code for note in found.notes]
     assert found.max_batch_size in {p.batch_size for p in found.probes}
 
 
-def test_outcomes_tell_the_window_from_the_limit():
+def test_probe_outcome_above_window_differs_from_out_of_memory():
     probes = ComputedProbes()
     probes.fixed, probes.each = 0, 1900
     found = probe(probes)  # 4 take 7600, 5 take 9500.
@@ -186,7 +186,7 @@ def test_outcomes_tell_the_window_from_the_limit():
 
 
 @pytest.mark.parametrize("rows", [1, 2, 699])
-def test_data_that_end_early_end_the_search(rows):
+def test_probe_max_batch_data_with_few_rows(rows):
     probes = ComputedProbes(rows=rows)
     found = probe(probes)
     assert (found.max_batch_size, found.reason.code) == (rows, "reached_data")
@@ -195,7 +195,7 @@ def test_data_that_end_early_end_the_search(rows):
 
 
 @pytest.mark.parametrize(("each", "needed"), [(8500, 9500), (20_000, None)])
-def test_one_example_that_does_not_fit_names_the_bytes(each, needed):
+def test_out_of_memory_error_names_the_bytes_of_one_example(each, needed):
     probes = ComputedProbes()
     probes.each = each
     with pytest.raises(OutOfMemoryError, match="One example does not fit") as caught:
@@ -205,7 +205,7 @@ def test_one_example_that_does_not_fit_names_the_bytes(each, needed):
     assert ("9.28 KiB" in str(caught.value)) == (needed is not None)
 
 
-def test_a_worker_that_died_of_one_example_is_told_with_what_it_wrote():
+def test_out_of_memory_error_has_the_output_of_a_dead_worker():
     died = WorkerDied(-11, "Check failed: a crash")
 
     class Crashes(ComputedProbes):
@@ -234,13 +234,13 @@ def passed(probes, sizes, *, seconds=(), budget_s=100.0):
     return found.records, [record.outcome for record in found.records]
 
 
-def test_a_single_size_refuses_no_other_one_where_a_worker_runs_out():
+def test_memory_pass_trusts_one_size_only_without_a_worker():
     """Of the 11 % of one example 10 % are there whatever the batch: 64 need 74 %."""
     for isolated, outcome in ((True, "fits"), (False, "not_run")):
         assert passed(ComputedProbes(isolated=isolated), (1, 64))[1] == ["fits", outcome]
 
 
-def test_what_is_expected_above_the_window_is_not_run():
+def test_memory_pass_skips_sizes_expected_above_the_window():
     probes = ComputedProbes()
     records, outcomes = passed(probes, (1, 2, 4, 8, 16, 32, 64, 128, 256))
     assert probes.runs == [1, 2, 4, 8, 16, 32, 64]
@@ -249,7 +249,7 @@ def test_what_is_expected_above_the_window_is_not_run():
     assert "90%" in records[7].reason
 
 
-def test_memory_that_runs_out_is_a_result_and_nothing_larger_is_run():
+def test_memory_pass_ends_when_memory_runs_out():
     probes = ComputedProbes(fresh=lambda size, run: 10.0 if size >= 16 else 1.0)
     probes.processes = 2
     records, outcomes = passed(probes, (1, 4, 8, 16, 32))
@@ -260,7 +260,7 @@ def test_memory_that_runs_out_is_a_result_and_nothing_larger_is_run():
     assert "ran out at batch size 16" in records[4].reason
 
 
-def test_sizes_that_a_data_function_does_not_fill_have_no_memory():
+def test_memory_pass_ends_when_the_data_ends():
     probes = ComputedProbes(rows=5)
     records, outcomes = passed(probes, (1, 4, 8, 16))
     assert probes.runs == [1, 4, 5]
@@ -270,7 +270,7 @@ def test_sizes_that_a_data_function_does_not_fill_have_no_memory():
     }
 
 
-def test_the_time_ends_it_after_two_sizes_without_calling_the_rest_too_large():
+def test_memory_pass_ends_with_its_time_budget_after_two_sizes():
     for seconds, fit in (((0.0, 2.0, 3.0), 3), ((0.0, 9.0, 9.0), 2)):
         records, outcomes = passed(ComputedProbes(), (1, 2, 4, 8), seconds=seconds, budget_s=2.5)
         assert outcomes == ["fits"] * fit + ["not_run"] * (4 - fit)

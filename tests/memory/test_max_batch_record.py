@@ -26,7 +26,7 @@ def result(**changed):
     return max_batch_result(**(fields | changed))
 
 
-def test_the_most_bytes_of_each_size_count_and_a_prediction_is_read_off_their_line():
+def test_max_batch_result_predict_uses_the_highest_peaks():
     found = result()
     assert found.memory_bytes == {1: 100, 100: 400, 300: 890}
     assert found.peak_memory_bytes == 890
@@ -35,7 +35,7 @@ def test_the_most_bytes_of_each_size_count_and_a_prediction_is_read_off_their_li
     assert difference == pytest.approx(100 * found.fit.bytes_per_example, abs=1)  # Whole bytes.
 
 
-def test_a_prediction_does_not_contradict_what_was_seen():
+def test_max_batch_result_predict_at_least_the_measured_peaks():
     larger = ProbeRecord(280, 950, "above_window", 1.0)  # It needed more than 300 did.
     found = result(probes=(*PROBES, larger))
     assert [found.predict(size) for size in (280, 285)] == [950, 950]
@@ -45,7 +45,7 @@ def test_a_prediction_does_not_contradict_what_was_seen():
 
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 @pytest.mark.parametrize("sizes", [(1, 400), (1, 40, 800, 2250), (1, 2, 30, 200, 210)])
-def test_intervals_of_the_batch_that_fits_a_device_hold_the_true_size(sizes, noise):
+def test_max_batch_result_fits_coverage_of_intervals(sizes, noise):
     rng, held, count = np.random.default_rng(0), 0, 40
     for _ in range(count):
         peaks = [int((6e8 + 3e6 * size) * (1 + noise * rng.normal())) for size in sizes]
@@ -58,7 +58,7 @@ def test_intervals_of_the_batch_that_fits_a_device_hold_the_true_size(sizes, noi
     assert held / count >= 0.9
 
 
-def test_what_fits_a_device_does_not_contradict_measured_sizes_and_needs_a_slope():
+def test_max_batch_result_fits_bounded_by_measured_sizes():
     peaks = {size: 8 * 10**9 + 10**7 * size for size in (1, 400, 639, 1361, 2000)}
     probes = tuple(ProbeRecord(size, peak, "fits", 1.0) for size, peak in peaks.items())
     found = result(probes=probes, max_batch_size=639, memory_window=(0.8, 0.9))
@@ -71,12 +71,12 @@ def test_what_fits_a_device_does_not_contradict_measured_sizes_and_needs_a_slope
         assert (found.fits, found.use) == ({}, "")
 
 
-def test_powers_of_two_end_at_the_answer():
+def test_max_batch_result_powers_of_two():
     assert result().powers_of_two(16) == (16, 32, 64, 128, 256)
     assert result().powers_of_two()[0] == 1
 
 
-def test_an_answer_at_the_end_of_the_data_says_how_to_search_beyond_it():
+def test_max_batch_result_note_at_the_end_of_the_data():
     assert not any(result(reason=Note.of(code)).notes for code in ("reached_most", "in_window"))
     (note,) = result(reason=Note.of("reached_data")).notes
     rows = np.ones((5, 3))
@@ -85,7 +85,7 @@ def test_an_answer_at_the_end_of_the_data_says_how_to_search_beyond_it():
         TrainingData.of_example(eval(example, {"x": x, "y": np.ones(5)})).check()
 
 
-def test_the_table_has_a_row_for_each_run_and_names_the_runs_of_the_answer():
+def test_max_batch_result_table():
     table = result().table()
     assert table["batch size"].tolist() == [1, 100, 900, 300, 300, 300]
     assert table["of the limit (%)"].tolist()[3:] == [88.0, 89.0, 88.4]
@@ -97,7 +97,7 @@ def test_the_table_has_a_row_for_each_run_and_names_the_runs_of_the_answer():
 GIB = 2**30
 
 
-def test_every_run_is_drawn_and_what_ran_out_lies_on_the_limit():
+def test_plot_memory_draws_every_run():
     result = max_batch_result()
     panel = plot_memory(result)
     lines = {line.get_label(): line for line in panel.lines}
@@ -115,7 +115,7 @@ def test_every_run_is_drawn_and_what_ran_out_lies_on_the_limit():
     assert len({lines[label].get_marker() for label in lines if not label.startswith("_")}) == 4
 
 
-def test_a_small_limit_is_in_mebibytes_and_one_size_has_no_line():
+def test_plot_memory_one_size_in_mebibytes():
     probes = (ProbeRecord(1, 300 * 2**20, "fits", 1.0),)
     limit = 512 * 2**20
     panel = plot_memory(max_batch_result(probes=probes, max_batch_size=1, limit_bytes=limit))

@@ -42,7 +42,7 @@ def random_device(seed, **arguments):
     return Device(limit=limit, fixed=fixed, each=each, floor=floor, seed=seed, **arguments)
 
 
-def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it():
+def test_max_batch_search_on_random_devices():
     probed, out = [], 0
     for seed, cap in itertools.product(range(60), [1, 37, 1000, None]):
         device = random_device(seed, jitter=0.02)
@@ -70,7 +70,7 @@ def test_the_answer_was_measured_and_is_the_largest_below_the_window_or_in_it():
     assert out < 0.5 * len(probed)
 
 
-def test_a_line_through_the_origin_never_runs_out():
+def test_max_batch_search_without_fixed_memory_takes_two_sizes():
     """M(b) <= M(1) b with equality: the second size is in the window already."""
     for seed in range(40):
         each = 10 ** np.random.default_rng(seed).uniform(-4, -1.2) * GB
@@ -90,21 +90,21 @@ def test_a_line_through_the_origin_never_runs_out():
         (1, 0.001, 1, 1, "reached `max_batch_size`"),
     ],
 )
-def test_where_the_window_cannot_be_reached_it_says_why(fixed, each, cap, size, reason):
+def test_max_batch_search_reason_outside_of_the_window(fixed, each, cap, size, reason):
     device = Device(limit=8 * GB, fixed=fixed * GB, each=each * GB)
     window = (0.8, 0.88)
     search = searched(device, limit_bytes=8 * GB, memory_window=window, max_batch_size=cap)
     assert search.answer == (size, reason)
 
 
-def test_memory_that_does_not_grow_ends_the_search():
+def test_max_batch_search_ends_if_memory_does_not_grow():
     search = searched(lambda b: 1 * GB, limit_bytes=8 * GB)
     assert "hardly grows" in search.answer[1]
     assert len(search.memory_bytes) < 30
 
 
 @pytest.mark.parametrize("jump", [None, 0.97])
-def test_a_jump_over_the_window_is_found_to_two_percent_and_said(jump):
+def test_max_batch_search_locates_a_jump_within_two_percent(jump):
     """An allocator whose blocks double needs no bisection to the last example."""
     asked = []
 
@@ -119,7 +119,7 @@ def test_a_jump_over_the_window_is_found_to_two_percent_and_said(jump):
     assert len(asked) <= 14
 
 
-def test_a_size_that_was_read_low_is_read_again_before_memory_is_said_to_jump():
+def test_max_batch_search_repeats_a_low_reading_before_a_jump():
     """150 take 85 % of the memory, and were read at 79 % the first time."""
     readings = iter([0.79, 0.80, 0.85])
     asked = []
@@ -148,14 +148,14 @@ def test_a_size_that_was_read_low_is_read_again_before_memory_is_said_to_jump():
         ({1: 0.3, 2: 0.4}, 4),
     ],
 )
-def test_what_is_asked_next_follows_the_line(told, asked):
+def test_max_batch_search_next_size(told, asked):
     search = MaxBatchSearch(limit_bytes=GB, memory_window=(0.8, 0.9))
     for size, share in told.items():
         search.tell(size, share * GB)
     assert search.ask() == asked
 
 
-def test_a_size_takes_what_its_highest_reading_took():
+def test_max_batch_search_keeps_the_highest_reading():
     search = MaxBatchSearch(limit_bytes=GB, memory_window=MEMORY_WINDOW)
     for memory in (3e8, 5e8, 4e8):
         search.tell(8, memory)
@@ -174,14 +174,14 @@ def naive_fit(memory):
 
 @pytest.mark.parametrize("sizes", [(1, 2), (1, 7, 300), (1, 64, 512, 4096, 100_000)])
 @pytest.mark.parametrize(("fixed", "each"), [(5e7, 2e6), (1e10, 300.0), (0.0, 1.0)])
-def test_a_line_is_found_again(sizes, fixed, each):
+def test_fit_memory_exact_line(sizes, fixed, each):
     fit = fit_memory({b: fixed + each * b for b in sizes})
     np.testing.assert_allclose(fit.bytes_per_example, each, rtol=1e-6, atol=1e-9 * fixed)
     np.testing.assert_allclose([fit.predict(b) for b in sizes], [fixed + each * b for b in sizes])
     np.testing.assert_allclose(fit.largest_within(fit.predict(sizes[-1])), sizes[-1], rtol=1e-5)
 
 
-def test_a_noisy_line_is_that_of_the_normal_equations():
+def test_fit_memory_equals_the_normal_equations():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         memory = {b: (1e8 + 3e6 * b) * (1 + rng.normal(0, 0.02)) for b in (1, 30, 90, 200, 600)}
@@ -189,12 +189,12 @@ def test_a_noisy_line_is_that_of_the_normal_equations():
         np.testing.assert_allclose(fit, naive_fit(memory), rtol=1e-6, err_msg=str(memory))
 
 
-def test_sizes_beside_a_jump_do_not_make_the_line():
+def test_fit_memory_with_a_jump():
     memory = {2: 2.0, 64: 4.0, 256: 10.0, 509: 17.0, 511: 17.2, 518: 33.0}
     assert 0.02 < fit_memory(memory).bytes_per_example < 0.08
 
 
-def test_small_sizes_above_the_line_of_large_ones_do_not_bend_it():
+def test_predict_memory_with_a_flat_part():
     # Measured with a convolutional autoencoder under 64 MiB, in MiB.
     memory = {1: 12.17, 4: 12.16, 35: 21.3, 84: 47.0, 89: 56.4, 93: 60.2}
     assert predict_memory(memory, 93) == pytest.approx(60.2, rel=0.07)
@@ -208,11 +208,11 @@ def test_small_sizes_above_the_line_of_large_ones_do_not_bend_it():
         assert found == pytest.approx(max(flat, each * 4**8), rel=0.1 if each * 4**6 > flat else 4)
 
 
-def test_memory_that_does_not_grow_has_no_slope():
+def test_fit_memory_constant():
     fit = fit_memory({1: 2352, 50: 2352, 100: 2352})
     assert fit.predict(10**6) == pytest.approx(2352)
 
 
 @pytest.mark.parametrize("memory", [{}, {8: 100.0}])
-def test_one_size_is_no_line(memory):
+def test_fit_memory_needs_two_sizes(memory):
     assert fit_memory(memory) is None

@@ -36,7 +36,7 @@ class FailingRun(Run):
         return batch_size
 
 
-def test_a_library_that_does_not_start_is_want_of_memory_after_a_smaller_size_alone():
+def test_process_probes_library_error_after_a_smaller_size():
     probes = ProcessProbes(FailingRun(NO_LIBRARY), None, None)
     with pytest.raises(tf.errors.InternalError, match="NOT_INITIALIZED"):
         probes.read(16)
@@ -77,7 +77,7 @@ def internal(text):
     return tf.errors.InternalError(None, None, text)
 
 
-def test_a_fresh_process_knows_that_a_smaller_size_ran_in_the_one_before(monkeypatch):
+def test_worker_probes_library_error_after_a_restart(monkeypatch):
     answers = Reading(40, 8, 1.0), internal(NO_LIBRARY), internal(NO_LIBRARY)
     probes, _ = worker_probes(monkeypatch, *answers)
     assert probes.read(8).peak_bytes == 40
@@ -87,7 +87,7 @@ def test_a_fresh_process_knows_that_a_smaller_size_ran_in_the_one_before(monkeyp
         probes.read(8)
 
 
-def test_an_error_that_stays_from_a_size_that_ran_out_says_nothing_of_the_next_one(monkeypatch):
+def test_worker_probes_lost_device_after_out_of_memory(monkeypatch):
     out, fits = Reading(None, 64, 1.0), Reading(40, 8, 1.0)
     probes, worker = worker_probes(monkeypatch, out, internal(ILLEGAL), fits, internal(ILLEGAL))
     assert probes.read(64).peak_bytes is None
@@ -99,7 +99,7 @@ def test_an_error_that_stays_from_a_size_that_ran_out_says_nothing_of_the_next_o
     assert worker.processes == 2
 
 
-def test_the_facts_of_a_worker_that_was_lost_start_no_other_one(monkeypatch):
+def test_worker_probes_facts_are_kept_after_a_restart(monkeypatch):
     facts = WorkloadFacts("GPU:0", 100, True, "float32", 4, 4, None, ())
     probes, worker = worker_probes(monkeypatch, facts, Reading(None, 64, 1.0, lost=True))
     assert probes.facts() == facts
@@ -109,7 +109,7 @@ def test_the_facts_of_a_worker_that_was_lost_start_no_other_one(monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "jit_compile"), [(LOST, False), ("OOM when allocating", True)])
-def test_a_lost_device_ends_what_runs_in_this_process(text, jit_compile):
+def test_process_probes_lost_device(text, jit_compile):
     probes = ProcessProbes(FailingRun(text, jit_compile=jit_compile), None, None)
     with pytest.raises(DeviceLostError, match="max_parallel=1"):
         probes.read(16)
@@ -124,7 +124,7 @@ class GreedyFirstStep(FailingRun):
         return batch_size
 
 
-def test_the_first_step_is_told_apart_from_later_ones():
+def test_reading_separates_the_first_step():
     reading = ProcessProbes(GreedyFirstStep(""), None, None).read(8)
     assert reading.peak_bytes <= reading.first_step_bytes - 60 * 10**6
 
@@ -132,13 +132,13 @@ def test_the_first_step_is_told_apart_from_later_ones():
 @pytest.mark.parametrize(
     ("first", "limit", "decides"), [(None, 50, 40), (90, 100, 40), (90, 80, 90), (30, 20, 40)]
 )
-def test_later_steps_decide_where_the_first_one_fits(first, limit, decides):
+def test_reading_bytes_below_limit(first, limit, decides):
     assert Reading(40, 8, 1.0, first_step_bytes=first).bytes_below(limit) == decides
     assert Reading(None, 8, 1.0, first_step_bytes=first).bytes_below(limit) is None
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_compile):
+def test_process_probes_compile_each_size_once(jit_compile):
     traced = []
 
     class Tracing(keras.layers.Layer):
@@ -167,7 +167,7 @@ def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_comp
 
 
 @pytest.mark.parametrize(("step_s", "count"), [(2.0, 5), (6.0, 3), (40.0, 2)])
-def test_slow_steps_end_a_probe_early(monkeypatch, step_s, count):
+def test_probe_ends_early_if_steps_are_slow(monkeypatch, step_s, count):
     clock = FakeClock()
     monkeypatch.setattr("time.perf_counter", clock)
     steps = []

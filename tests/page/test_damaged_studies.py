@@ -101,7 +101,7 @@ def draw_all(study):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_damage_is_named_or_harmless(name, tmp_path):
+def test_load_study_with_damaged_files(name, tmp_path):
     files, search = project(tmp_path, STUDIES[name]())
     rng = random.Random(name)
     harmless, count = 0, 30
@@ -124,7 +124,7 @@ def test_damage_is_named_or_harmless(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
-def test_a_damaged_result_is_refused_or_reported(name, tmp_path):
+def test_load_result_with_a_damaged_file(name, tmp_path):
     path = tmp_path / "record.json"
     write_record(RECORDS[name], path)
     document = json.loads(path.read_text())
@@ -144,7 +144,7 @@ def test_a_damaged_result_is_refused_or_reported(name, tmp_path):
     assert 1 <= reported < 40
 
 
-def test_names_that_look_like_formulas_and_very_long_values_leave_room_for_the_figures():
+def test_figures_with_markup_and_long_names():
     draw_all(tuned_study(6, name="$\\frac$ a$_b$ {x} %s <b>"))
     tuned = {f"hyperparameter_{n}": n for n in range(300)} | {"layer": "w" * 100_000}
     with warnings.catch_warnings():

@@ -26,7 +26,7 @@ def plot(name, data, ax=None, **options):
     return getattr(kbatch, f"plot_{name}")(data, ax, **options)
 
 
-def test_there_is_a_sample_of_every_figure():
+def test_samples_cover_every_figure():
     plots = {name.removeprefix("plot_") for name in kbatch.__all__ if name.startswith("plot_")}
     assert {name.split()[0] for name in SAMPLES} == plots
 
@@ -38,7 +38,7 @@ def test_there_is_a_sample_of_every_figure():
         *(pytest.param(name, PAGE_IN, marks=pytest.mark.slow) for name in USUAL),
     ],
 )
-def test_no_text_covers_another_or_is_cut(name, width_in):
+def test_figure_texts_do_not_overlap(name, width_in):
     axes = draw(name, width_in)
     figure = axes.get_figure(root=True)
     assert figure.get_figwidth() == width_in
@@ -51,7 +51,7 @@ def test_no_text_covers_another_or_is_cut(name, width_in):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_caption_has_two_lines_at_most_and_can_be_left_out(name):
+def test_figure_caption(name):
     plotted = functools.partial(plot, name.split()[0], SAMPLES[name]())
     (caption,) = (axes := draw_so_wide(plotted, PAGE_IN)).figure.texts
     assert "digits" not in axes.get_title(loc="left")  # It says what is shown, not of which study.
@@ -60,7 +60,7 @@ def test_a_caption_has_two_lines_at_most_and_can_be_left_out(name):
 
 
 @pytest.mark.parametrize("name", USUAL)
-def test_given_axes_are_used_beside_others_and_nothing_global_changes(name):
+def test_figure_in_given_axes(name):
     before = dict(matplotlib.rcParams)
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -79,7 +79,7 @@ def test_given_axes_are_used_beside_others_and_nothing_global_changes(name):
 
 
 @pytest.mark.parametrize("name", [*OF_STUDIES, "memory"])
-def test_device_units_and_what_failed_are_named(name):
+def test_figure_names_device_units_and_failures(name):
     axes = plot(name, SAMPLES[name]())
     text, figure = words(axes), axes.get_figure(root=True)
     if name == "gpu_timeline":
@@ -96,7 +96,7 @@ def test_device_units_and_what_failed_are_named(name):
 
 
 @pytest.mark.parametrize("name", OF_STUDIES)
-def test_one_trial_is_enough_and_an_empty_study_says_what_to_run(name):
+def test_figure_of_one_trial_and_of_an_empty_study(name):
     given = {"time_to_target": target_study(sizes=(16,), missed=()), "gpu_timeline": gpu_study()}
     given["search"] = timed(learned_study(sizes=(64,)))
     one = given.get(name, learned_study(sizes=(64,)))
@@ -107,18 +107,18 @@ def test_one_trial_is_enough_and_an_empty_study_says_what_to_run(name):
 
 
 @pytest.mark.parametrize("name", ["pareto", "learning_curves", "learning_rates", "time_to_target"])
-def test_a_study_in_which_all_failed_has_no_such_figure(name):
+def test_figure_of_a_study_without_completed_trials(name):
     study = make_study(make_trial(64, status="out_of_memory", target=TARGET))
     with pytest.raises(ValueError, match=r"needs .*No trial completed: 1 out of memory"):
         plot(name, study)
 
 
 @pytest.mark.parametrize("name", ["pareto", "learning_curves", "noise_scale"])
-def test_two_hundred_trials_fit(name):
+def test_figure_of_200_trials(name):
     assert cut_texts(plot(name, tuned_study(200)).figure) == []
 
 
 @pytest.mark.parametrize("name", ["noise_scale", "trials"])
-def test_the_same_data_give_the_same_bytes(name):
+def test_figure_bytes_are_reproducible(name):
     first, second = (figure_bytes(plot(name, SAMPLES[name]()), ".svg") for _ in range(2))
     assert first == second

@@ -9,7 +9,7 @@ from kbatch.page.numbers import format_number, left_text, ordinal, setting, spee
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 4])
-def test_the_text_reads_back_as_the_rounded_number(digits):
+def test_format_number_rounds(digits):
     rng = np.random.default_rng(digits)
     for value in rng.choice([-1, 1], 500) * 10 ** rng.uniform(-9, 9, 500):
         read = float(format_number(value, digits).replace(",", ""))
@@ -22,7 +22,7 @@ def test_the_text_reads_back_as_the_rounded_number(digits):
     ("value", "text"),
     [(0, "0"), (12345.6, "12,300"), (999.7, "1,000"), (0.97, "0.970"), (0.0000123, "1.23e-05")],
 )
-def test_three_significant_digits(value, text):
+def test_format_number_three_digits(value, text):
     assert format_number(value) == text
 
 
@@ -30,11 +30,11 @@ def test_three_significant_digits(value, text):
     ("value", "text"),
     [(0.001, "0.001"), (0.1, "0.1"), (1.0, "1"), (100.0, "100"), (1e-5, "1e-05"), (0, "0")],
 )
-def test_a_setting_has_no_trailing_zeros(value, text):
+def test_setting_has_no_trailing_zeros(value, text):
     assert setting(value) == text
 
 
-def test_time_left_has_no_fractions_of_a_second():
+def test_left_text():
     assert [left_text(s) for s in (1.7e-16, 0.9, 1.2, 119.0, 1860.0)] == [
         "less than 1 s left",
         "less than 1 s left",
@@ -44,7 +44,7 @@ def test_time_left_has_no_fractions_of_a_second():
     ]
 
 
-def test_ordinal_of_numbers_that_end_in_one_to_three():
+def test_ordinal():
     places = [1, 2, 3, 4, 11, 12, 13, 21, 32, 113, 1023]
     read = " ".join(map(ordinal, places))
     assert read == "1st 2nd 3rd 4th 11th 12th 13th 21st 32nd 113th 1,023rd"
@@ -60,6 +60,6 @@ def test_ordinal_of_numbers_that_end_in_one_to_three():
         (Estimate(0.5, None, None), "2.00 times slower than A"),
     ],
 )
-def test_speed_text_turns_a_ratio_below_one_round(speed, text):
+def test_speed_text(speed, text):
     assert speed_text(speed, "A") == text
     assert speed_text(speed) == re.sub(" (as|than) A$", "", text)

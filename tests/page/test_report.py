@@ -34,7 +34,7 @@ def hostile_study():
     )
 
 
-def test_the_page_is_well_formed_and_starts_with_the_decision():
+def test_html_is_well_formed_and_starts_with_the_decision():
     page = Page(plain_html())
     assert page.open == []
     words = page.text
@@ -44,7 +44,7 @@ def test_the_page_is_well_formed_and_starts_with_the_decision():
     assert words.index("decision.apply(build)") < words.index("How it was measured")
 
 
-def test_the_page_needs_no_network_and_is_small():
+def test_html_needs_no_network():
     text = plain_html()
     assert len(text.encode()) < 1_000_000
     page = Page(text)
@@ -61,7 +61,7 @@ def test_the_page_needs_no_network_and_is_small():
     assert "@import" not in text
 
 
-def test_the_page_can_be_used_without_seeing_it():
+def test_html_is_accessible():
     page = Page(plain_html())
     assert page.found("html") == [{"lang": "en"}]
     figures = page.found("img")
@@ -75,7 +75,7 @@ def test_the_page_can_be_used_without_seeing_it():
     assert len(ids) == len(set(ids))
 
 
-def test_hostile_texts_stay_texts():
+def test_html_escapes_texts():
     page = Page(document_files([hostile_study()], HTML)[HTML].decode())
     assert len(page.found("script")) == 1
     assert page.found("b") == page.found("i") == []
@@ -83,7 +83,7 @@ def test_hostile_texts_stay_texts():
     assert "<script>alert('x')</script> a|b second <i>line</i> *here* [x](y) ` *there*" in words
 
 
-def test_markdown_tables_have_a_cell_a_column():
+def test_markdown_tables_are_well_formed():
     text = render_markdown(make_study())
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     assert [len(block.splitlines()) for block in blocks] == [2 + 7, 2 + 7, 2 + 13, 2 + 9]
@@ -93,7 +93,7 @@ def test_markdown_tables_have_a_cell_a_column():
     assert "\n\n\n" not in text
 
 
-def test_hostile_texts_are_no_markup_in_markdown():
+def test_markdown_escapes_texts():
     text = render_markdown(hostile_study())
     assert "<script>" not in text
     before, after = (
@@ -112,7 +112,7 @@ def test_hostile_texts_are_no_markup_in_markdown():
         (Study("digits", ()), "report.md", r"tuner\.search"),
     ],
 )
-def test_what_makes_no_report_is_refused_and_leaves_no_file(tmp_path, study, name, word):
+def test_write_report_invalid_path_or_empty_study(tmp_path, study, name, word):
     with pytest.raises(ValueError, match=word):
         write_report(study, tmp_path / name)
     assert list(tmp_path.iterdir()) == []

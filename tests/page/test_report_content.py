@@ -21,7 +21,7 @@ def codes(study):
     return [note.code for note in study.notes]
 
 
-def test_the_report_says_how_many_runs_there_were_and_what_they_cost():
+def test_settings_count_runs_and_cost():
     settings = make_study().settings
     assert settings["searched"] == "7 training runs of 7 batch sizes (1 out of memory)."
     assert settings["cost"].startswith("Search: 6 complete trainings, which took 24 s.")
@@ -35,13 +35,13 @@ def test_the_report_says_how_many_runs_there_were_and_what_they_cost():
         ((make_diverged(16),), "learning rate below"),
     ],
 )
-def test_without_a_completed_trial_the_advice_follows_the_cause(trials, advice):
+def test_page_advice_without_a_completed_trial(trials, advice):
     found = make_study(*trials).decide().page.sentences[1]
     assert advice in found
     assert ("micro_batch_size" in found) is (trials[0].status == "out_of_memory")
 
 
-def test_problems_and_notes_of_trials_are_notes_of_the_study():
+def test_notes_of_problems_and_trials():
     study = make_study(
         make_trial(16, notes=(Note.of("own_step_whole", size=8),)),
         make_trial(32, notes=(Note.of("own_step_whole", size=8),)),
@@ -52,7 +52,7 @@ def test_problems_and_notes_of_trials_are_notes_of_the_study():
     assert study.notes[0].values["first"] == "trial_9/kbatch.json is damaged (1 more)"
 
 
-def test_the_page_says_how_to_reproduce_and_where_it_was_measured():
+def test_report_has_command_and_environment():
     study = make_study()
     assert study.settings["batch_sizes"] == "[16, 32, 64, 128]"
     assert study.settings["seed"] == study.settings["seeds of the executions"] == "0"
@@ -75,6 +75,6 @@ def beside(**changed):
         (beside(device="A"), "devices_differ", False),
     ],
 )
-def test_a_caveat_is_told_where_it_is_so(study, code, told):
+def test_notes_of_caveats(study, code, told):
     assert (code in codes(study)) == told
     assert code not in codes(make_study())

@@ -76,7 +76,7 @@ def browse(folder, names, widths, look):
     return json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', done.stdout)[1]))
 
 
-def test_no_page_is_wider_than_its_window_and_no_table_than_a_desk_or_tablet(tmp_path):
+def test_page_fits_the_window(tmp_path):
     names = []
     for name, record in RECORDS.items():
         names.append(name.replace(" ", "-"))
@@ -87,7 +87,7 @@ def test_no_page_is_wider_than_its_window_and_no_table_than_a_desk_or_tablet(tmp
     assert {name: wider for name, wider in found.items() if "360" not in name and any(wider)} == {}
 
 
-def test_figures_stand_in_two_columns_over_the_width_of_a_desk_and_in_one_on_a_tablet(tmp_path):
+def test_page_columns_of_figures(tmp_path):
     write_report(RECORDS["study"], tmp_path / "study.html")
     look = """return [...page.querySelectorAll(".figures")].map((grid) => [grid.offsetWidth,
       ...[...grid.querySelectorAll("img")].map((img) => [img.offsetLeft, img.offsetWidth])]);"""
@@ -98,7 +98,7 @@ def test_figures_stand_in_two_columns_over_the_width_of_a_desk_and_in_one_on_a_t
         assert {width for _, width in images} == {grid}
 
 
-def test_a_table_is_sorted_by_a_press_and_what_is_missing_stays_last(tmp_path):
+def test_page_table_is_sorted_by_a_click(tmp_path):
     write_report(RECORDS["largest batch"], tmp_path / "found.html")
     (found,) = browse(tmp_path, ["found"], [1200], SORTED).values()
     assert found == {

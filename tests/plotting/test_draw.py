@@ -20,7 +20,7 @@ from kbatch.plotting.draw import batch_axis, batch_ticks, plain_log_labels
 @pytest.mark.parametrize(
     "sizes", [[64], [1, 2], [16, 32, 64], range(10, 101, 5), range(1, 2000), [30, 31, 32]]
 )
-def test_ticks_are_batch_sizes_far_enough_apart_to_read(sizes):
+def test_batch_ticks(sizes):
     ticks = batch_ticks(sizes)
     assert ticks == sorted(set(ticks) & set(sizes))
     assert ticks[0] == min(sizes)
@@ -30,7 +30,7 @@ def test_ticks_are_batch_sizes_far_enough_apart_to_read(sizes):
     assert all(gap >= span / 12 for gap in gaps)
 
 
-def test_the_axis_is_logarithmic_to_base_two_with_plain_integers():
+def test_batch_axis():
     ax = Figure().add_subplot()
     batch_axis(ax, [1024, 16, 128], "Batch size")
     assert ax.get_xscale() == "log"
@@ -40,14 +40,14 @@ def test_the_axis_is_logarithmic_to_base_two_with_plain_integers():
     assert 0 < low < 16 < 1024 < high
 
 
-def test_axes_that_were_removed_from_their_figure_are_refused():
+def test_removed_axes_are_refused():
     (ax := Figure().add_subplot()).remove()
     for use in (lambda: panels(ax, 3.0), lambda: figure_bytes(ax, ".png")):
         with pytest.raises(ValueError, match="give others"):
             use()
 
 
-def test_write_title_puts_the_names_of_series_in_rows_from_left_to_right():
+def test_write_title_orders_the_legend_by_rows():
     panel = detached_axes(3)
     for name in (names := [f"{2**n}" for n in range(7)]):
         panel.plot([1], [1], label=name)
@@ -79,7 +79,7 @@ def labels(width_in, low, span):
 @pytest.mark.parametrize(
     ("low", "span"), [(1360, 2.2), (1360, 3.5), (0.3, 8), (3, 40), (900, 40), (1, 1e6)]
 )
-def test_labels_stand_apart_and_there_are_two_to_compare(low, span, width_in):
+def test_plain_log_labels_do_not_overlap(low, span, width_in):
     found = labels(width_in, low, span)
     assert len(found) >= 2
     for (left, first), (right, second) in itertools.pairwise(found):
@@ -87,7 +87,7 @@ def test_labels_stand_apart_and_there_are_two_to_compare(low, span, width_in):
 
 
 # Thousands of marks are pixels in a vector file: as shapes they are heavy and slow.
-def test_a_file_of_ten_thousand_marks_stays_small_and_its_pixels_come_along_in_a_page():
+def test_series_with_many_marks_is_rasterized():
     panel, values = detached_axes(3), np.random.default_rng(0).random(10_000).tolist()
     rows = [(place, Estimate(v, v - 0.1, v + 0.1)) for place, v in enumerate(values)]
     draw.series(panel, 0, rows, label="a")
@@ -99,6 +99,6 @@ def test_a_file_of_ten_thousand_marks_stays_small_and_its_pixels_come_along_in_a
     assert pixels == pytest.approx(float(found[2]) * 200 / 72, abs=1)
 
 
-def test_follows_finds_a_line_that_misses_a_measurement_by_half():
+def test_follows_within_a_fifth():
     assert draw.follows(lambda size: 2.0 * size, {1: 2.2, 8: 15.0})
     assert not draw.follows(lambda size: 2.0 * size, {1: 3.0, 8: 16.0})

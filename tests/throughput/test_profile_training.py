@@ -18,7 +18,7 @@ def sizes_of(found):
     return [u.batch_size for u in found.updates if u.steps_per_execution == 1]
 
 
-def test_sizes_steps_an_execution_and_memory_are_found_without_being_told(capsys):
+def test_profile_training_with_default_sizes(capsys):
     found = kbatch.profile_training(
         models.Locked(models.linear), *models.rows(20), time_budget_s=2.0
     )
@@ -41,7 +41,7 @@ def test_sizes_steps_an_execution_and_memory_are_found_without_being_told(capsys
     assert 0 < min(peaks) <= max(peaks) < found.memory_limit_bytes
 
 
-def test_a_data_function_that_ends_leaves_larger_sizes_out():
+def test_profile_training_skips_sizes_beyond_the_data():
     def batches(size):
         return tf.data.Dataset.from_tensor_slices(DATA).batch(size)
 
@@ -52,7 +52,7 @@ def test_a_data_function_that_ends_leaves_larger_sizes_out():
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_a_result():
+def test_profile_training_size_that_does_not_fit():
     """A worker whose allocator has 64 MB."""
     found = kbatch.profile_training(
         memory_models.wide_net,
@@ -81,7 +81,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_arguments_are_refused_before_anything_runs(name):
+def test_profile_training_invalid_arguments(name):
     arguments, kind, words = BAD[name]
     given = {"build": pytest.fail, "x": DATA[0]} | arguments
     with pytest.raises(kind, match=rf"{words}.*Received: "):

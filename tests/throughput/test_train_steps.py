@@ -37,7 +37,7 @@ def network(**changed):
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("before", ["plain", "accumulating"])
-def test_executions_are_steps_of_training_whatever_was_run_before(before, eager):
+def test_update_sweep_executions_equal_train_on_batch(before, eager):
     model = models.mlp(optimizer="sgd", run_eagerly=eager)
     if before == "accumulating":
         kbatch.accumulate_gradients(model, 5)
@@ -58,7 +58,7 @@ def test_executions_are_steps_of_training_whatever_was_run_before(before, eager)
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_batches_of_all_sizes_are_not_held_on_the_device(eager):
+def test_update_sweep_frees_batches(eager):
     """A copy in the host's memory is, so that each step pays for its way to the device."""
     batch = (tf.constant(X), tf.constant(Y))
     with train_steps(network(run_eagerly=eager)) as sweep:
@@ -70,7 +70,7 @@ def test_batches_of_all_sizes_are_not_held_on_the_device(eager):
 
 
 @pytest.mark.parametrize("before", ["trained", "accumulating"])
-def test_the_model_is_given_back_as_it_was(before):
+def test_update_sweep_restores_the_model(before):
     model = network()
     if before == "trained":
         model.fit(X, Y, batch_size=8, verbose=0)

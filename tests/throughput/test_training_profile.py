@@ -11,7 +11,7 @@ import kbatch
 from kbatch.throughput.result import TimedUpdate, choose_micro_batch, fastest_ways
 
 
-def test_a_time_is_the_median_with_its_interval_and_its_rate():
+def test_timed_update_median_interval_and_rate():
     one = update(64, 0.5)
     assert (one.time_s.n, one.time_s.value, one.measured) == (7, 0.5, True)
     assert one.time_s.ends == (0.5 * min(HICCUPS), 0.5 * max(HICCUPS))
@@ -21,7 +21,7 @@ def test_a_time_is_the_median_with_its_interval_and_its_rate():
     assert (left_out(8).rate, left_out(8).time_s, left_out(8).measured) == (None, None, False)
 
 
-def test_where_no_line_holds_sizes_are_read_off_what_was_measured():
+def test_training_profile_without_a_line_uses_measured_sizes():
     """A cache that ends at 32 examples: beyond, an example takes twice as long."""
     times_s = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
     profile = training_profile(*(update(b, s) for b, s in times_s.items()))
@@ -31,7 +31,7 @@ def test_where_no_line_holds_sizes_are_read_off_what_was_measured():
     assert "off by up to 33 %" in profile.line_text
 
 
-def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
+def test_training_profile_fastest_steps_per_execution():
     profile = in_executions()
     ways = [(way.batch_size, way.steps_per_execution) for way in fastest_ways(profile.updates)]
     assert ways == [(8, 12_500), (32, 3_125), (128, 1)]
@@ -54,7 +54,7 @@ def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
     assert [(round(sizes[0]), round(sizes[-1])) for sizes in lines] == [(8, 128), (8, 32)]
 
 
-def test_what_was_not_measured_takes_no_part():
+def test_training_profile_ignores_sizes_without_times():
     profile = training_profile(left_out(1), update(2, 1.0), left_out(4, "out_of_memory"))
     assert [u.batch_size for u in fastest_ways(profile.updates)] == [2]
     assert profile.micro_batch_size == 2
@@ -67,7 +67,7 @@ def test_what_was_not_measured_takes_no_part():
         kbatch.plot_training_profile(nothing)
 
 
-def test_the_table_has_a_row_a_size_with_what_is_unknown_missing():
+def test_training_profile_table():
     table = training_profile().table()
     assert list(table["micro-batch size"]) == [1, 4, 16, 64, 256, 1024]
     assert list(table["outcome"]) == 5 * ["measured"] + ["out of memory"]
@@ -95,7 +95,7 @@ def chosen(*ways):
     return found.batch_size, gain
 
 
-def test_of_all_orders_the_largest_within_two_percent_of_the_fastest_is_chosen():
+def test_choose_micro_batch_largest_within_two_percent():
     for speeds in itertools.product((1.0, 1.01, 1.3), repeat=4):
         size, gain = chosen(*itertools.starmap(steady, zip(SIZES, speeds, strict=True)))
         least = min(speeds)
@@ -108,19 +108,19 @@ def test_of_all_orders_the_largest_within_two_percent_of_the_fastest_is_chosen()
             assert gain.value > 1.02
 
 
-def test_a_machine_that_drifts_slows_all_alike():
+def test_choose_micro_batch_on_a_drifting_machine():
     drift = (1.0, 3.0, 0.5, 2.0, 1.0)
     size, gain = chosen(way(8, drift), way(16, (1.2 * d for d in drift)))
     assert (size, gain.value) == (8, pytest.approx(1.2))
 
 
-def test_what_noise_hides_is_a_tie_and_so_is_what_few_rounds_show():
+def test_choose_micro_batch_ties():
     assert chosen(steady(8, 1.0), way(16, [1.0, 2.0, 0.7, 1.6, 1.1]))[0] == 16
     for common in (1, 2):
         assert chosen(way(8, [1.0] * common), way(16, [3.0] * 5))[0] == 16
 
 
-def test_sizes_are_compared_in_the_rounds_that_all_have():
+def test_choose_micro_batch_uses_common_rounds():
     # The larger one left early, before the machine got slower.
     small = way(8, (1.0 if number < 4 else 9.0 for number in range(9)))
     size, gain = chosen(small, way(16, [2.0] * 4))
@@ -131,7 +131,7 @@ def test_sizes_are_compared_in_the_rounds_that_all_have():
             choose_micro_batch(none)
 
 
-def test_of_sizes_that_are_alike_the_largest_is_nearly_always_chosen():
+def test_choose_micro_batch_equal_sizes_with_noise():
     rng = np.random.default_rng(0)
     found = [
         chosen(*(way(size, np.exp(rng.normal(0, 0.05, 9)).tolist()) for size in SIZES))[0]
