@@ -1,4 +1,4 @@
-"""What stands in an HTML page."""
+"""Parse HTML pages."""
 
 from html.parser import HTMLParser
 
@@ -6,7 +6,7 @@ VOID = {"meta", "link", "br", "img", "hr", "input", "source", "wbr"}
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, in order, those left open, and the text."""
+    """The tags of a page with their attributes, the tags left open, and the text."""
 
     def __init__(self, text):
         super().__init__()

@@ -1,9 +1,9 @@
-"""No call takes the device before its worker has run: on a GPU nothing would be left."""
+"""No call may start the GPU before its worker has run, because that would leave no memory."""
 
 import pytest
 from own_process import printed
 
-# Each call is ended where it starts its worker, after a look at TensorFlow's context.
+# Each call is ended when it starts its worker, and TensorFlow's context is checked.
 _PROGRAM = """
 import json, sys, tempfile
 import keras, numpy as np, tensorflow as tf

@@ -30,7 +30,7 @@ HOST = '"tensorflow", "keras", "keras_tuner"'
 DRAWING = '"numpy", "pandas", "matplotlib", "jinja2", "rich"'
 STUDY = "import kbatch; from records_factory import make_study; study = make_study()"
 PROFILE = "from inference_factory import make_profile; profile = make_profile()"
-# Steps of a process, each with what it may not have imported by then.
+# Steps of a process, each with the packages that must not be imported by then.
 PROCESSES = {
     "help": [
         ("import kbatch; dir(kbatch)", f"{HOST}, {DRAWING}"),

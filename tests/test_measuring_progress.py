@@ -1,4 +1,4 @@
-"""What a measurement shows while it runs."""
+"""Progress that a measurement shows."""
 
 import inspect
 
@@ -14,7 +14,7 @@ from kbatch.progress import MeasuringProgress
 
 
 class Line:
-    """A line of a terminal or a notebook, which changes, or of a log."""
+    """A line that can be replaced, as in a terminal or a notebook, or a line of a log."""
 
     def __init__(self, changes):
         self.changes, self.shown, self.printed, self.closed = changes, [], [], False
@@ -52,7 +52,7 @@ def test_measuring_progress_in_terminal_and_log(terminal, verbose):
     lines = [text for text in line.printed if "step" in text]
     assert len(lines) == (0 if bar or verbose == 0 else 3)
     assert line.printed[-1:] == ["memory: 150 s"] * (verbose != 0)
-    assert len(line.printed) == len(lines) * 3 + (verbose != 0)  # A round in ten seconds.
+    assert len(line.printed) == len(lines) * 3 + (verbose != 0)  # Rounds every ten seconds.
     assert line.closed == (verbose != 0)
 
 

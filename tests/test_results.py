@@ -1,4 +1,4 @@
-"""What holds for every result: its file, its answer, table, notes and figures, and its page."""
+"""All results: the file, the answer, the table, the notes, the figures and the page."""
 
 import dataclasses
 import json
@@ -184,7 +184,7 @@ def test_write_report_without_a_result(given, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# A table of every kind of value: how it is written is the same in all renderings.
+# A table with every kind of value. All renderings must write it alike.
 HTML = Path("report.html")
 TABLE = pd.DataFrame(
     {
@@ -262,8 +262,8 @@ def test_results_are_public_and_have_figures():
     assert FIGURES.keys() == {kind.__name__ for kind in kinds}
 
 
-# The fields of records that hold words: names, what a person or a library wrote, the machine. Any
-# other text that is stored is a code, and is worded where people read it.
+# The fields of records with free text: names, messages of a user or a library, the machine. All
+# other stored texts must be codes, which are turned into sentences when they are shown.
 WORDS = """
 ChangeRecord.code EnvironmentRecord.command EnvironmentRecord.cpu EnvironmentRecord.created_at
 EnvironmentRecord.devices EnvironmentRecord.platform EnvironmentRecord.versions EpochRecord.metrics
@@ -285,19 +285,19 @@ TrainingProfile.model_name TrialRecord.hyperparameters TrialRecord.trial_id Usag
 
 
 def types_in(hint):
-    """A type with all that it is made of: members of a union, items of a tuple."""
+    """Return a type and all its parts: members of a union, items of a tuple."""
     parts = () if get_origin(hint) is Literal else get_args(hint)
-    return [hint, *(found for part in parts for found in types_in(part))]
+    return [hint, *(inner for part in parts for inner in types_in(part))]
 
 
 def test_stored_texts_are_codes_names_or_messages():
     kinds, words, codes = list(map(type, RECORDS.values())), set(), set(KINDS)
-    for kind in kinds:  # Which grows by the records that these hold.
+    for kind in kinds:  # The loop adds the records that are fields of others.
         for field in dataclasses.fields(kind):
-            for found in types_in(get_type_hints(kind)[field.name]):
-                words |= {f"{kind.__name__}.{field.name}"} if found is str else set()
-                codes |= {*get_args(found)} if get_origin(found) is Literal else set()
-                if dataclasses.is_dataclass(found) and found not in kinds:
-                    kinds.append(found)
+            for hint in types_in(get_type_hints(kind)[field.name]):
+                words |= {f"{kind.__name__}.{field.name}"} if hint is str else set()
+                codes |= {*get_args(hint)} if get_origin(hint) is Literal else set()
+                if dataclasses.is_dataclass(hint) and hint not in kinds:
+                    kinds.append(hint)
     assert words == {*WORDS.split()}
     assert {code for code in codes if not re.fullmatch("[a-z0-9_]+", code)} == set()

@@ -1,4 +1,4 @@
-"""A module of the user's, which commands take their models and data from."""
+"""A user's module with models and data for the commands."""
 
 import sys
 
@@ -51,7 +51,7 @@ number = 3
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder that holds the module `given`, as the working directory."""
+    """Change to a folder that contains the module `given`."""
     (tmp_path / "given.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -17,7 +17,7 @@ from kbatch.cli import main as cli
 
 
 def run(*words, cwd=None, code=0):
-    """Run a command line in a process of its own."""
+    """Run a command line in a new process."""
     done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=600)
     assert done.returncode == code, done.stderr
     return done
@@ -25,7 +25,7 @@ def run(*words, cwd=None, code=0):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """A quick demonstration on few images: its directory and its output."""
+    """Run a quick demo on few images, and return its directory and its output."""
     directory = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         few_images(patch)

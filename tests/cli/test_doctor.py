@@ -1,4 +1,4 @@
-"""What `kbatch doctor` finds and says."""
+"""The findings of `kbatch doctor`."""
 
 import importlib.metadata
 import os
@@ -77,7 +77,7 @@ def test_memory_finding():
 @pytest.mark.parametrize(
     ("device", "half", "brain", "status", "advice"),
     [
-        # A search takes float32 by itself where a processor is half as fast in float16.
+        # On a CPU a search uses float32 if float16 takes more than twice as long.
         ("CPU", 0.4, 0.5, "ok", "a search uses float32"),
         ("CPU", 0.6, 0.5, "warning", '; give BatchSizeHyperModel dtype_policy="float32"'),
         ("GPU", 0.4, 0.5, "warning", '; give BatchSizeHyperModel dtype_policy="float32"'),
@@ -94,7 +94,7 @@ def test_policy_finding(device, half, brain, status, advice):
 
 
 def doctor(**variables):
-    """Runs the command in a process of its own."""
+    """Run the command in a new process."""
     return subprocess.run(
         [sys.executable, "-m", "kbatch", "doctor"],
         env={**os.environ, **variables},

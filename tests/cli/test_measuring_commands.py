@@ -1,4 +1,4 @@
-"""The commands that measure, in this process; their files are written in a folder of their own."""
+"""The commands that measure, run in this process."""
 
 import keras
 import pytest
@@ -94,7 +94,7 @@ def test_inference_writes_profile_table_and_figures(tmp_path, monkeypatch, capfd
 
 @pytest.mark.slow
 def test_recommend_writes_record_and_figure(folder, capsys, monkeypatch):
-    # The budget counts readings of a clock, and not the start of a process on a busy machine.
+    # A fake clock, so that a slow start of a process does not use up the budget.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=0.01))
     words = ["recommend", "given:build", "--data", "given:arrays", "--budget", "20", "--seed", "0"]
     words += ["--base-batch-size", "16", "--limit", "1GiB"]

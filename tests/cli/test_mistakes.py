@@ -1,4 +1,4 @@
-"""A mistake is told in a line that says what to give; nothing is written, and no trace is shown."""
+"""Mistakes in command lines: one line says what to give, without a traceback or files."""
 
 import re
 import subprocess
@@ -64,7 +64,7 @@ MISTAKES = {
 
 @pytest.fixture
 def files(folder):
-    """Files and folders to be wrong about."""
+    """Make files and folders for the mistakes."""
     learned_study().save(folder / "good.json")
     (folder / "text.json").write_text("[1, 2]")
     write_record(make_trial(16), folder / "trial.json")
@@ -93,7 +93,7 @@ def test_mistake_prints_one_line_and_writes_no_file(words, files, capsys):
     ("build", "words"),
     [
         ("uncompiled", r"kbatch: The model must be compiled: call `model\.compile\("),
-        ("broken", r"kbatch: the file is not there\n(.|\n)*in broken"),  # With its place.
+        ("broken", r"kbatch: the file is not there\n(.|\n)*in broken"),  # With a traceback.
     ],
 )
 def test_max_batch_build_function_that_fails(folder, capsys, build, words):

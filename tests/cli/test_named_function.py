@@ -33,7 +33,7 @@ def test_named_function_that_does_not_exist(folder):
 
 
 def test_named_data_forms(folder):
-    name_text("given:data")  # Its folder is searched from then on.
+    name_text("given:data")  # Adds its folder to the path.
     for text in ("given:arrays", "given:pair"):
         x, y = named_x_y(text)
         assert (x.shape, y.shape) == ((200, 8), (200,))

@@ -28,7 +28,7 @@ def no_variables(monkeypatch):
 
 
 def gpus(monkeypatch, *, mig=None, **tensorflow):
-    """A host of two GPUs, the first of 16 GiB and the second of 40."""
+    """Install fakes of a host with two GPUs, of 16 GiB and of 40 GiB."""
     library = FakeNvml(
         *(
             FakeGpu(
@@ -49,9 +49,9 @@ def gpus(monkeypatch, *, mig=None, **tensorflow):
     [
         ({"visible": [1], "memory_limit": 38 * GIB}, "1", 38),
         ({"visible": [1], "memory_limit": 38 * GIB}, "4", 10),
-        # The others hold their parts already: the rest is not divided.
+        # Other workers already hold their parts, so the remaining memory is not divided.
         ({"visible": [1], "memory_limit": 9 * GIB}, "4", 9),
-        # Who sets a limit has said what this process may take.
+        # A limit that the program sets is for this process alone.
         ({"visible": [1], "memory_limit": 30 * GIB, "set_mib": 30 * 1024}, "4", 30),
         ({"visible": [1], "memory_limit": 99 * GIB, "set_mib": 99 * 1024}, "1", 40),
         ({"visible": [1], "memory_limit": 8 * GIB, "mig": True}, "2", 4),
@@ -117,7 +117,7 @@ def test_workers_on_device_without_a_gpu(monkeypatch):
     [
         ({"memory_limit": 30 * GIB}, "1", (30 * GIB, 40 * GIB)),
         ({"memory_limit": 37 * GIB}, "1", None),
-        # Parts of workers, a limit of the program's own, and an instance are no one else's.
+        # With several workers, a limit set by the program, or MIG, nobody else holds memory.
         ({"memory_limit": 30 * GIB}, "2", None),
         ({"memory_limit": 30 * GIB, "set_mib": 30 * 1024}, "1", None),
         ({"memory_limit": 5 * GIB, "mig": True}, "1", None),
@@ -151,7 +151,7 @@ def test_device_memory_without_allocator_statistics(monkeypatch):
         memory.reset()
 
 
-# Lines of a real dump: a step of 600 images under 190 MiB; most of its blocks are left out.
+# Lines of a real dump of a step with 600 images under 190 MiB, without most of its blocks.
 DUMP = """\
 (bfc_cpu_allocator_for_gpu) ran out of memory trying to allocate 37.50MiB (rounded to 39321600)\
 requested by op StatefulPartitionedCall/gradient_tape/ReluGrad
@@ -168,7 +168,7 @@ curr_region_allocation_bytes_: 256.00MiB
     ("log", "found"),
     [
         ("started\n" + DUMP + "traceback", (39_321_600, 26_181_632 + 256, 26_181_632)),
-        # What was never taken is one more block.
+        # Memory that was never allocated is one more free block.
         (DUMP.replace("size: 0B", "size: 30MiB"), (39_321_600, 57_639_168, 30 * 2**20)),
         # The last failure counts.
         (DUMP + DUMP.replace("39321600", "8").replace("26181632", "512"), (8, 768, 512)),

@@ -24,8 +24,8 @@ from kbatch.device.machine import (
         ("/usr/bin/kbatch report 'two words'", None, "kbatch report 'two words'"),
         ("/usr/lib/kbatch/__main__.py demo", "kbatch.__main__", "python -m kbatch demo"),
         ("my/train.py 3", "my.train", "python -m my.train 3"),
-        ("train.py 3", "cProfile", "python train.py 3"),  # Whose place is another.
-        ("train.py 3", "pdb", "python train.py 3"),  # Which leaves no spec.
+        ("train.py 3", "cProfile", "python train.py 3"),  # The spec is another program's.
+        ("train.py 3", "pdb", "python train.py 3"),  # There is no spec.
         ("ipykernel_launcher.py -f k.json", None, "# run the cells of the notebook again"),
     ],
 )
@@ -71,9 +71,9 @@ def write(folder, **files):
         ({"memory__max": "max", "memory__current": 0}, 3 * GIB),
         ({"memory__max": 4 * GIB, "memory__current": 2 * GIB}, 2 * GIB),
         ({"memory__max": 16 * GIB, "memory__current": 2 * GIB}, 3 * GIB),
-        # Above a limit that was lowered.
+        # More than a limit that was lowered.
         ({"memory__max": 4 * GIB, "memory__current": 6 * GIB}, 0),
-        # Two of them were files that were read.
+        # Half of it is cached files.
         (
             {
                 "memory__max": 4 * GIB,
@@ -92,7 +92,7 @@ def test_read_memory_left_bytes_least_of_all_groups(tmp_path, mine, left):
 
 
 def test_read_memory_left_bytes_in_a_container(tmp_path):
-    """The path is the host's, the mount the container's."""
+    """The path is the host's, but the mount is the container's."""
     write(tmp_path, memory__max=2 * GIB, memory__current=0)
     assert read_memory_left_bytes(tmp_path, "0::/docker/abc\n") == 2 * GIB
 

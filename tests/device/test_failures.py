@@ -76,28 +76,27 @@ def test_failure_status_fault_of_the_model(error):
 
 
 @pytest.mark.parametrize(
-    ("text", "of_memory"),
+    ("text", "out_of_memory"),
     [
         ("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", False),
         ("CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure", False),
         ("Failed to allocate: CUDA_ERROR_ILLEGAL_ADDRESS", True),
     ],
 )
-def test_device_is_lost(text, of_memory):
+def test_device_is_lost(text, out_of_memory):
     error = errors.InternalError(None, None, text)
     assert device_is_lost(error)
-    assert ran_out_of_memory(error) == of_memory
+    assert ran_out_of_memory(error) == out_of_memory
 
 
 def test_failure_status_of_other_exceptions():
-    assert failure_status(MemoryError()) == "out_of_memory"
     assert failure_status(KeyboardInterrupt()) == "interrupted"
-    assert failure_status(WorkerDied(-9, "")) == "out_of_memory"
-    assert failure_status(WorkerDied(1, "out of memory")) == "failed"
-    unread = UnsendableError("unread")
-    assert failure_status(unread) == "failed"
-    unread.__cause__ = MemoryError()
-    assert failure_status(unread) == "out_of_memory"
+    full = UnsendableError("unread")
+    full.__cause__ = MemoryError()
+    for error in (MemoryError(), WorkerDied(-9, ""), full):
+        assert failure_status(error) == "out_of_memory"
+    for error in (WorkerDied(1, "out of memory"), UnsendableError("unread")):
+        assert failure_status(error) == "failed"
 
 
 def test_failure_text_is_one_line():

@@ -20,7 +20,7 @@ def clock():
 
 
 def monitor_of(monkeypatch, library, clock, *, devices=None, interval_s=NEVER_S):
-    """A monitor over a fake library, whose thread takes no samples of its own."""
+    """Return a monitor of a fake library, whose thread takes no samples."""
     fake_nvml.install(monkeypatch, library)
     devices = {FIRST: ("GPU:0",)} if devices is None else devices
     fake_nvml.tensorflow_uses(monkeypatch, devices)
@@ -28,10 +28,10 @@ def monitor_of(monkeypatch, library, clock, *, devices=None, interval_s=NEVER_S)
 
 
 def play(monitor, clock, library, steps):
-    """Passes a time in seconds and sets what the first GPU shows, a sample a step."""
-    for seconds, shown in steps:
+    """Take a sample after each step of seconds, with new readings of the first GPU."""
+    for seconds, readings in steps:
         clock.sleep(seconds)
-        for field, value in shown.items():
+        for field, value in readings.items():
             setattr(library.gpus[0], field, value)
         monitor.sample()
 
@@ -43,8 +43,8 @@ def test_gpu_monitor_energy_of_several_gpus(monkeypatch, clock):
     devices = {SECOND: ("GPU:0",), FIRST: ("GPU:1",)}
     with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
         play(monitor, clock, library, [(1.0, {})])
-    found = [(gpu.tensorflow_devices, gpu.energy_j, gpu.energy_source) for gpu in monitor.gpus]
-    assert found == [(("GPU:0",), 14.0, "counter"), (("GPU:1",), 10.0, "counter")]
+    usages = [(gpu.tensorflow_devices, gpu.energy_j, gpu.energy_source) for gpu in monitor.gpus]
+    assert usages == [(("GPU:0",), 14.0, "counter"), (("GPU:1",), 10.0, "counter")]
     assert monitor.usage.joules_per_sample(10) == 2.4
     assert "energy 14.0 J (driver's counter)" in timeline(monitor)[1]
     assert list(monitor.to_dataframe()["gpu"]) == ["GPU:0"] * 3 + ["GPU:1"] * 3
@@ -69,35 +69,28 @@ def test_gpu_monitor_gpu_that_disappears(monkeypatch, clock):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "panels", "told"),
+    ("gpu", "panels"),
     [
         (
             {"utilization_percent": None, "power_mw": None, "energy_mj": None},
             ["Memory reserved\n(GiB)"],
-            "",
         ),
-        (
-            {"mig": 1, "utilization_percent": None},
-            ["Memory reserved\n(GiB)", "Power\n(W)"],
-            "(MIG): readings are the whole board's",
-        ),
-        # A memory that GPU and host share.
-        ({"memory_total_bytes": None}, ["Utilization\n(%)", "Power\n(W)"], ""),
+        ({"mig": 1, "utilization_percent": None}, ["Memory reserved\n(GiB)", "Power\n(W)"]),
+        ({"memory_total_bytes": None}, ["Utilization\n(%)", "Power\n(W)"]),
     ],
     ids=["old", "instance", "unified memory"],
 )
-def test_gpu_monitor_unsupported_readings_have_no_panel(monkeypatch, clock, gpu, panels, told):
+def test_gpu_monitor_unsupported_readings_have_no_panel(monkeypatch, clock, gpu, panels):
     library = FakeNvml(FakeGpu(**gpu))
     with monitor_of(monkeypatch, library, clock) as monitor:
         play(monitor, clock, library, [(1.0, {})])
-    found, text = timeline(monitor)
-    assert found == panels
-    assert told in text
-    assert ("MIG" in text) == bool(told)
+    labels, text = timeline(monitor)
+    assert labels == panels
+    assert ("(MIG): readings are the whole board's" in text) == ("mig" in gpu)
 
 
 def timeline(monitor):
-    """The labels of the panels, and what the figure says."""
+    """Return the labels of the panels and the description of the figure."""
     axes = kbatch.plot_gpu_timeline(monitor)
     return [panel.get_ylabel() for panel in axes.figure.axes], axes.get_label()
 
@@ -133,7 +126,7 @@ def test_gpu_monitor_long_block_has_100_samples(monkeypatch, clock):
     (gpu,) = monitor.gpus
     assert monitor.usage.readings == 1002
     assert len(gpu.samples) == 100
-    # Of eleven readings each, of ten the last; the first is that of the beginning.
+    # Each sample is the mean of eleven readings, or ten at the end. The first one is at 0 s.
     assert gpu.samples[1].power_w == pytest.approx(np.mean(range(10, 21)))
     assert gpu.samples[-1].time_s == pytest.approx(99.64, abs=1e-3)
     assert monitor.usage.gpu_energy_j == 0
@@ -145,13 +138,13 @@ def test_gpu_monitor_long_block_bounded_memory(monkeypatch, clock):
     try:
         with monitor_of(monkeypatch, library, clock) as monitor:
             play(monitor, clock, library, ((0.1, {"power_mw": 10 * n}) for n in range(20_000)))
-            taken_bytes, _ = tracemalloc.get_traced_memory()
+            traced_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert taken_bytes < 16_384 * 40  # All of them take 800,000.
+    assert traced_bytes < 16_384 * 40  # All readings would need 800,000.
     (gpu,) = monitor.gpus
     assert (monitor.usage.readings, monitor.usage.duration_s) == (20_002, pytest.approx(2000))
-    # The readings that are kept are spread over the block, as those are that the thread makes.
+    # The remaining readings are spread over the whole block.
     times_s = [sample.time_s for sample in gpu.samples]
     assert times_s == sorted(times_s)
     first, last = gpu.samples[0], gpu.samples[-1]
@@ -235,6 +228,4 @@ def test_gpu_monitor_thread_samples(monkeypatch):
         assert len(sampling_threads()) == 1
         assert reached.wait(600)
     assert sampling_threads() == []
-    assert monitor.usage.readings >= 20
-    calls = library.calls
-    assert calls == monitor.usage.readings
+    assert library.calls == monitor.usage.readings >= 20

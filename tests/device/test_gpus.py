@@ -1,4 +1,4 @@
-"""GPUs as the driver lists them, as TensorFlow names them, and as workers share them out."""
+"""GPUs: the driver's list, TensorFlow's names, and their distribution to workers."""
 
 import itertools
 
@@ -43,7 +43,7 @@ def test_opened_nvml_keeps_the_error_of_the_block(monkeypatch):
         raise ValueError("mine")
 
 
-# As TensorFlow's C++ writes `physical_device_desc`.
+# A `physical_device_desc` of TensorFlow.
 DESCRIPTION = "device: 0, name: NVIDIA H100, pci bus id: 0000:0b:00.0, compute capability: 9.0"
 
 
@@ -51,7 +51,7 @@ def test_devices_by_bus_id():
     texts = "", DESCRIPTION.replace("0b:", "c1:"), DESCRIPTION, DESCRIPTION
     names = "/device:CPU:0", "/device:GPU:0", "/device:GPU:1", "/device:GPU:2"
     found = devices_by_bus_id(zip(names, texts, strict=True))
-    # In TensorFlow's order; the logical devices of one GPU belong together.
+    # In TensorFlow's order, with the logical devices of a GPU together.
     assert list(found.items()) == [
         ("00000000:c1:00.0", ("GPU:0",)),
         ("00000000:0b:00.0", ("GPU:1", "GPU:2")),

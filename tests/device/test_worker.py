@@ -45,7 +45,7 @@ def test_worker_maps_a_large_array(worker):
     small = np.arange(3)
     assert worker.call(overwrite, array, small) == ("memmap", array.sum(), [0, 1, 2])
     assert array[-1, -1] == 299_999
-    array[0, 0] = 5.0  # What is sent is what the array holds now.
+    array[0, 0] = 5.0  # A later call sends the new values.
     assert worker.call(lambda a: float(a[0, 0]), array) == 5.0
 
 
@@ -95,7 +95,7 @@ def test_worker_value_that_cannot_be_pickled(worker):
 
 
 class OnlyHere:
-    """What can be written and not read again."""
+    """An object that can be pickled but not unpickled."""
 
     def __reduce__(self):
         return int, ("no number",)
@@ -162,7 +162,7 @@ def test_worker_died_between_calls_with_a_forked_child():
     with Worker() as fresh:
         dead, child = map(psutil.Process, fresh.call(lambda: (os.getpid(), fork_a_sleeper())))
         dead.kill()
-        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)  # Also of its threads.
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)  # Wait for all its threads.
         assert fresh.call(os.getpid) != dead.pid
         wait_for_the_end_of(child)
 
@@ -207,13 +207,11 @@ def test_worker_close_ends_process_and_removes_files(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with Worker() as worker:
         process = psutil.Process(worker.call(os.getpid))
-        worker.call(tempfile.mkstemp)  # As TensorFlow does, which a killed process leaves.
+        worker.call(tempfile.mkstemp)  # A killed process leaves such files of TensorFlow.
         assert list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())
-    deadline = time.monotonic() + 300
-    while process.is_running() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not process.is_running()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        wait_for_the_end_of(process)
 
 
 def test_worker_subject_is_kept_between_calls():
@@ -245,7 +243,7 @@ with Worker() as worker:
 
 @pytest.mark.parametrize("place", ["shared", "."])
 def test_worker_imports_user_modules_after_the_standard_library(tmp_path, place):
-    """It lies in the working directory, behind all else on the path, or beside the script."""
+    """The module is in the working directory, which is last on the path, or beside the script."""
     folder = tmp_path / "shared"
     folder.mkdir()
     for name in HIDING:

@@ -1,4 +1,4 @@
-"""Networks and data of which some hundred or thousand examples fill 100 MB."""
+"""Models and data whose batches of some hundred or thousand examples fill 100 MB."""
 
 import keras
 import numpy as np
@@ -33,7 +33,7 @@ WIDTH = 4096
 
 
 def wide_net():
-    """A classifier of (rows, 8) whose examples take 16 kB in each of a few activations."""
+    """Build a classifier with inputs (rows, 8) and 16 kB of activations for each example."""
     model = keras.Sequential(
         [
             layers.Input((8,)),

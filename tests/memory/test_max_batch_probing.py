@@ -1,4 +1,4 @@
-"""The search, and the pass over given sizes, with probes that are computed: every turn of them."""
+"""The search for the largest batch, and the pass over given sizes, with computed probes."""
 
 import pickle
 
@@ -16,38 +16,28 @@ WINDOW = (0.8, 0.9)
 
 
 class ComputedProbes:
-    """A device of which a batch takes 1,000 bytes and 10 an example.
+    """Probes of a device on which a batch needs 1,000 bytes plus 10 bytes for each example.
 
     Args:
-        fresh: Factor of what a size takes from the second process on.
-        rows: Examples of the data, which no batch exceeds; None without end.
-        examples: Those that it tells.
-        isolated: Whether a batch far too large ends no process but theirs.
-        first_step: Factor of what the first step takes.
+        fresh: Function of size and run that returns a factor of the peak after the first process.
+        rows: Number of examples in the data. If None, there is no end.
+        isolated: As in `WorkerProbes`.
+        first_step: Factor of the peak of the first step.
     """
 
-    def __init__(
-        self, *, fresh=None, rows=None, examples=None, isolated=True, first_step=None, **facts
-    ):
+    def __init__(self, *, fresh=None, rows=None, isolated=True, first_step=None):
         self.isolated = isolated
         self.runs = []
         self.processes = 1
         self._fresh = fresh or (lambda size, run: 1.0)
         self._rows = rows
         self._first_step = first_step
-        known = {"limit_bytes": LIMIT, "variables_bytes": 90, "held_bytes": 90} | facts
-        self.known = WorkloadFacts(
-            device="CPU:0",
-            training=True,
-            dtype_policy="float32",
-            examples=examples,
-            notes=(Note.of("data_end"),),
-            **known,
-        )
+        notes = (Note.of("data_end"),)
+        self._facts = WorkloadFacts("CPU:0", LIMIT, True, "float32", 90, 90, None, notes)
         self.fixed, self.each = 1000, 10
 
     def facts(self):
-        return self.known
+        return self._facts
 
     def read(self, size):
         rows = min(size, self._rows or size)
@@ -55,7 +45,7 @@ class ComputedProbes:
         peak = int(self.fixed + self.each * rows)
         if self.processes > 1:
             peak = int(peak * self._fresh(rows, self.runs.count(rows)))
-        if peak > self.known.limit_bytes:
+        if peak > LIMIT:
             return Reading(None, size, 0.5, FreeMemory(400, 500, 300))
         first = self._first_step and int(self._first_step * peak)
         return Reading(peak, rows, 0.5, first_step_bytes=first)
@@ -70,7 +60,7 @@ def probe(probes, *, memory_window=WINDOW, max_batch_size=None):
 
 
 def searched(probes, *, memory_window=WINDOW, max_batch_size=None):
-    """Search as a plan does: the largest size may end it, and no answer is run again."""
+    """Search as a plan does: try the largest size first, and do not confirm the answer."""
     experiment = MaxBatchExperiment(probes, memory_window, max_batch_size)
     return experiment.largest() or experiment.search(), experiment
 
@@ -112,7 +102,7 @@ def test_largest_fits_and_ends_the_search():
 @pytest.mark.parametrize(
     ("cap", "known", "runs"),
     [
-        # Too large, beyond the data, or where this process may end of it: the search as ever.
+        # It is too large, the data has fewer rows, or it could end this process.
         (5000, {}, [5000, 1]),
         (64, {"rows": 20}, [20, 1]),
         (64, {"isolated": False}, [1, 8, 64]),
@@ -130,7 +120,7 @@ def test_largest_does_not_fit_and_the_search_follows(cap, known, runs):
 
 def test_largest_fails_with_an_unclear_error():
     class NoAlgorithm(ComputedProbes):
-        """A library that finds no way at a large size: want of memory, if smaller ones ran."""
+        """A library that finds no algorithm at a large size. It means out of memory."""
 
         def read(self, size):
             if size > 100 and not self.runs:
@@ -167,7 +157,7 @@ def test_probe_max_batch_rejects_a_size_that_runs_out_after_others():
 
 
 def test_probe_max_batch_notes_peaks_that_keep_rising():
-    # Each run of a size takes 6 % more than the one before.
+    # Each run of a size needs 6 % more than the run before.
     found = probe(ComputedProbes(fresh=lambda size, run: 0.94 + 0.06 * run))
     assert "peaks_differ" in [note.code for note in found.notes]
     assert found.max_batch_size in {p.batch_size for p in found.probes}
@@ -176,7 +166,7 @@ def test_probe_max_batch_notes_peaks_that_keep_rising():
 def test_probe_outcome_above_window_differs_from_out_of_memory():
     probes = ComputedProbes()
     probes.fixed, probes.each = 0, 1900
-    found = probe(probes)  # 4 take 7600, 5 take 9500.
+    found = probe(probes)  # 4 examples need 7600, 5 need 9500.
     assert found.max_batch_size == 4
     assert found.reason.code == "next_above"
     assert "4 need 76 % of memory, and 5 reach 95 %" in found.reason
@@ -221,7 +211,7 @@ def test_out_of_memory_error_has_the_output_of_a_dead_worker():
 
 
 def passed(probes, sizes, *, seconds=(), budget_s=100.0):
-    """The outcomes of given sizes, an example of which takes a hundredth of the limit."""
+    """Run a pass with 100 bytes for each example, and return records and outcomes."""
     probes.each, clock = 100, iter(seconds)
     found = memory_pass(
         probes,
@@ -235,7 +225,7 @@ def passed(probes, sizes, *, seconds=(), budget_s=100.0):
 
 
 def test_memory_pass_trusts_one_size_only_without_a_worker():
-    """Of the 11 % of one example 10 % are there whatever the batch: 64 need 74 %."""
+    """One example needs 11 % of the memory and 10 % are fixed, so 64 examples need 74 %."""
     for isolated, outcome in ((True, "fits"), (False, "not_run")):
         assert passed(ComputedProbes(isolated=isolated), (1, 64))[1] == ["fits", outcome]
 

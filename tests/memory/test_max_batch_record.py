@@ -32,11 +32,11 @@ def test_max_batch_result_predict_uses_the_highest_peaks():
     assert found.peak_memory_bytes == 890
     assert found.predict(300) == pytest.approx(890, rel=0.05)
     difference = found.predict(250) - found.predict(150)
-    assert difference == pytest.approx(100 * found.fit.bytes_per_example, abs=1)  # Whole bytes.
+    assert difference == pytest.approx(100 * found.fit.bytes_per_example, abs=1)  # Rounded.
 
 
 def test_max_batch_result_predict_at_least_the_measured_peaks():
-    larger = ProbeRecord(280, 950, "above_window", 1.0)  # It needed more than 300 did.
+    larger = ProbeRecord(280, 950, "above_window", 1.0)  # More than size 300 needed.
     found = result(probes=(*PROBES, larger))
     assert [found.predict(size) for size in (280, 285)] == [950, 950]
     lost = ProbeRecord(280, None, "out_of_memory", 1.0)

@@ -10,7 +10,7 @@ GB = 1e9
 
 
 def searched(probe, **arguments):
-    """Runs a search to its end."""
+    """Run a search to its end."""
     search = MaxBatchSearch(**({"memory_window": MEMORY_WINDOW} | arguments))
     while (size := search.ask()) is not None:
         search.tell(size, probe(size))
@@ -18,7 +18,7 @@ def searched(probe, **arguments):
 
 
 class Device:
-    """Memory of a batch: the larger of an optimizer and an activation phase; it may run out."""
+    """Memory of a batch: the maximum of a flat phase and a line, or None above the limit."""
 
     def __init__(self, *, limit, fixed, each, floor=0.0, jitter=0.0, seed=0):
         self.limit, self.fixed, self.each, self.floor = limit, fixed, each, floor
@@ -65,13 +65,13 @@ def test_max_batch_search_on_random_devices():
         if reason.code != "in_window":
             below = [b for b, m in memory_bytes.items() if m and m < 0.8 * device.limit]
             assert answer == max(below)
-    # Few sizes are run, and fewer run out of memory.
+    # The search runs few sizes, and fewer run out of memory.
     assert np.mean(probed) < 8
     assert out < 0.5 * len(probed)
 
 
 def test_max_batch_search_without_fixed_memory_takes_two_sizes():
-    """M(b) <= M(1) b with equality: the second size is in the window already."""
+    """M(b) = M(1) b, so the second size is inside the window."""
     for seed in range(40):
         each = 10 ** np.random.default_rng(seed).uniform(-4, -1.2) * GB
         device = Device(limit=8 * GB, fixed=0.0, each=each)
@@ -105,7 +105,7 @@ def test_max_batch_search_ends_if_memory_does_not_grow():
 
 @pytest.mark.parametrize("jump", [None, 0.97])
 def test_max_batch_search_locates_a_jump_within_two_percent(jump):
-    """An allocator whose blocks double needs no bisection to the last example."""
+    """Memory that jumps, as with an allocator whose blocks double, needs no full bisection."""
     asked = []
 
     def probe(size):
@@ -120,7 +120,7 @@ def test_max_batch_search_locates_a_jump_within_two_percent(jump):
 
 
 def test_max_batch_search_repeats_a_low_reading_before_a_jump():
-    """150 take 85 % of the memory, and were read at 79 % the first time."""
+    """150 examples need 85 % of the memory, but the first reading is 79 %."""
     readings = iter([0.79, 0.80, 0.85])
     asked = []
 
@@ -141,10 +141,10 @@ def test_max_batch_search_repeats_a_low_reading_before_a_jump():
 @pytest.mark.parametrize(
     ("told", "asked"),
     [
-        # On the line through two sizes that it lies between: the middle of the window, 85 %.
+        # On the line through the two sizes around the middle of the window, 85 %.
         ({1: 0.105, 100: 0.6, 180: 1.0}, 150),
-        # The rise to the largest is a small part of the way: 0.55 of what the line promises,
-        # where a fiftieth of the memory may be missing from the rise: 2 + 0.55 * 0.45 / 0.108.
+        # The last rise is small, so only 0.55 of the way is gone, and the slope has a margin of
+        # 2 % of the memory: 2 + 0.55 * 0.45 / 0.108.
         ({1: 0.3, 2: 0.4}, 4),
     ],
 )
@@ -165,7 +165,7 @@ def test_max_batch_search_keeps_the_highest_reading():
 
 
 def naive_fit(memory):
-    """Weighted least squares by the normal equations, weights 1 / M^2."""
+    """Fit a line by the normal equations with weights 1 / M^2."""
     sizes, values = np.array(list(memory), float), np.array(list(memory.values()), float)
     design = np.stack([np.ones_like(sizes), sizes], axis=1)
     weights = np.diag(1 / values**2)
@@ -200,7 +200,7 @@ def test_predict_memory_with_a_flat_part():
     assert predict_memory(memory, 93) == pytest.approx(60.2, rel=0.07)
     assert predict_memory(memory, 110) == pytest.approx(68, abs=3)
     assert predict_memory(memory, 2) == predict_memory(memory, 10) == 12.17
-    for seed in range(20):  # The larger of a flat part and a line.
+    for seed in range(20):  # The maximum of a flat part and a line.
         rng = np.random.default_rng(seed)
         flat, each = 10 ** rng.uniform(6, 9), 10 ** rng.uniform(3, 7)
         known = {b: max(flat, each * b) * (1 + rng.normal(0, 0.01)) for b in 4 ** np.arange(8)}
@@ -213,6 +213,5 @@ def test_fit_memory_constant():
     assert fit.predict(10**6) == pytest.approx(2352)
 
 
-@pytest.mark.parametrize("memory", [{}, {8: 100.0}])
-def test_fit_memory_needs_two_sizes(memory):
-    assert fit_memory(memory) is None
+def test_fit_memory_needs_two_sizes():
+    assert fit_memory({}) is fit_memory({8: 100.0}) is None

@@ -1,4 +1,4 @@
-"""What probes make of the ways in which a load can fail, without a device that fails so."""
+"""Probes of workloads that fail as on a GPU."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ LOST = "Failed to allocate 8 bytes: CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
 class FailingRun(Run):
-    """A load that fails from a size on, as a GPU would."""
+    """A workload that fails above a size with an error of a GPU."""
 
     def __init__(self, text, *, above=8, jit_compile=False):
         model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
@@ -48,7 +48,7 @@ ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 
 
 class FakeWorker:
-    """A worker whose calls answer one after the other, and raise what is an exception."""
+    """A worker whose calls return prepared answers, or raise them if they are exceptions."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -93,7 +93,7 @@ def test_worker_probes_lost_device_after_out_of_memory(monkeypatch):
     assert probes.read(64).peak_bytes is None
     assert probes.read(8) == fits
     assert worker.processes == 2
-    # In a process in which no memory ran out it is the model's or the device's own.
+    # Memory did not run out in this process, so the error is the model's or the device's.
     with pytest.raises(tf.errors.InternalError, match="ILLEGAL_ADDRESS"):
         probes.read(16)
     assert worker.processes == 2
@@ -116,7 +116,7 @@ def test_process_probes_lost_device(text, jit_compile):
 
 
 class GreedyFirstStep(FailingRun):
-    """A load whose first step takes 64 MB more than the ones after it, as autotuning may."""
+    """A workload whose first step needs 64 MB more than later ones, as with autotuning."""
 
     def run(self, batch_size, after_first):
         tf.zeros([16 * 10**6]).numpy()
@@ -154,16 +154,15 @@ def test_process_probes_compile_each_size_once(jit_compile):
     function = model.train_function
     load = Workload(lambda: model, TrainingData(x, y), "float32", accumulate_below=16)
     probes = ProcessProbes(load.start(), None, None)
-    for size in (16, 8, 4):  # The whole, and two cuts.
+    for size in (16, 8, 4):  # A whole batch, and two micro-batch sizes.
         probes.read(size)
-    once, weights = len(traced), model.get_weights()
+    traces, weights = len(traced), model.get_weights()
     for size in (8, 16, 4):
         assert probes.read(size).first_step_bytes is not None
-    assert len(traced) == once
+    assert len(traced) == traces
     assert model.train_function is function
     assert "train_step" not in vars(model)
-    for one, other in zip(weights, model.get_weights(), strict=True):
-        assert (one == other).all()
+    assert all(map(np.array_equal, weights, model.get_weights()))
 
 
 @pytest.mark.parametrize(("step_s", "count"), [(2.0, 5), (6.0, 3), (40.0, 2)])

@@ -1,4 +1,4 @@
-"""A damaged record is named and left out, or all that reads it goes on: nothing else may happen."""
+"""Damaged records: a record is named and left out, or everything that reads it works."""
 
 import copy
 import dataclasses
@@ -33,7 +33,7 @@ def damaged(document, rng):
         by_field = {}
         for place in _places(document["record"], ("record",)):
             by_field.setdefault(tuple(k for k in place if isinstance(k, str)), []).append(place)
-        # Each field as often as the others: most values are those of epochs.
+        # Choose a field, not a value, because most values belong to epochs.
         *parents, key = rng.choice(by_field[rng.choice(sorted(by_field))])
         owner = document
         for parent in parents:
@@ -59,7 +59,7 @@ def _warnings_are_errors():
         yield
 
 
-# What a race writes, of which decisions are made.
+# Settings that a race writes.
 SETTINGS = {
     "batch_sizes": [16, 64, 256],
     "tolerance": 0.01,
@@ -71,7 +71,7 @@ SETTINGS = {
 
 
 def project(folder, study):
-    """Write the study as a search does; return the files of its trials, and that of all."""
+    """Write the study as a search does, and return the files of trials and of the search."""
     settings = {**SETTINGS, **study.search.settings} if study.search else SETTINGS
     search = dataclasses.replace(study.search or make_search(), settings=settings)
     write_search(folder, *study.trials, search=search)
@@ -79,7 +79,7 @@ def project(folder, study):
 
 
 def read_all(study):
-    """All that is computed of a study before it is drawn."""
+    """Compute everything of a study except its figures."""
     assert repr(study)
     assert repr(study.decide())
     for table in (study.to_dataframe(), study.runs_to_dataframe(), study.runs_table()):
@@ -94,7 +94,7 @@ def draw_all(study):
         try:
             axes = getattr(kbatch, f"plot_{name.replace('-', '_')}")(study)
         except ValueError as error:
-            # It lacks the data of the figure.
+            # The study has no data for this figure.
             assert "Received: " in str(error)
         else:
             axes.figure.draw_without_rendering()
@@ -148,6 +148,6 @@ def test_figures_with_markup_and_long_names():
     draw_all(tuned_study(6, name="$\\frac$ a$_b$ {x} %s <b>"))
     tuned = {f"hyperparameter_{n}": n for n in range(300)} | {"layer": "w" * 100_000}
     with warnings.catch_warnings():
-        # Matplotlib warns where texts leave no room for the panels.
+        # Matplotlib warns if texts leave no room for the panels.
         warnings.simplefilter("error", UserWarning)
         draw_all(make_study(make_trial(16), make_trial(32, hyperparameters=tuned)))

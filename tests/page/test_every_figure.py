@@ -1,4 +1,4 @@
-"""What holds for every public figure: in any Axes and at any width, described and readable."""
+"""All public figures: any Axes, any width, a description, readable texts."""
 
 import functools
 import itertools
@@ -42,11 +42,10 @@ def test_figure_texts_do_not_overlap(name, width_in):
     axes = draw(name, width_in)
     figure = axes.get_figure(root=True)
     assert figure.get_figwidth() == width_in
-    # For those who do not see it.
-    assert len(axes.get_label().split()) > 5
+    assert len(axes.get_label().split()) > 5  # The description of the figure.
     assert text_overlaps(figure) == []
     assert cut_texts(figure) == []
-    # Thousands have a comma everywhere.
+    # All thousands have a comma.
     assert not re.search(r"(?<![\d.,])\d{4,}", " ".join(t.get_text() for t in shown_texts(figure)))
 
 
@@ -54,7 +53,7 @@ def test_figure_texts_do_not_overlap(name, width_in):
 def test_figure_caption(name):
     plotted = functools.partial(plot, name.split()[0], SAMPLES[name]())
     (caption,) = (axes := draw_so_wide(plotted, PAGE_IN)).figure.texts
-    assert "digits" not in axes.get_title(loc="left")  # It says what is shown, not of which study.
+    assert "digits" not in axes.get_title(loc="left")  # The name of the study is not in the title.
     assert 1 <= len(caption.get_text().split("\n")) <= 2
     assert plotted(caption=False).figure.texts == plotted(Figure().add_subplot()).figure.texts == []
 
@@ -68,7 +67,7 @@ def test_figure_in_given_axes(name):
     figure.draw_without_rendering()
     ours = [axes for axes in figure.axes if axes is not right and axes.axison]
     assert max(axes.get_position().x1 for axes in ours) < right.get_position().x0
-    # Without a grid the panels do not cover each other either.
+    # Panels in Axes without a grid do not overlap either.
     free = Figure().add_axes((0.3, 0.3, 0.6, 0.6))
     assert plot(name, SAMPLES[name](), free) is free
     boxes = [axes.get_position() for axes in free.figure.axes if axes.axison]

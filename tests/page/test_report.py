@@ -16,12 +16,12 @@ HOSTILE = "<script>alert('x')</script> a|b\nsecond `<i>line</i>` *here* [x](y) `
 
 @functools.cache
 def plain_html():
-    """The page of a study, for tests that only read it: drawing takes a second."""
+    """Return the page of a study, drawn once for all tests that read it."""
     return document_files([make_study()], HTML)[HTML].decode()
 
 
 def render_markdown(study):
-    """The text of a report in Markdown."""
+    """Return the text of a report in Markdown."""
     return document_files([study], Path("report.md"))[Path("report.md")].decode()
 
 
@@ -40,7 +40,7 @@ def test_html_is_well_formed_and_starts_with_the_decision():
     words = page.text
     assert words.index("Train with batch size 64 ") < words.index("learning rate") > 0
     assert words.index("Started") > words.index("How it was measured")
-    # What to do with it is seen without a press.
+    # The code to use is visible without a click.
     assert words.index("decision.apply(build)") < words.index("How it was measured")
 
 

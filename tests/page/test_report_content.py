@@ -63,7 +63,7 @@ def test_report_has_command_and_environment():
 
 
 def beside(**changed):
-    """A trial that is so, and a usual one."""
+    """Return a study of a changed trial and a normal one."""
     return make_study(make_trial(16, **changed), make_trial(32))
 
 

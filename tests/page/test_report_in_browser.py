@@ -1,4 +1,4 @@
-"""Reports in Chromium: at the width of a telephone, a desk and between, and sorted by a press."""
+"""Reports in Chromium: at the widths of a phone, a tablet and a desktop, and sorted by a click."""
 
 import html
 import json
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
 ]
 
-# Runs `look` in each report, in a frame of each width, and writes what it found.
+# Runs `look` in each report, in a frame of each width, and writes the results.
 HARNESS = """<!doctype html>
 <body><script>
 const look = (page) => {{ {look} }};
@@ -56,7 +56,7 @@ SORTED = """
 
 
 def browse(folder, names, widths, look):
-    """What `look` returns in each report at each width; nothing may be logged."""
+    """Return the results of `look` for each report and width. Nothing may be logged."""
     page = HARNESS.format(look=look, names=json.dumps(names), widths=json.dumps(widths))
     (folder / "harness.html").write_text(page)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Ticks of batch sizes and of logarithms, and marks by the thousand."""
+"""Ticks of batch sizes and of logarithmic axes, and figures with thousands of marks."""
 
 import base64
 import io
@@ -62,7 +62,7 @@ MARGINS_IN = 1.0
 
 
 def labels(width_in, low, span):
-    """The labels of an x axis so wide, with the boxes that they take."""
+    """Return the labels of an x axis of this width, with their boxes."""
     figure = Figure(figsize=(width_in + MARGINS_IN, 2))
     share = width_in / (width_in + MARGINS_IN)
     axes = figure.add_axes(((1 - share) / 2, 0.4, share, 0.5))
@@ -86,7 +86,6 @@ def test_plain_log_labels_do_not_overlap(low, span, width_in):
         assert first.x1 < second.x0, f"{left} touches {right}"
 
 
-# Thousands of marks are pixels in a vector file: as shapes they are heavy and slow.
 def test_series_with_many_marks_is_rasterized():
     panel, values = detached_axes(3), np.random.default_rng(0).random(10_000).tolist()
     rows = [(place, Estimate(v, v - 0.1, v + 0.1)) for place, v in enumerate(values)]
@@ -95,7 +94,7 @@ def test_series_with_many_marks_is_rasterized():
     page = base64.b64decode(svg_address(panel).partition(",")[2]).decode()
     found = re.search(r'href="data:image/png;base64,\s*([^"]+)"[^>]* width="([\d.]+)"', page)
     pixels = Image.open(io.BytesIO(base64.b64decode(found[1]))).width
-    # As sharp as a PNG file.
+    # The resolution of a PNG file.
     assert pixels == pytest.approx(float(found[2]) * 200 / 72, abs=1)
 
 

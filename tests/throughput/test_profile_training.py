@@ -1,4 +1,4 @@
-"""Real profiles of small models on this CPU."""
+"""Profiles of training of small models on this CPU."""
 
 import keras
 import memory_models
@@ -31,11 +31,11 @@ def test_profile_training_with_default_sizes(capsys):
     several = [one for one in measured if one.steps_per_execution > 1]
     assert several
     assert {one.batch_size for one in several} <= alone
-    # 20 rows make so many steps of an epoch, which no execution is longer than.
+    # An execution is not longer than an epoch of 20 rows.
     assert all(u.steps_per_execution <= -(-20 // u.batch_size) for u in several)
     assert (found.dtype_policy, found.jit_compile) == ("float32", False)
     assert found.environment.versions["keras"] == keras.__version__
-    # So small a net's is a few tensors, which ones are alive at once is up to the threads.
+    # The peaks of such a small model depend on the threads.
     peaks = peaks_under(found.dtype_policy, found.memory).values()
     assert len(peaks) >= 2
     assert 0 < min(peaks) <= max(peaks) < found.memory_limit_bytes
@@ -53,7 +53,6 @@ def test_profile_training_skips_sizes_beyond_the_data():
 
 @pytest.mark.slow
 def test_profile_training_size_that_does_not_fit():
-    """A worker whose allocator has 64 MB."""
     found = kbatch.profile_training(
         memory_models.wide_net,
         *models.rows(64),

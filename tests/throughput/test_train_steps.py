@@ -1,4 +1,4 @@
-"""Train steps of every batch size: what they do, and the model is left as it was."""
+"""Train steps of a sweep: their results, and the state of the model afterwards."""
 
 import contextlib
 import gc
@@ -44,22 +44,22 @@ def test_update_sweep_executions_equal_train_on_batch(before, eager):
     weights = model.get_weights()
     expected = models.mlp(optimizer="sgd", run_eagerly=True)
     with train_steps(model) as sweep:
-        assert accumulation_of(model) is None  # What is timed goes through at once.
+        assert accumulation_of(model) is None  # A sweep times whole batches.
         asked = (1, 1) if eager else (1, 5, 3)
         for steps, run in [(steps, sweep.call(BATCH, steps)) for steps in asked]:
-            for each in (model, expected):
-                each.set_weights(weights)
+            model.set_weights(weights)
+            expected.set_weights(weights)
             run()
             for _ in range(steps):
                 expected.train_on_batch(*BATCH)
-            for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+            for value, reference in zip(model.get_weights(), expected.get_weights(), strict=True):
+                np.testing.assert_allclose(value, reference, rtol=1e-5, atol=1e-6)
     assert model.steps_per_execution == 1
 
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_update_sweep_frees_batches(eager):
-    """A copy in the host's memory is, so that each step pays for its way to the device."""
+    """A copy is held in the host's memory, so that a step includes its transfer to the device."""
     batch = (tf.constant(X), tf.constant(Y))
     with train_steps(network(run_eagerly=eager)) as sweep:
         run, held = sweep.call(batch, 1), weakref.ref(batch[0])
@@ -82,8 +82,8 @@ def test_update_sweep_restores_the_model(before):
         for steps in (1, 3):
             sweep.call(BATCH, steps)()
         assert not np.array_equal(values[0], models.state_of(model)[0])
-    # Metrics are built by the first step, and come last.
-    for one, other in zip(values, models.state_of(model), strict=False):
-        np.testing.assert_array_equal(one, other)
+    # The first step builds the metrics, whose variables come last.
+    for value, restored in zip(values, models.state_of(model), strict=False):
+        np.testing.assert_array_equal(value, restored)
     assert model.train_function is function
     assert accumulation_of(model) == accumulation

@@ -1,4 +1,4 @@
-"""What follows from the times and the memory of a training profile."""
+"""The answer, the table and the figure of a training profile."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def test_timed_update_median_interval_and_rate():
 
 
 def test_training_profile_without_a_line_uses_measured_sizes():
-    """A cache that ends at 32 examples: beyond, an example takes twice as long."""
+    """Beyond 32 examples each example takes twice as long, as with a cache that is full."""
     times_s = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
     profile = training_profile(*(update(b, s) for b, s in times_s.items()))
     assert profile.latency.line.holds is False
@@ -49,7 +49,7 @@ def test_training_profile_fastest_steps_per_execution():
     assert "as many as a search runs" not in alone
     labels = [panel.get_ylabel().split("\n")[-1] for panel in upper.figure.axes]
     assert labels == ["(samples/s)", "(ms)", "(weights included)"]
-    # Each number has a line of its own, from its smallest size to its largest.
+    # Each number of steps has its own line, from its smallest size to its largest.
     lines = [line.get_xdata() for line in upper.lines if len(line.get_xdata()) == 100]
     assert [(round(sizes[0]), round(sizes[-1])) for sizes in lines] == [(8, 128), (8, 32)]
 
@@ -81,12 +81,12 @@ SIZES = (8, 16, 32, 64)
 
 
 def way(size, seconds):
-    """A size whose examples take so many seconds in each round."""
+    """Return a size with the seconds of an example in each round."""
     return TimedUpdate(batch_size=size, times_s=tuple(size * s for s in seconds))
 
 
 def steady(size, seconds, count=5):
-    """Times of a quiet machine: half a percent up and down."""
+    """Return times that vary by half a percent, as on a quiet machine."""
     return way(size, (seconds * (1 + 0.005 * (-1) ** number) for number in range(count)))
 
 
@@ -121,7 +121,7 @@ def test_choose_micro_batch_ties():
 
 
 def test_choose_micro_batch_uses_common_rounds():
-    # The larger one left early, before the machine got slower.
+    # The larger size ended early, before the machine got slower.
     small = way(8, (1.0 if number < 4 else 9.0 for number in range(9)))
     size, gain = chosen(small, way(16, [2.0] * 4))
     assert (size, gain.value, gain.n) == (8, 2.0, 4)
