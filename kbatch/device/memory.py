@@ -11,15 +11,7 @@ import psutil
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.device.machine import (
-    NO_GPU,
-    WORKERS_ON_DEVICE,
-    WORKERS_ON_HOST,
-    available_bytes,
-    devices_by_bus_id,
-    only_gpu,
-    opened_nvml,
-)
+from kbatch.device import machine
 from kbatch.library_internals import has_started_devices, local_devices
 
 MEBIBYTE = 2**20
@@ -80,13 +72,14 @@ def worker_device() -> dict[str, str]:
     if not tf.config.list_physical_devices("GPU"):
         return {}
     visible = tf.config.get_visible_devices("GPU")
-    return only_gpu(int(visible[0].name.rpartition(":")[2])) if visible else NO_GPU
+    return machine.only_gpu(int(visible[0].name.rpartition(":")[2])) if visible else machine.NO_GPU
 
 
 def workers_on_device() -> int | None:
     """Return how many workers share this device, or None outside of `executor="local"`."""
     # Without a visible GPU, all workers of the host share its processors.
-    text = os.environ.get(WORKERS_ON_DEVICE if gpu_visible() else WORKERS_ON_HOST, "")
+    name = machine.WORKERS_ON_DEVICE if gpu_visible() else machine.WORKERS_ON_HOST
+    text = os.environ.get(name, "")
     return int(text) if text.isdigit() else None
 
 
@@ -96,7 +89,7 @@ _SHARE_OF_HOST = 0.5
 
 def host_limit_bytes() -> int:
     """Return the default memory limit of a process on the host, in bytes."""
-    return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))
+    return int(_SHARE_OF_HOST * machine.available_bytes() / (workers_on_device() or 1))
 
 
 class DeviceMemory:
@@ -176,7 +169,7 @@ def _gpu_limit_bytes() -> int:
 def _gpu_total_bytes() -> int | None:
     """Return the memory of TensorFlow's first GPU, or None if the driver does not report it."""
     by_device = {name: bus_id for bus_id, names in tensorflow_gpus().items() for name in names}
-    with opened_nvml() as (listed, _):
+    with machine.opened_nvml() as (listed, _):
         matching = (gpu for gpu in listed if gpu.pci_bus_id == by_device.get("GPU:0"))
         # With MIG, the total is the memory of all instances together.
         return next((gpu.memory_total_bytes for gpu in matching if not gpu.mig), None)
@@ -187,7 +180,7 @@ def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
     # `tf.config.experimental.get_device_details` does not give the bus id.
     if not tf.config.list_logical_devices("GPU"):
         return {}
-    return devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())
+    return machine.devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())
 
 
 class FreeMemory(NamedTuple):

@@ -13,18 +13,8 @@ from typing import Any
 
 import keras
 
+from kbatch.device import memory as device_memory
 from kbatch.device.failures import MEMORY_ERRORS, device_is_lost, ran_out_of_memory
-from kbatch.device.memory import (
-    FreeMemory,
-    free_memory,
-    gpu_in_use,
-    gpu_visible,
-    host_limit_bytes,
-    limit_gpu,
-    limited_cpu,
-    set_limit_bytes,
-    worker_device,
-)
 from kbatch.device.worker import Worker
 from kbatch.errors import DeviceLostError, InputError, OutOfMemoryError, UnsendableError, WorkerDied
 from kbatch.library_internals import fail_at_once_without_memory
@@ -42,12 +32,12 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
 
     def __init__(self, workload: Workload, memory_limit_bytes: int | None):
         # A limit that was set in this process must be passed on to the worker.
-        limit_bytes = memory_limit_bytes or set_limit_bytes()
+        limit_bytes = memory_limit_bytes or device_memory.set_limit_bytes()
         # At this level the allocator logs its free blocks when it fails.
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **worker_device()}
-        if not gpu_visible():  # With a GPU, host memory is not what limits a batch.
-            limit_bytes = limit_bytes or host_limit_bytes()
-            environment |= limited_cpu(limit_bytes)
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **device_memory.worker_device()}
+        if not device_memory.gpu_visible():  # With a GPU, host memory is not what limits a batch.
+            limit_bytes = limit_bytes or device_memory.host_limit_bytes()
+            environment |= device_memory.limited_cpu(limit_bytes)
         self.limit_bytes = limit_bytes  # None if only the worker can read it.
         self._worker = Worker(environment, functools.partial(_start, workload, limit_bytes))
         self._facts: Any = None
@@ -92,7 +82,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
             self._ran_out = reading.died is None
             # A restarted worker writes its output from the beginning.
             output = self._worker.read_output().removeprefix(before)
-            reading = reading._replace(free=free_memory(output))
+            reading = reading._replace(free=device_memory.free_memory(output))
         else:
             self._smallest_that_ran = min(reading.rows, self._smallest_that_ran)
         if reading.lost:
@@ -147,7 +137,7 @@ Probes = WorkerProbes | ProcessProbes
 def _start(workload: Workload, memory_limit_bytes: int | None) -> Run:
     fail_at_once_without_memory()
     if memory_limit_bytes is not None:
-        limit_gpu(memory_limit_bytes)
+        device_memory.limit_gpu(memory_limit_bytes)
     return workload.start()
 
 
@@ -163,7 +153,7 @@ def open_probes(
 
     In this process the model is the one that `model` returns, if given.
     """
-    why_here = why_here or ("gpu" if gpu_in_use() else None)
+    why_here = why_here or ("gpu" if device_memory.gpu_in_use() else None)
     if why_here is None:
         with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
@@ -242,7 +232,7 @@ class MaxBatchExperiment:
         self._memory = self._search.memory_bytes
         # Size, peak bytes, outcome, seconds and purpose of each run.
         self.runs: list[tuple[int, int | None, Outcome, float, Purpose]] = []
-        self.free: FreeMemory | None = None
+        self.free: device_memory.FreeMemory | None = None
         self._died: WorkerDied | None = None
 
     def search(self) -> MaxBatchAnswer:

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.analysis.intervals import Estimate
-from kbatch.memory.search import (
-    MemoryFit,
-    Outcome,
-    Purpose,
-    fit_memory,
-    largest_within,
-    predict_memory,
-)
+from kbatch.memory import search
 from kbatch.page.numbers import in_brackets, memory_text, percent, pluralize
 from kbatch.page.result import Result
 from kbatch.records.machine import EnvironmentRecord
@@ -36,10 +29,10 @@ class ProbeRecord:
     #: Peak memory of the steps after the first, in bytes. If the first step needs more than the
     #: limit, its peak. None if memory ran out.
     peak_memory_bytes: int | None
-    outcome: Outcome
+    outcome: search.Outcome
     duration_s: float  #: Seconds that the run took, tracing included.
     #: Whether it ran to search, or to confirm the answer in a new process or after other sizes.
-    purpose: Purpose = "search"
+    purpose: search.Purpose = "search"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -141,9 +134,9 @@ class MaxBatchSizeResult(Result):
         return self.memory_bytes[self.max_batch_size]
 
     @property
-    def fit(self) -> MemoryFit | None:
+    def fit(self) -> search.MemoryFit | None:
         """The line through the measured sizes; None if there are fewer than two."""
-        return fit_memory(self.memory_bytes)
+        return search.fit_memory(self.memory_bytes)
 
     @property
     def fits(self) -> dict[int, Estimate[float | None]]:
@@ -156,7 +149,7 @@ class MaxBatchSizeResult(Result):
         sizes = {}
         for size_gb in _DEVICES_GB:
             most_bytes = self.memory_window[1] * size_gb * 1e9
-            estimate = largest_within(self.memory_bytes, most_bytes)
+            estimate = search.largest_within(self.memory_bytes, most_bytes)
             if estimate.value is not None and estimate.ends is not None:
                 low, high = map(math.floor, estimate.ends)
                 sizes[size_gb] = Estimate(math.floor(estimate.value), low, high, estimate.n)
@@ -186,7 +179,7 @@ class MaxBatchSizeResult(Result):
         smaller = [probe for probe in self.probes if probe.batch_size <= batch_size]
         least = [probe.peak_memory_bytes or 0 for probe in smaller]
         least += [self.limit_bytes for probe in smaller if probe.outcome == "out_of_memory"]
-        return round(max([predict_memory(self.memory_bytes, batch_size), *least]))
+        return round(max([search.predict_memory(self.memory_bytes, batch_size), *least]))
 
     def powers_of_two(self, low: int = 1) -> tuple[int, ...]:
         """List the powers of two from `low` up to `max_batch_size`.

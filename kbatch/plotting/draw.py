@@ -12,20 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from matplotlib.transforms import Bbox, Transform
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.plotting.canvas import (
-    ALARM,
-    ALARM_TEXT,
-    DIGIT_EM,
-    INK,
-    MUTED,
-    PAPER,
-    SMALL_PT,
-    TEXT_PT,
-    figure_of,
-    label_room,
-    series_style,
-    width_share,
-)
+from kbatch.plotting import canvas
 
 Color = str | tuple[float, float, float]
 # Both ends of each interval, or None if there is no interval.
@@ -51,7 +38,7 @@ def series(
     shaded: bool = False,
 ) -> None:
     """Draw estimates with their intervals, joined by a line, or with a fitted line."""
-    color, marker = series_style(index)
+    color, marker = canvas.series_style(index)
     places, values = [place for place, _ in rows], [estimate.value for _, estimate in rows]
     (band if shaded else bars)(panel, places, [estimate.ends for _, estimate in rows], color)
     if line:
@@ -93,8 +80,8 @@ def points(
         linewidth=0.7 if hollow else 1.4,
         marker=marker,
         markersize=size,
-        markerfacecolor=PAPER if hollow else color,
-        markeredgecolor=color if hollow else PAPER,
+        markerfacecolor=canvas.PAPER if hollow else color,
+        markeredgecolor=color if hollow else canvas.PAPER,
         markeredgewidth=1.1 if hollow else 0.8,
         label=label,
         zorder=zorder,
@@ -122,7 +109,7 @@ def band(panel: Axes, places: Sequence[float], bounds: Bounds, color: Color) -> 
 
 
 def ring(panel: Axes, place: float, value: float) -> None:
-    panel.plot([place], [value], "o", ms=13, mfc="none", mec=INK, mew=1.2, clip_on=False)
+    panel.plot([place], [value], "o", ms=13, mfc="none", mec=canvas.INK, mew=1.2, clip_on=False)
 
 
 def text(
@@ -133,7 +120,7 @@ def text(
     *,
     ha: str = "center",
     va: str = "center",
-    color: Color = INK,
+    color: Color = canvas.INK,
     bold: bool = False,
     size: float | None = None,
     xycoords: str | Transform = "data",
@@ -147,10 +134,10 @@ def text(
         textcoords="offset points",
         ha=ha,
         va=va,
-        fontsize=size or (TEXT_PT if bold else SMALL_PT),
+        fontsize=size or (canvas.TEXT_PT if bold else canvas.SMALL_PT),
         fontweight="bold" if bold else "normal",
         color=color,
-        path_effects=[withStroke(linewidth=2.5, foreground=PAPER)],
+        path_effects=[withStroke(linewidth=2.5, foreground=canvas.PAPER)],
         parse_math=False,
     )
 
@@ -161,11 +148,12 @@ def label_points(panel: Axes, points: Sequence[tuple[tuple[float, float], str, C
     A text covers neither another text nor a point. The limits of both axes must be final.
     """
     in_axes = (panel.transData - panel.transAxes).transform([place for place, *_ in points])
-    height_pt = 72 * (figure_of(panel).get_figheight() - _AROUND_IN) * panel.get_position().height
-    spots = in_axes * (label_room(panel) * TEXT_PT * DIGIT_EM, height_pt)
+    height_in = canvas.figure_of(panel).get_figheight() - _AROUND_IN
+    height_pt = 72 * height_in * panel.get_position().height
+    spots = in_axes * (canvas.label_room(panel) * canvas.TEXT_PT * canvas.DIGIT_EM, height_pt)
     taken = [Bbox.from_bounds(x - 3.5, y - 3.5, 7, 7) for x, y in spots.tolist()]
     for (place, words, color), (x, y) in zip(points, spots.tolist(), strict=True):
-        wide, high = DIGIT_EM * SMALL_PT * len(words) + 3, 1.2 * SMALL_PT
+        wide, high = canvas.DIGIT_EM * canvas.SMALL_PT * len(words) + 3, 1.2 * canvas.SMALL_PT
         for ha, left_pt, up_pt in (
             ("center", -wide / 2, 4 + high / 2),
             ("left", 5, 0),
@@ -193,19 +181,23 @@ def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -
 
 def guide(panel: Axes, place: float) -> None:
     """Draw a dotted vertical line."""
-    panel.axvline(place, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+    panel.axvline(place, color=canvas.MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
 
 
 def limit(panel: Axes, value: float, words: str, *, below: bool = False) -> None:
     """Draw a dashed horizontal line, with its name above or below the left end."""
-    panel.axhline(value, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.6)
+    panel.axhline(value, color=canvas.ALARM, linewidth=1.0, linestyle="--", zorder=0.6)
     va, offset_pt = ("top", -3) if below else ("bottom", 3)
-    look = {"color": ALARM_TEXT, "xycoords": panel.get_yaxis_transform()}
+    look = {"color": canvas.ALARM_TEXT, "xycoords": panel.get_yaxis_transform()}
     text(panel, words, (0.01, value), (0, offset_pt), ha="left", va=va, **look)
 
 
 def names_above(
-    panel: Axes, named: Sequence[tuple[float, str]], edges: tuple[float, float], *, color: str = INK
+    panel: Axes,
+    named: Sequence[tuple[float, str]],
+    edges: tuple[float, float],
+    *,
+    color: str = canvas.INK,
 ) -> None:
     """Write names of places on a logarithmic x axis above all points, one in each row."""
     panel.set_ylim(bottom=0, top=(_ABOVE + _NAME_ROW * len(named)) * panel.get_ylim()[1])
@@ -236,8 +228,8 @@ def missing(panels: Sequence[Axes], failed: Iterable[tuple[int, str]]) -> bool:
     reasons: dict[int, dict[str, None]] = {}
     for size, outcome in failed:
         reasons.setdefault(size, {})[outcome.replace("out of memory", "out of\nmemory")] = None
-    crosses = {"color": ALARM, "marker": "X", "markeredgecolor": PAPER}
-    rings = {"color": MUTED, "marker": "o", "markerfacecolor": PAPER}
+    crosses = {"color": canvas.ALARM, "marker": "X", "markeredgecolor": canvas.PAPER}
+    rings = {"color": canvas.MUTED, "marker": "o", "markerfacecolor": canvas.PAPER}
     running = {size for size, outcomes in reasons.items() if [*outcomes] == ["running"]}
     for panel, sizes in itertools.product(panels, (running, reasons.keys() - running)):
         look = {"transform": panel.get_xaxis_transform(), "clip_on": False, "zorder": 4}
@@ -245,12 +237,12 @@ def missing(panels: Sequence[Axes], failed: Iterable[tuple[int, str]]) -> bool:
         if sizes:
             panel.plot(sorted(sizes), [0] * len(sizes), **look)
     low, high = panels[-1].get_xlim()
-    octave = label_room(panels[-1]) / math.log2(high / low)
+    octave = canvas.label_room(panels[-1]) / math.log2(high / low)
     gaps = (octave * math.log2(b / a) for a, b in itertools.pairwise(sorted(reasons)))
     room = all(gap >= _REASON_CHARACTERS for gap in gaps)
     edge = panels[-1].get_xaxis_transform()
     for size, outcomes in reasons.items() if room else ():
-        color, words = MUTED if size in running else ALARM_TEXT, ",\n".join(outcomes)
+        color, words = canvas.MUTED if size in running else canvas.ALARM_TEXT, ",\n".join(outcomes)
         text(panels[-1], words, (size, 0), (0, 8), va="bottom", color=color, xycoords=edge)
     return room
 
@@ -271,7 +263,7 @@ _MOST_STEPS = 4
 
 def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
     sizes = sorted(set(batch_sizes))
-    most = round(_MOST_TICKS * width_share(ax))
+    most = round(_MOST_TICKS * canvas.width_share(ax))
     margin = 2 ** max(0.35, 0.05 * math.log2(sizes[-1] / sizes[0]))
     ax.set_xscale("log", base=2)
     ax.set_xlim(sizes[0] / margin, sizes[-1] * margin)
@@ -321,7 +313,7 @@ def _fit(axis: Axis, places: Sequence[float]) -> bool:
     if not isinstance(axis, XAxis):
         return True
     low, high = sorted(axis.get_view_interval())
-    room = label_room(axis.axes) / math.log(high / low)
+    room = canvas.label_room(axis.axes) / math.log(high / low)
     # At least one and a half characters between two labels.
     return all(
         room * math.log(right / left) >= 1.5 + (len(_plain(left)) + len(_plain(right))) / 2

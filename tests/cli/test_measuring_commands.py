@@ -8,7 +8,6 @@ from small_models import mlp
 
 import kbatch
 from kbatch.cli import main as cli
-from kbatch.cli.arguments import milliseconds
 
 
 @pytest.mark.parametrize(
@@ -60,13 +59,6 @@ def test_max_batch_passes_options_and_writes_the_result(folder, capsys, monkeypa
     assert f"Largest batch for training: {answer:,} examples" in printed
     assert printed.count("fresh process") == 1
     assert printed.endswith("record: found.json\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("20ms", 20), ("500us", 0.5), ("0.1s", 100), (" 1.5 ms ", 1.5)]
-)
-def test_milliseconds(text, expected):
-    assert milliseconds(text) == pytest.approx(expected)
 
 
 @pytest.mark.slow

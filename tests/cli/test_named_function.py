@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from kbatch.cli.arguments import memory_size, name_text, named, named_data, named_x_y
+from kbatch.cli.arguments import memory_size, milliseconds, name_text, named, named_data, named_x_y
 
 
 @pytest.mark.parametrize("text", ["given:build", "given.py:build", "given:Nested.build"])
@@ -50,8 +50,11 @@ def test_named_data_forms(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("2GiB", 2**31), ("1.5 MiB", 1572864), ("500MB", 500_000_000), ("4096", 4096)],
+    ("function", "texts", "values"),
+    [
+        (memory_size, ("2GiB", "1.5 MiB", "500MB", "4096"), (2**31, 1572864, 500_000_000, 4096)),
+        (milliseconds, ("20ms", "500us", "0.1s", " 1.5 ms "), (20, 0.5, 100, 1.5)),
+    ],
 )
-def test_memory_size(text, size):
-    assert memory_size(text) == size
+def test_numbers_with_units(function, texts, values):
+    assert tuple(map(function, texts)) == pytest.approx(values)

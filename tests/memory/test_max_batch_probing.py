@@ -12,7 +12,6 @@ from kbatch.memory.workload import Reading, WorkloadFacts
 from kbatch.records.notes import Note
 
 LIMIT = 10_000
-WINDOW = (0.8, 0.9)
 
 
 class ComputedProbes:
@@ -55,13 +54,13 @@ class ComputedProbes:
         return True
 
 
-def probe(probes, *, memory_window=WINDOW, max_batch_size=None):
-    return probe_max_batch(probes, memory_window=memory_window, max_batch_size=max_batch_size)
+def probe(probes, max_batch_size=None):
+    return probe_max_batch(probes, memory_window=(0.8, 0.9), max_batch_size=max_batch_size)
 
 
-def searched(probes, *, memory_window=WINDOW, max_batch_size=None):
+def searched(probes, max_batch_size=None):
     """Search as a plan does: try the largest size first, and do not confirm the answer."""
-    experiment = MaxBatchExperiment(probes, memory_window, max_batch_size)
+    experiment = MaxBatchExperiment(probes, (0.8, 0.9), max_batch_size)
     return experiment.largest() or experiment.search(), experiment
 
 
@@ -171,8 +170,7 @@ def test_probe_outcome_above_window_differs_from_out_of_memory():
     assert found.reason.code == "next_above"
     assert "4 need 76 % of memory, and 5 reach 95 %" in found.reason
     outcomes = {p.batch_size: p.outcome for p in found.probes}
-    assert outcomes[4] == "fits"
-    assert outcomes[5] == "above_window"
+    assert (outcomes[4], outcomes[5]) == ("fits", "above_window")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 699])

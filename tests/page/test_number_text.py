@@ -19,35 +19,18 @@ def test_format_number_rounds(digits):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (12345.6, "12,300"), (999.7, "1,000"), (0.97, "0.970"), (0.0000123, "1.23e-05")],
+    ("function", "values", "texts"),
+    [
+        (format_number, (0, 12345.6, 999.7, 0.97, 1.23e-5), "0|12,300|1,000|0.970|1.23e-05"),
+        (setting, (0.001, 0.1, 1.0, 100.0, 1e-5, 0), "0.001|0.1|1|100|1e-05|0"),
+        (left_text, (1.7e-16, 0.9), "less than 1 s left|less than 1 s left"),
+        (left_text, (1.2, 119.0, 1860.0), "1.2 s left|2 min left|31 min left"),
+        (ordinal, (1, 2, 3, 4, 11, 12, 13), "1st|2nd|3rd|4th|11th|12th|13th"),
+        (ordinal, (21, 32, 113, 1023), "21st|32nd|113th|1,023rd"),
+    ],
 )
-def test_format_number_three_digits(value, text):
-    assert format_number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.001, "0.001"), (0.1, "0.1"), (1.0, "1"), (100.0, "100"), (1e-5, "1e-05"), (0, "0")],
-)
-def test_setting_has_no_trailing_zeros(value, text):
-    assert setting(value) == text
-
-
-def test_left_text():
-    assert [left_text(s) for s in (1.7e-16, 0.9, 1.2, 119.0, 1860.0)] == [
-        "less than 1 s left",
-        "less than 1 s left",
-        "1.2 s left",
-        "2 min left",
-        "31 min left",
-    ]
-
-
-def test_ordinal():
-    places = [1, 2, 3, 4, 11, 12, 13, 21, 32, 113, 1023]
-    read = " ".join(map(ordinal, places))
-    assert read == "1st 2nd 3rd 4th 11th 12th 13th 21st 32nd 113th 1,023rd"
+def test_texts_of_numbers(function, values, texts):
+    assert "|".join(map(function, values)) == texts
 
 
 @pytest.mark.parametrize(

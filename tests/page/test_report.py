@@ -104,15 +104,19 @@ def test_markdown_escapes_texts():
 
 
 @pytest.mark.parametrize(
-    ("study", "name", "word"),
+    ("results", "name", "word"),
     [
         (make_study(), "report.txt", r"report\.txt"),
         (make_study(), "report", "report"),
         (Study("digits", ()), "report.html", r"tuner\.search"),
         (Study("digits", ()), "report.md", r"tuner\.search"),
+        *(
+            (results, "report.html", "A report needs a study")
+            for results in ("a study", None, 3, [], [make_study(), "another"])
+        ),
     ],
 )
-def test_write_report_invalid_path_or_empty_study(tmp_path, study, name, word):
+def test_write_report_invalid_arguments(tmp_path, results, name, word):
     with pytest.raises(ValueError, match=word):
-        write_report(study, tmp_path / name)
+        write_report(results, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
