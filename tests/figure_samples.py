@@ -71,6 +71,10 @@ SAMPLES["inference_operating_curve of many"] = lambda: kbatch.InferenceProfile.l
 )
 
 
+# The data of a figure are made once.
+SAMPLES = {name: functools.cache(make) for name, make in SAMPLES.items()}
+
+
 def draw(name, width_in):
     """Draw a sample so wide, in inches, and as high as that needs."""
     plot = getattr(kbatch, f"plot_{name.split()[0]}")

@@ -167,7 +167,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             _kill_group(process.pid)  # Processes that it started.
             raise WorkerDied(exit_code, self.read_output()[-_TAIL_CHARACTERS:]) from None
         except BaseException:
-            self.restart()  # Otherwise it would go on with a call that nobody waits for.
+            self.restart()  # Otherwise it would continue a call whose answer is not read.
             raise
         kind, value, trace = answer
         if kind == "unreadable":

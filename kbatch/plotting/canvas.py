@@ -75,7 +75,7 @@ def draw_so_wide(draw: Callable[..., Axes], width_in: float, *, caption: bool = 
     """Draw a figure at another width than the usual one, with panels of the same height."""
     if not LEAST_WIDTH_IN <= width_in <= MOST_WIDTH_IN:
         raise ValueError(
-            f"A figure's width must lie between {LEAST_WIDTH_IN:g} and {MOST_WIDTH_IN:g} inches. "
+            f"A figure's width must be between {LEAST_WIDTH_IN:g} and {MOST_WIDTH_IN:g} inches. "
             f"Received: {width_in:g}."
         )
     height_in = figure_of(draw(None, caption=False)).get_figheight()

@@ -40,11 +40,11 @@ def few_images(patch):
 
 
 def test_demo_output(demo):
-    directory, told = demo
-    assert re.search(r"trial 2/3, batch +128, .* samples/s, val_accuracy 0\.\d+", told)
-    assert re.search(r"^[* ] +32 +0\.001 ", told, re.MULTILINE)
+    directory, output = demo
+    assert re.search(r"trial 2/3, batch +128, .* samples/s, val_accuracy 0\.\d+", output)
+    assert re.search(r"^[* ] +32 +0\.001 ", output, re.MULTILINE)
     for file in ("trials.png", "report.html"):
-        assert str(directory / file) in told
+        assert str(directory / file) in output
         assert (directory / file).stat().st_size > 10_000
 
 
@@ -59,13 +59,13 @@ def test_demo_output_has_no_log_lines(tmp_path, data):
 
 
 def test_demo_accumulates_gradients(demo):
-    directory, told = demo
+    directory, output = demo
     study = kbatch.load_study(directory / "demo-search")
     assert [trial.last.accumulation_steps for trial in study.trials] == [1, 1, 4]
     (policy,) = {trial.dtype_policy for trial in study.trials}
     halved = policy == "mixed_float16"
     assert {trial.executions[0].loss_scaled for trial in study.trials} == {halved}
-    assert halved or "Trained in float32" in told
+    assert halved or "Trained in float32" in output
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ MISTAKES = {
     "plot good.json --figure memory": "MaxBatchSizeResult",
     "plot good.json --figure pareto --target 0.5": r"target=0\.5 for 'pareto'",
     **{
-        f"plot good.json --width={width}": "width must lie between 3.25 and 40 inches"
+        f"plot good.json --width={width}": "width must be between 3.25 and 40 inches"
         for width in ("0", "-3", "nan", "1e9")
     },
     "inference text.json": "The model file must be one that `model.save` wrote",

@@ -139,7 +139,7 @@ def test_max_batch_search_repeats_a_low_reading_before_a_jump():
 
 
 @pytest.mark.parametrize(
-    ("told", "asked"),
+    ("measured", "next_size"),
     [
         # On the line through the two sizes around the middle of the window, 85 %.
         ({1: 0.105, 100: 0.6, 180: 1.0}, 150),
@@ -148,11 +148,11 @@ def test_max_batch_search_repeats_a_low_reading_before_a_jump():
         ({1: 0.3, 2: 0.4}, 4),
     ],
 )
-def test_max_batch_search_next_size(told, asked):
+def test_max_batch_search_next_size(measured, next_size):
     search = MaxBatchSearch(limit_bytes=GB, memory_window=(0.8, 0.9))
-    for size, share in told.items():
+    for size, share in measured.items():
         search.tell(size, share * GB)
-    assert search.ask() == asked
+    assert search.ask() == next_size
 
 
 def test_max_batch_search_keeps_the_highest_reading():

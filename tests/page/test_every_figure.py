@@ -14,7 +14,7 @@ from records_factory import make_study, make_trial
 
 import kbatch
 from kbatch.cli.main import STUDY_FIGURES
-from kbatch.plotting.canvas import draw_so_wide, figure_bytes
+from kbatch.plotting.canvas import figure_bytes
 from kbatch.study.study import Study
 
 COLUMN_IN, PAGE_IN = 3.4, 7.0
@@ -52,10 +52,12 @@ def test_figure_texts_do_not_overlap(name, width_in):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_figure_caption(name):
     plotted = functools.partial(plot, name.split()[0], SAMPLES[name]())
-    (caption,) = (axes := draw_so_wide(plotted, PAGE_IN)).figure.texts
+    (caption,) = (axes := plotted()).figure.texts
     assert "digits" not in axes.get_title(loc="left")  # The name of the study is not in the title.
     assert 1 <= len(caption.get_text().split("\n")) <= 2
-    assert plotted(caption=False).figure.texts == plotted(Figure().add_subplot()).figure.texts == []
+    if name in USUAL:
+        assert plotted(caption=False).figure.texts == []
+        assert plotted(Figure().add_subplot()).figure.texts == []
 
 
 @pytest.mark.parametrize("name", USUAL)

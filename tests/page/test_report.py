@@ -85,6 +85,8 @@ def test_html_escapes_texts():
 
 def test_markdown_tables_are_well_formed():
     text = render_markdown(make_study())
+    assert "sh\npython examples/digits.py --seed 0\n" in text
+    assert "| Host memory | 64.0 GiB |" in text and "| tensorflow | 2.21.0 |" in text
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     assert [len(block.splitlines()) for block in blocks] == [2 + 7, 2 + 7, 2 + 13, 2 + 9]
     for block in blocks:

@@ -1,9 +1,6 @@
-from pathlib import Path
-
 import pytest
 from records_factory import make_diverged, make_execution, make_study, make_trial
 
-from kbatch.page.document import document_files
 from kbatch.records.notes import Note
 
 
@@ -52,14 +49,11 @@ def test_notes_of_problems_and_trials():
     assert study.notes[0].values["first"] == "trial_9/kbatch.json is damaged (1 more)"
 
 
-def test_report_has_command_and_environment():
-    study = make_study()
-    assert study.settings["batch_sizes"] == "[16, 32, 64, 128]"
-    assert study.settings["seed"] == study.settings["seeds of the executions"] == "0"
-    assert study.settings["training data"] == "1,437 examples an epoch"
-    text = document_files([study], Path("report.md"))[Path("report.md")].decode()
-    assert "sh\npython examples/digits.py --seed 0\n" in text
-    assert "| Host memory | 64.0 GiB |" in text and "| tensorflow | 2.21.0 |" in text
+def test_settings_of_a_search():
+    settings = make_study().settings
+    assert settings["batch_sizes"] == "[16, 32, 64, 128]"
+    assert settings["seed"] == settings["seeds of the executions"] == "0"
+    assert settings["training data"] == "1,437 examples an epoch"
 
 
 def beside(**changed):
@@ -68,13 +62,13 @@ def beside(**changed):
 
 
 @pytest.mark.parametrize(
-    ("study", "code", "told"),
+    ("study", "code", "expected"),
     [
         (beside(batch_size_seen=10), "another_batch_size", True),
         (beside(workers_on_device=2), "shared_device", True),
         (beside(device="A"), "devices_differ", False),
     ],
 )
-def test_notes_of_caveats(study, code, told):
-    assert (code in codes(study)) == told
+def test_notes_of_caveats(study, code, expected):
+    assert (code in codes(study)) == expected
     assert code not in codes(make_study())

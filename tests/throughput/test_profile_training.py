@@ -22,9 +22,9 @@ def test_profile_training_with_default_sizes(capsys):
     found = kbatch.profile_training(
         models.Locked(models.linear), *models.rows(20), time_budget_s=2.0
     )
-    told = capsys.readouterr().out
-    assert "for the memory" in told
-    assert "when warm" in told
+    output = capsys.readouterr().out
+    assert "for the memory" in output
+    assert "when warm" in output
     assert sizes_of(found) == [1, 2, 4, 8, 16]
     measured = [update for update in found.updates if update.measured]
     alone = {u.batch_size for u in measured if u.steps_per_execution == 1}
