@@ -113,19 +113,20 @@ def test_worker_value_that_cannot_be_unpickled(worker):
     assert worker.call(int, "3") == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
-def test_worker_killed_by_memory_is_restarted(worker, number):
+@pytest.mark.parametrize(
+    ("end", "message", "out_of_memory"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGABRT), "status -6", True),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "status -9", True),
+        (lambda: print("last words", flush=True) or os._exit(3), "last words", False),
+    ],
+)
+def test_worker_that_died_is_restarted(worker, end, message, out_of_memory):
     pid = worker.call(os.getpid)
-    with pytest.raises(WorkerDied, match=f"status -{int(number)}") as caught:
-        worker.call(lambda: os.kill(os.getpid(), number))
-    assert caught.value.out_of_memory
+    with pytest.raises(WorkerDied, match=message) as caught:
+        worker.call(end)
+    assert caught.value.out_of_memory == out_of_memory
     assert worker.call(os.getpid) != pid
-
-
-def test_worker_died_of_another_cause(worker):
-    with pytest.raises(WorkerDied, match="last words") as caught:
-        worker.call(lambda: print("last words", flush=True) or os._exit(3))
-    assert not caught.value.out_of_memory
 
 
 def wait_for_the_end_of(process):
