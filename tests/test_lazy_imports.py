@@ -15,9 +15,9 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 
 def check(*heavy):
-    found = sorted({name.split(".")[0] for name in sys.modules} & {*heavy})
-    if found:
-        sys.exit(f"imported: {found}")
+    imported = sorted({name.split(".")[0] for name in sys.modules} & {*heavy})
+    if imported:
+        sys.exit(f"imported: {imported}")
 
 def called(*words):
     from kbatch.cli.main import main

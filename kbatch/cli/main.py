@@ -91,13 +91,12 @@ def _parser(
     """Add a command. If `data` is given, it takes a build function and `--data`, so described."""
     parser = commands.add_parser(name, help=help_text)
     parser.set_defaults(run=run)
+    add = parser.add_argument
     if data:
         build = "function that returns the compiled model"
-        parser.add_argument("build", type=name_text, metavar="MODULE:BUILD", help=build)
-        parser.add_argument(
-            "--data", required=True, type=name_text, metavar="MODULE:DATA", help=data
-        )
-    return parser.add_argument
+        add("build", type=name_text, metavar="MODULE:BUILD", help=build)
+        add("--data", required=True, type=name_text, metavar="MODULE:DATA", help=data)
+    return add
 
 
 def _add_verbose(add: Callable[..., Any]) -> None:
@@ -108,11 +107,8 @@ def _add_verbose(add: Callable[..., Any]) -> None:
 def _function_arguments(options: argparse.Namespace, *others: str) -> dict[str, Any]:
     """Return the options that were given, as arguments of the function that the command calls."""
     left_out = ("run", "build", "data", "output", *others)
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in vars(options).items()
-        if value is not None and name not in left_out
-    }
+    given = {n: v for n, v in vars(options).items() if v is not None and n not in left_out}
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
 
 
 def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None:
@@ -151,9 +147,7 @@ def _add_inference(commands: Any) -> None:
     memory = {"dest": "measure_memory", "action": "store_false"}
     add("--no-memory", **memory, help="do not measure memory")
     output = {"type": Path, "default": Path("kbatch-inference"), "metavar": "DIR"}
-    add(
-        "-o", "--output", **output, help="folder for profile, table, figures (default: %(default)s)"
-    )
+    add("-o", "--output", **output, help="folder for the results (default: %(default)s)")
     _add_verbose(add)
 
 
@@ -180,7 +174,7 @@ def _inference(options: argparse.Namespace) -> None:
 
 
 def _add_input(commands: Any) -> None:
-    data = "dataset, PyDataset or arrays, or a function that returns them"
+    data = "dataset, PyDataset or arrays, or a function that returns one of these"
     add = _parser(commands, "input", _input, "find out whether data loading limits speed", data)
     add("--batch-size", type=int, metavar="N", help="batch size (default: the dataset's)")
     seconds = {"dest": "time_budget_s", "type": float, "metavar": "SECONDS"}

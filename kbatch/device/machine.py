@@ -277,11 +277,8 @@ def device_environments(workers: int, gpus: Sequence[str]) -> list[dict[str, str
     environments = []
     for device in devices:
         sharing = devices.count(device)
-        variables = {
-            _VISIBLE: device,
-            WORKERS_ON_DEVICE: str(sharing),
-            WORKERS_ON_HOST: str(workers),
-        }
+        variables = {_VISIBLE: device, WORKERS_ON_HOST: str(workers)}
+        variables[WORKERS_ON_DEVICE] = str(sharing)
         if sharing > 1 and device != "-1":
             # Otherwise the first worker takes all memory of the GPU.
             variables["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"

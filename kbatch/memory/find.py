@@ -146,10 +146,9 @@ class MemoryPass(NamedTuple):
 
     def refusal(self, dtype_policy: str | None, batch_size: int) -> Note | None:
         """Return why a size must not be run, or None if it may run."""
-        for record in self.records:
-            if (record.dtype_policy, record.batch_size) == (dtype_policy, batch_size):
-                return record.refusal
-        return None
+        setting = dtype_policy, batch_size
+        records = (r for r in self.records if (r.dtype_policy, r.batch_size) == setting)
+        return next((record.refusal for record in records), None)
 
     def largest_sure(self, dtype_policy: str | None) -> float:
         """Return the largest size that certainly fits by the fitted line, probed or not."""

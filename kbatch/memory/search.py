@@ -131,10 +131,8 @@ class MaxBatchSearch:
             return f"{100 * memory / self._limit:.0f} %"
 
         if below == 0:
-            one_example = self.memory_bytes[1]
-            needs = (
-                "more than there is" if one_example is None else f"{share(one_example)} of memory"
-            )
+            single = self.memory_bytes[1]
+            needs = "more than there is" if single is None else f"{share(single)} of memory"
             return Note.of("one_example_above", needs=needs)
         if below == self.cap:
             return self.cap_reason

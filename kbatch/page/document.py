@@ -125,28 +125,25 @@ def document_files(results: Sequence[Any], path: Path, refusal: str = "") -> dic
     from kbatch.plotting import canvas
 
     html, files, pictures = path.suffix.lower() == ".html", {}, {}
-    figures_by_result = [result.figures() for result in results]
-    for place, figures in enumerate(figures_by_result, start=1):
-        for figure in figures:
-            width_in = _COLUMN_IN if html else canvas.WIDTH_IN
-            axes = figure.draw(canvas.detached_axes(figure.height_in, width_in=width_in))
-            if html:
-                address = canvas.svg_address(axes)
-            else:
-                name = f"{path.stem}-{f'{place}-' if len(results) > 1 else ''}{figure.name}.png"
-                files[path.with_name(name)] = canvas.figure_bytes(axes, ".png")
-                address = quote(name)
-            pictures[place, figure.name] = {
-                "address": address,
-                "alt_text": str(axes.get_label()).partition("\n")[0],
-                # Without the line of facts, which the page lists elsewhere.
-                "caption": " ".join(canvas.caption_lines(axes)[:1]),
-            }
-    text = (
-        templates()
-        .get_template(f"report{path.suffix.lower()}")
-        .render(results=results, refusal=refusal, figures=figures_by_result, pictures=pictures)
-    )
+    figures = [result.figures() for result in results]
+    placed = [(place, figure) for place, group in enumerate(figures, 1) for figure in group]
+    for place, figure in placed:
+        width_in = _COLUMN_IN if html else canvas.WIDTH_IN
+        axes = figure.draw(canvas.detached_axes(figure.height_in, width_in=width_in))
+        if html:
+            address = canvas.svg_address(axes)
+        else:
+            name = f"{path.stem}-{f'{place}-' if len(results) > 1 else ''}{figure.name}.png"
+            files[path.with_name(name)] = canvas.figure_bytes(axes, ".png")
+            address = quote(name)
+        pictures[place, figure.name] = {
+            "address": address,
+            "alt_text": str(axes.get_label()).partition("\n")[0],
+            # Without the line of facts, which the page lists elsewhere.
+            "caption": " ".join(canvas.caption_lines(axes)[:1]),
+        }
+    template = templates().get_template(f"report{path.suffix.lower()}")
+    text = template.render(results=results, refusal=refusal, figures=figures, pictures=pictures)
     return {**files, path: text.encode()}
 
 

@@ -59,7 +59,9 @@ def plot_training_profile(
     if line is not None and (efficient := profile.efficient.value) is not None:
         sizes = [way.batch_size for way in fastest_ways(updates)]
         answers.insert(0, ("90 % of peak", int(efficient), sizes[0] <= efficient <= sizes[-1]))
-    facts, way = where_measured(profile.environment), " of the faster way of each size" * bool(both)
+    way = " of the faster way of each size" if both else ""
+    xla = "XLA" if profile.jit_compile else "without XLA"
+    facts = [*where_measured(profile.environment), profile.model_name, profile.dtype_policy, xla]
     return draw_sweep(
         ax,
         timed if both else {"training": updates},
@@ -69,12 +71,7 @@ def plot_training_profile(
         label="Micro-batch size (examples at once)",
         answers=answers,
         title="Training throughput by micro-batch size",
-        facts=[
-            *facts,
-            profile.model_name,
-            profile.dtype_policy,
-            "XLA" if profile.jit_compile else "without XLA",
-        ],
+        facts=facts,
         fit="" if line is None else f"Fit{way}: t = {line}.",
         caption=caption,
     )

@@ -71,14 +71,14 @@ def test_demo_accumulates_gradients(demo):
 @pytest.mark.slow
 def test_demo_options_and_seed(tmp_path, monkeypatch):
     few_images(monkeypatch)
-    found = []
+    metrics = []
     for folder in ("first", "again"):
         flags = ["--policy", "float32", "--seed", "3", "--batch-sizes", "512"]
         assert cli.main(["demo", "--quick", "--output", str(tmp_path / folder), *flags]) == 0
         (trial,) = kbatch.load_study(tmp_path / folder / "demo-search").trials
         assert (trial.batch_size, trial.dtype_policy) == (512, "float32")
-        found.append(trial.metrics)
-    assert found[0] == found[1]
+        metrics.append(trial.metrics)
+    assert metrics[0] == metrics[1]
 
 
 def test_report_plot_and_export_write_files(demo, tmp_path, capsys):

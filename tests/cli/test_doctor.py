@@ -19,17 +19,17 @@ GIB = 2**30
 
 def test_package_findings_versions():
     others = ['pytest>=99; extra == "test"', 'tomli>=99; python_version < "3"']
-    (found,) = package_findings(["keras<4,>=3", *others])
-    assert found.status == "ok"
-    assert found.text.startswith("python 3.")
-    assert found.text.endswith(f", keras {importlib.metadata.version('keras')}")
+    (finding,) = package_findings(["keras<4,>=3", *others])
+    assert finding.status == "ok"
+    assert finding.text.startswith("python 3.")
+    assert finding.text.endswith(f", keras {importlib.metadata.version('keras')}")
 
 
 def test_package_findings_missing_package():
-    versions, found = package_findings(["keras>=3", "no-such-package>=2.18"])
+    versions, finding = package_findings(["keras>=3", "no-such-package>=2.18"])
     assert "no-such-package" not in versions.text
-    assert (found.topic, found.status) == ("no-such-package", "missing")
-    assert found.command == "pip install --upgrade 'no-such-package>=2.18'"
+    assert (finding.topic, finding.status) == ("no-such-package", "missing")
+    assert finding.command == "pip install --upgrade 'no-such-package>=2.18'"
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def test_package_findings_missing_package():
 )
 def test_package_findings_compare_versions_as_numbers(version, allowed, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    _, *found = package_findings(["keras<4,>=3.14"])
-    assert [(one.topic, one.status) for one in found] == [("keras", "warning")] * (not allowed)
-    assert allowed or found[0].command == "pip install --upgrade 'keras<4,>=3.14'"
+    _, *findings = package_findings(["keras<4,>=3.14"])
+    assert [finding[:2] for finding in findings] == [("keras", "warning")] * (not allowed)
+    assert allowed or findings[0].command == "pip install --upgrade 'keras<4,>=3.14'"
 
 
 LOST, MIG, UNIFIED = {"lost": True}, {"mig": 1}, {"memory_total_bytes": None}
 
 
 @pytest.mark.parametrize(
-    ("gpus", "devices", "variables", "topic", "status", "says"),
+    ("gpus", "devices", "variables", "topic", "status", "words"),
     [
         ([{}, LOST], "GPU:0 Example", {}, "TensorFlow", "ok", "sees GPU:0"),
         ([LOST], "CPU", {}, "GPU", "ok", "lists none that answers"),
@@ -59,17 +59,17 @@ LOST, MIG, UNIFIED = {"lost": True}, {"mig": 1}, {"memory_total_bytes": None}
         ([{}], "CPU", {}, "TensorFlow", "missing", "sees none"),
     ],
 )
-def test_gpu_findings(monkeypatch, gpus, devices, variables, topic, status, says):
+def test_gpu_findings(monkeypatch, gpus, devices, variables, topic, status, words):
     fake_nvml.install(monkeypatch, FakeNvml(*(FakeGpu(**gpu) for gpu in gpus)))
-    found = {one.topic: one for one in gpu_findings(lambda: (devices,), variables)}
-    assert (says in found[topic].text, found[topic].status) == (True, status)
-    assert len(found) == 1 + len([gpu for gpu in gpus if gpu != LOST])
-    assert status == "ok" or found[topic].command
+    by_topic = {finding.topic: finding for finding in gpu_findings(lambda: (devices,), variables)}
+    assert (words in by_topic[topic].text, by_topic[topic].status) == (True, status)
+    assert len(by_topic) == 1 + len([gpu for gpu in gpus if gpu != LOST])
+    assert status == "ok" or by_topic[topic].command
 
 
 def test_memory_finding():
-    found = memory_finding(16 * GIB, 12 * GIB)
-    assert (found.status, found.text) == ("ok", "12.0 GiB of 16.0 GiB free")
+    finding = memory_finding(16 * GIB, 12 * GIB)
+    assert (finding.status, finding.text) == ("ok", "12.0 GiB of 16.0 GiB free")
     assert memory_finding(16 * GIB, GIB // 2).status == "warning"
     assert 0 < available_bytes() <= psutil.virtual_memory().total
 
@@ -87,10 +87,10 @@ def test_memory_finding():
 )
 def test_policy_finding(device, half, brain, status, advice):
     ratios = {"float32": 1.0, "mixed_float16": half, "mixed_bfloat16": brain}
-    found = policy_finding(ratios, device)
-    assert (found.status, found.text.endswith(advice)) == (status, True)
+    finding = policy_finding(ratios, device)
+    assert (finding.status, finding.text.endswith(advice)) == (status, True)
     words = "as fast as" if half > 1 else "slower than"
-    assert f"mixed_float16 is {max(half, 1 / half):.2f} times {words} float32" in found.text
+    assert f"mixed_float16 is {max(half, 1 / half):.2f} times {words} float32" in finding.text
 
 
 def doctor(**variables):

@@ -34,18 +34,18 @@ def test_input_writes_record_and_figure(folder, capsys, data, more, batch_size):
 
 
 def test_max_batch_passes_options_and_writes_the_result(folder, capsys, monkeypatch):
-    given = {}
+    passed = {}
 
-    def found(build, x, y, **arguments):
-        given.update(arguments, policy=keras.config.dtype_policy().name, shape=x.shape)
+    def fake_search(build, x, y, **arguments):
+        passed.update(arguments, policy=keras.config.dtype_policy().name, shape=x.shape)
         return max_batch_result()
 
-    monkeypatch.setattr("kbatch.memory.find.find_max_batch_size", found)
+    monkeypatch.setattr("kbatch.memory.find.find_max_batch_size", fake_search)
     monkeypatch.setenv("COLUMNS", "200")  # No text is folded.
     words = ["max-batch", "given:build", "--data", "given:arrays"]
     words += ["--limit", "32MiB", "--window", "0.5", "0.6", "--max", "20", "--inference"]
     assert cli.main([*words, "--policy", "mixed_bfloat16", "-o", "found.json"]) == 0
-    assert given == {
+    assert passed == {
         "memory_window": (0.5, 0.6),
         "memory_limit_bytes": 32 * 2**20,
         "max_batch_size": 20,
@@ -92,10 +92,10 @@ def test_recommend_writes_record_and_figure(folder, capsys, monkeypatch):
     words += ["--base-batch-size", "16", "--limit", "1GiB"]
     assert cli.main([*words, "-o", "found.json", "--figure", "limits.png"]) == 0
     printed = capsys.readouterr().out
-    found = kbatch.Recommendation.load(folder / "found.json")
-    assert (found.base_batch_size, found.pilot.seed) == (16, 0)
-    assert found.memory_limit_bytes == 2**30
-    assert str(found) in printed
+    recommendation = kbatch.Recommendation.load(folder / "found.json")
+    assert (recommendation.base_batch_size, recommendation.pilot.seed) == (16, 0)
+    assert recommendation.memory_limit_bytes == 2**30
+    assert str(recommendation) in printed
     assert "measuring gradient noise" in printed
     assert printed.endswith("record: found.json\nfigure: limits.png\n")
     assert (folder / "limits.png").stat().st_size > 10_000

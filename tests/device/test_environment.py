@@ -50,10 +50,10 @@ def test_read_environment_versions_with_a_gpu(monkeypatch, library, driver):
     fake_nvml.install(monkeypatch, library)
     fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:01:00.0"))
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: BUILT)
-    found = read_environment()
-    assert found.devices == ("GPU:0 Fake GPU",)
-    assert {"cuda": "12.5.1", "cudnn": "9", **driver}.items() <= found.versions.items()
-    assert ("nvidia-driver" in found.versions) == bool(driver)
+    environment = read_environment()
+    assert environment.devices == ("GPU:0 Fake GPU",)
+    assert {"cuda": "12.5.1", "cudnn": "9", **driver}.items() <= environment.versions.items()
+    assert ("nvidia-driver" in environment.versions) == bool(driver)
 
 
 GIB = 2**30

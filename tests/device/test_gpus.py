@@ -50,9 +50,9 @@ DESCRIPTION = "device: 0, name: NVIDIA H100, pci bus id: 0000:0b:00.0, compute c
 def test_devices_by_bus_id():
     texts = "", DESCRIPTION.replace("0b:", "c1:"), DESCRIPTION, DESCRIPTION
     names = "/device:CPU:0", "/device:GPU:0", "/device:GPU:1", "/device:GPU:2"
-    found = devices_by_bus_id(zip(names, texts, strict=True))
+    devices = devices_by_bus_id(zip(names, texts, strict=True))
     # In TensorFlow's order, with the logical devices of a GPU together.
-    assert list(found.items()) == [
+    assert list(devices.items()) == [
         ("00000000:c1:00.0", ("GPU:0",)),
         ("00000000:0b:00.0", ("GPU:1", "GPU:2")),
     ]
@@ -63,13 +63,13 @@ GPUS = ((), ("0",), ("GPU-a", "GPU-b", "GPU-c"), tuple("01234567"))
 
 def test_device_environments_are_balanced():
     for workers, gpus in itertools.product((1, 2, 3, 5, 8), GPUS):
-        found = device_environments(workers, gpus)
-        devices = [variables["CUDA_VISIBLE_DEVICES"] for variables in found]
-        assert len(found) == workers
+        environments = device_environments(workers, gpus)
+        devices = [variables["CUDA_VISIBLE_DEVICES"] for variables in environments]
+        assert len(environments) == workers
         assert set(devices) <= set(gpus or ("-1",))
         counts = [devices.count(device) for device in gpus or ("-1",)]
         assert max(counts) - min(counts) <= 1
-        for device, variables in zip(devices, found, strict=True):
+        for device, variables in zip(devices, environments, strict=True):
             assert variables["KBATCH_WORKERS_ON_DEVICE"] == str(devices.count(device))
             assert variables["KBATCH_WORKERS_ON_HOST"] == str(workers)
             shared = device != "-1" and devices.count(device) > 1

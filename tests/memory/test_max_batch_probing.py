@@ -77,25 +77,25 @@ def test_first_step_must_fit_below_the_limit_only():
 
 def test_probe_max_batch_confirms_an_answer_in_the_window():
     probes = ComputedProbes()
-    found = probe(probes)
-    assert found.reason.code == "in_window"
-    assert 0.8 * LIMIT <= found.peak_memory_bytes <= 0.9 * LIMIT
-    again = [p.purpose for p in found.probes if p.batch_size == found.max_batch_size]
+    result = probe(probes)
+    assert result.reason.code == "in_window"
+    assert 0.8 * LIMIT <= result.peak_memory_bytes <= 0.9 * LIMIT
+    again = [p.purpose for p in result.probes if p.batch_size == result.max_batch_size]
     assert again == ["search", "fresh_process", "mixed_sizes"]
-    assert [p.batch_size for p in found.probes] == probes.runs
-    assert (found.weights_bytes, found.limit_bytes, found.device) == (90, LIMIT, "CPU:0")
-    assert found.noted == (Note.of("data_end"),)
-    assert found.environment is not None
+    assert [p.batch_size for p in result.probes] == probes.runs
+    assert (result.weights_bytes, result.limit_bytes, result.device) == (90, LIMIT, "CPU:0")
+    assert result.noted == (Note.of("data_end"),)
+    assert result.environment is not None
 
 
 def test_largest_fits_and_ends_the_search():
     probes = ComputedProbes()
-    found, experiment = searched(probes, max_batch_size=64)
-    assert found == (64, "reached `max_batch_size`")
+    answer, experiment = searched(probes, max_batch_size=64)
+    assert answer == (64, "reached `max_batch_size`")
     assert [run[0] for run in experiment.runs] == [64]
     assert not experiment.is_bound(64)
-    found, experiment = searched(ComputedProbes(), max_batch_size=5000)
-    assert experiment.is_bound(found[0])
+    answer, experiment = searched(ComputedProbes(), max_batch_size=5000)
+    assert experiment.is_bound(answer[0])
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_largest_fits_and_ends_the_search():
 )
 def test_largest_does_not_fit_and_the_search_follows(cap, known, runs):
     probes = ComputedProbes(**known)
-    found, _ = searched(probes, max_batch_size=cap)
+    answer, _ = searched(probes, max_batch_size=cap)
     plain = probe(ComputedProbes(**known), max_batch_size=cap)
     assert probes.runs[: len(runs)] == runs
-    assert found[0] == pytest.approx(plain.max_batch_size, rel=0.01)
-    assert found[1] == plain.reason
+    assert answer[0] == pytest.approx(plain.max_batch_size, rel=0.01)
+    assert answer[1] == plain.reason
 
 
 def test_largest_fails_with_an_unclear_error():
@@ -127,59 +127,59 @@ def test_largest_fails_with_an_unclear_error():
             return super().read(size) if size <= 100 else Reading(None, size, 0.5)
 
     probes = NoAlgorithm()
-    found, _ = searched(probes, max_batch_size=5000)
-    assert found[0] <= 100
+    answer, _ = searched(probes, max_batch_size=5000)
+    assert answer[0] <= 100
     assert probes.runs[0] == 1
 
 
 def test_probe_max_batch_searches_again_if_a_new_process_needs_more():
     probes = ComputedProbes(fresh=lambda size, run: 1.08)
-    found = probe(probes)
-    first = next(p.batch_size for p in found.probes if p.purpose == "fresh_process")
-    assert found.max_batch_size < first
-    assert found.peak_memory_bytes <= 0.9 * LIMIT
-    last = [p for p in found.probes if p.batch_size == found.max_batch_size]
+    result = probe(probes)
+    first = next(p.batch_size for p in result.probes if p.purpose == "fresh_process")
+    assert result.max_batch_size < first
+    assert result.peak_memory_bytes <= 0.9 * LIMIT
+    last = [p for p in result.probes if p.batch_size == result.max_batch_size]
     assert {"fresh_process", "mixed_sizes"} <= {p.purpose for p in last}
 
 
 def test_probe_max_batch_rejects_a_size_that_runs_out_after_others():
     first = probe(ComputedProbes()).max_batch_size
     probes = ComputedProbes(fresh=lambda size, run: 2.0 if size == first and run == 3 else 1.0)
-    found = probe(probes)
-    assert found.max_batch_size < first
-    out = [p for p in found.probes if p.outcome == "out_of_memory"]
+    result = probe(probes)
+    assert result.max_batch_size < first
+    out = [p for p in result.probes if p.outcome == "out_of_memory"]
     assert [(p.batch_size, p.purpose, p.peak_memory_bytes) for p in out] == [
         (first, "mixed_sizes", None)
     ]
-    assert (found.requested_block_bytes, found.free_bytes) == (400, 500)
-    assert found.largest_free_block_bytes == 300
+    assert (result.requested_block_bytes, result.free_bytes) == (400, 500)
+    assert result.largest_free_block_bytes == 300
 
 
 def test_probe_max_batch_notes_peaks_that_keep_rising():
     # Each run of a size needs 6 % more than the run before.
-    found = probe(ComputedProbes(fresh=lambda size, run: 0.94 + 0.06 * run))
-    assert "peaks_differ" in [note.code for note in found.notes]
-    assert found.max_batch_size in {p.batch_size for p in found.probes}
+    result = probe(ComputedProbes(fresh=lambda size, run: 0.94 + 0.06 * run))
+    assert "peaks_differ" in [note.code for note in result.notes]
+    assert result.max_batch_size in {p.batch_size for p in result.probes}
 
 
 def test_probe_outcome_above_window_differs_from_out_of_memory():
     probes = ComputedProbes()
     probes.fixed, probes.each = 0, 1900
-    found = probe(probes)  # 4 examples need 7600, 5 need 9500.
-    assert found.max_batch_size == 4
-    assert found.reason.code == "next_above"
-    assert "4 need 76 % of memory, and 5 reach 95 %" in found.reason
-    outcomes = {p.batch_size: p.outcome for p in found.probes}
+    result = probe(probes)  # 4 examples need 7600, 5 need 9500.
+    assert result.max_batch_size == 4
+    assert result.reason.code == "next_above"
+    assert "4 need 76 % of memory, and 5 reach 95 %" in result.reason
+    outcomes = {p.batch_size: p.outcome for p in result.probes}
     assert (outcomes[4], outcomes[5]) == ("fits", "above_window")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 699])
 def test_probe_max_batch_data_with_few_rows(rows):
     probes = ComputedProbes(rows=rows)
-    found = probe(probes)
-    assert (found.max_batch_size, found.reason.code) == (rows, "reached_data")
+    result = probe(probes)
+    assert (result.max_batch_size, result.reason.code) == (rows, "reached_data")
     assert set(probes.runs) >= {rows}
-    assert max(p.batch_size for p in found.probes) == rows
+    assert max(p.batch_size for p in result.probes) == rows
 
 
 @pytest.mark.parametrize(("each", "needed"), [(8500, 9500), (20_000, None)])
@@ -211,7 +211,7 @@ def test_out_of_memory_error_has_the_output_of_a_dead_worker():
 def passed(probes, sizes, *, seconds=(), budget_s=100.0):
     """Run a pass with 100 bytes for each example, and return records and outcomes."""
     probes.each, clock = 100, iter(seconds)
-    found = memory_pass(
+    result = memory_pass(
         probes,
         sizes,
         dtype_policy="float32",
@@ -219,7 +219,7 @@ def passed(probes, sizes, *, seconds=(), budget_s=100.0):
         clock=lambda: next(clock, 0.0),
         say=lambda line: None,
     )
-    return found.records, [record.outcome for record in found.records]
+    return result.records, [record.outcome for record in result.records]
 
 
 def test_memory_pass_trusts_one_size_only_without_a_worker():

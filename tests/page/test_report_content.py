@@ -33,9 +33,9 @@ def test_settings_count_runs_and_cost():
     ],
 )
 def test_page_advice_without_a_completed_trial(trials, advice):
-    found = make_study(*trials).decide().page.sentences[1]
-    assert advice in found
-    assert ("micro_batch_size" in found) is (trials[0].status == "out_of_memory")
+    sentence = make_study(*trials).decide().page.sentences[1]
+    assert advice in sentence
+    assert ("micro_batch_size" in sentence) is (trials[0].status == "out_of_memory")
 
 
 def test_notes_of_problems_and_trials():
@@ -44,8 +44,8 @@ def test_notes_of_problems_and_trials():
         make_trial(32, notes=(Note.of("own_step_whole", size=8),)),
         problems=("trial_9/kbatch.json is damaged", "another one"),
     )
-    found = codes(study)
-    assert found[0] == "left_out" and found.count("own_step_whole") == 1
+    noted = codes(study)
+    assert noted[0] == "left_out" and noted.count("own_step_whole") == 1
     assert study.notes[0].values["first"] == "trial_9/kbatch.json is damaged (1 more)"
 
 

@@ -14,57 +14,57 @@ DATA = models.rows(94)
 QUICK = {"measure_memory": False, "time_budget_s": 1.0}
 
 
-def sizes_of(found):
-    return [u.batch_size for u in found.updates if u.steps_per_execution == 1]
+def sizes_of(profile):
+    return [u.batch_size for u in profile.updates if u.steps_per_execution == 1]
 
 
 def test_profile_training_with_default_sizes(capsys):
-    found = kbatch.profile_training(
+    profile = kbatch.profile_training(
         models.Locked(models.linear), *models.rows(20), time_budget_s=2.0
     )
     output = capsys.readouterr().out
     assert "for the memory" in output
     assert "when warm" in output
-    assert sizes_of(found) == [1, 2, 4, 8, 16]
-    measured = [update for update in found.updates if update.measured]
+    assert sizes_of(profile) == [1, 2, 4, 8, 16]
+    measured = [update for update in profile.updates if update.measured]
     alone = {u.batch_size for u in measured if u.steps_per_execution == 1}
-    several = [one for one in measured if one.steps_per_execution > 1]
+    several = [update for update in measured if update.steps_per_execution > 1]
     assert several
-    assert {one.batch_size for one in several} <= alone
+    assert {update.batch_size for update in several} <= alone
     # An execution is not longer than an epoch of 20 rows.
     assert all(u.steps_per_execution <= -(-20 // u.batch_size) for u in several)
-    assert (found.dtype_policy, found.jit_compile) == ("float32", False)
-    assert found.environment.versions["keras"] == keras.__version__
+    assert (profile.dtype_policy, profile.jit_compile) == ("float32", False)
+    assert profile.environment.versions["keras"] == keras.__version__
     # The peaks of such a small model depend on the threads.
-    peaks = peaks_under(found.dtype_policy, found.memory).values()
+    peaks = peaks_under(profile.dtype_policy, profile.memory).values()
     assert len(peaks) >= 2
-    assert 0 < min(peaks) <= max(peaks) < found.memory_limit_bytes
+    assert 0 < min(peaks) <= max(peaks) < profile.memory_limit_bytes
 
 
 def test_profile_training_skips_sizes_beyond_the_data():
     def batches(size):
         return tf.data.Dataset.from_tensor_slices(DATA).batch(size)
 
-    found = kbatch.profile_training(models.linear, batches, batch_sizes=(16, 128, 256), **QUICK)
-    outcomes = {u.batch_size: u.reason.code if u.reason else u.outcome for u in found.updates}
+    profile = kbatch.profile_training(models.linear, batches, batch_sizes=(16, 128, 256), **QUICK)
+    outcomes = {u.batch_size: u.reason.code if u.reason else u.outcome for u in profile.updates}
     assert outcomes[16] == "measured"
     assert outcomes[128] == outcomes[256] == "data_gave_fewer"
 
 
 @pytest.mark.slow
 def test_profile_training_size_that_does_not_fit():
-    found = kbatch.profile_training(
+    profile = kbatch.profile_training(
         memory_models.wide_net,
         *models.rows(64),
         batch_sizes=(4, 16, 4000, 8000),
         memory_limit_bytes=64 * memory_models.MB,
         time_budget_s=30.0,
     )
-    outcomes = {u.batch_size: u.reason.code if u.reason else u.outcome for u in found.updates}
+    outcomes = {u.batch_size: u.reason.code if u.reason else u.outcome for u in profile.updates}
     assert [outcomes[size] for size in (4, 16)] == ["measured", "measured"]
     assert outcomes[4000] == "memory_expected"
-    assert found.memory_limit_bytes == 64 * memory_models.MB
-    peaks = peaks_under(found.dtype_policy, found.memory)
+    assert profile.memory_limit_bytes == 64 * memory_models.MB
+    peaks = peaks_under(profile.dtype_policy, profile.memory)
     assert list(peaks) == [4, 16]
     assert peaks[4] < peaks[16] < 64 * memory_models.MB
 
@@ -81,7 +81,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_profile_training_invalid_arguments(name):
-    arguments, kind, words = BAD[name]
-    given = {"build": pytest.fail, "x": DATA[0]} | arguments
+    changed, kind, words = BAD[name]
+    arguments = {"build": pytest.fail, "x": DATA[0]} | changed
     with pytest.raises(kind, match=rf"{words}.*Received: "):
-        kbatch.profile_training(given.pop("build"), given.pop("x"), DATA[1], **given)
+        kbatch.profile_training(arguments.pop("build"), arguments.pop("x"), DATA[1], **arguments)

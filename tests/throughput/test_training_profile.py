@@ -12,11 +12,11 @@ from kbatch.throughput.result import TimedUpdate, choose_micro_batch, fastest_wa
 
 
 def test_timed_update_median_interval_and_rate():
-    one = update(64, 0.5)
-    assert (one.time_s.n, one.time_s.value, one.measured) == (7, 0.5, True)
-    assert one.time_s.ends == (0.5 * min(HICCUPS), 0.5 * max(HICCUPS))
-    assert one.rate.value == 128
-    assert one.rate.ends == pytest.approx((64 / one.time_s.high, 64 / one.time_s.low))
+    timed = update(64, 0.5)
+    assert (timed.time_s.n, timed.time_s.value, timed.measured) == (7, 0.5, True)
+    assert timed.time_s.ends == (0.5 * min(HICCUPS), 0.5 * max(HICCUPS))
+    assert timed.rate.value == 128
+    assert timed.rate.ends == pytest.approx((64 / timed.time_s.high, 64 / timed.time_s.low))
     assert update(8, 1.0, hiccups=(1.0, 2.0, 3.0)).time_s.ends is None
     assert (left_out(8).rate, left_out(8).time_s, left_out(8).measured) == (None, None, False)
 
@@ -91,8 +91,8 @@ def steady(size, seconds, count=5):
 
 
 def chosen(*ways):
-    found, gain = choose_micro_batch(ways)
-    return found.batch_size, gain
+    way, gain = choose_micro_batch(ways)
+    return way.batch_size, gain
 
 
 def test_choose_micro_batch_largest_within_two_percent():
@@ -133,8 +133,8 @@ def test_choose_micro_batch_uses_common_rounds():
 
 def test_choose_micro_batch_equal_sizes_with_noise():
     rng = np.random.default_rng(0)
-    found = [
+    sizes = [
         chosen(*(way(size, np.exp(rng.normal(0, 0.05, 9)).tolist()) for size in SIZES))[0]
         for _ in range(400)
     ]
-    assert found.count(64) > 0.9 * len(found)
+    assert sizes.count(64) > 0.9 * len(sizes)
