@@ -123,9 +123,9 @@ def shown_texts(figure):
     return boxes
 
 
-def text_overlaps(figure, slack_px=1.5):
-    """Pairs of texts that cover each other, by more than the slack."""
-    boxes = {text: box.padded(-slack_px) for text, box in shown_texts(figure).items()}
+def text_overlaps(boxes, slack_px=1.5):
+    """Pairs of shown texts that cover each other, by more than the slack."""
+    boxes = {text: box.padded(-slack_px) for text, box in boxes.items()}
     return [
         (first.get_text(), second.get_text())
         for first, second in itertools.combinations(boxes, 2)
@@ -133,9 +133,9 @@ def text_overlaps(figure, slack_px=1.5):
     ]
 
 
-def cut_texts(figure):
-    """Texts that reach beyond the figure, by more than a pixel."""
-    boxes = shown_texts(figure)
+def cut_texts(figure, boxes=None):
+    """Shown texts that reach beyond the figure, by more than a pixel."""
+    boxes = boxes or shown_texts(figure)
     (left, bottom), (right, top) = figure.bbox.padded(1.0).get_points()
     return [
         text.get_text()

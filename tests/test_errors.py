@@ -8,15 +8,13 @@ from pathlib import Path
 
 import own_steps
 import pytest
-import small_models as models
 
 from kbatch import errors
 from kbatch.errors import OutOfMemoryError
-from kbatch.memory.probe import WorkerProbes, no_example_fits
-from kbatch.memory.workload import Workload, WorkloadFacts
+from kbatch.memory.probe import no_example_fits
+from kbatch.memory.workload import WorkloadFacts
 from kbatch.records.training_run import Plan
 from kbatch.search.plan import notes_on_size
-from kbatch.training.data.training_data import TrainingData
 
 
 def test_errors_are_defined_in_one_file_which_opens_with_their_tree():
@@ -40,18 +38,6 @@ def of_one_example(needed_bytes):
     return no_example_fits(FACTS, (0.8, 0.9), needed_bytes, None)
 
 
-def build_without_memory():
-    raise MemoryError
-
-
-def of_build(limit_bytes):
-    load = Workload(build_without_memory, TrainingData(*models.rows(8)), "float32")
-    with WorkerProbes(load, 10**9) as probes, pytest.raises(OutOfMemoryError) as caught:
-        probes.limit_bytes = limit_bytes  # On a GPU only the worker knows it.
-        probes.facts()
-    return caught.value
-
-
 def of_plan(**changed):
     """Return the error of a plan by which 24 of 64 examples go through the device at once."""
     plan = dataclasses.replace(Plan(1, "float32", 24, "own_step", 64, ""), **changed)
@@ -65,8 +51,6 @@ def of_plan(**changed):
     [
         (lambda: of_one_example(9_500), 1, 0, 10_000),
         (lambda: of_one_example(None), 1, 0, 10_000),
-        (lambda: of_build(10**9), None, None, 10**9),
-        (lambda: of_build(None), None, None, None),
         (of_plan, 64, 24, None),
         (lambda: of_plan(number=2), 64, None, None),
     ],

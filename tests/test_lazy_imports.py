@@ -60,7 +60,6 @@ PROCESSES = {
             "kbatch.load_study(folder / 's.json').to_dataframe()",
             f'{HOST}, "matplotlib", "jinja2"',
         ),
-        ("kbatch.write_report(study, folder / 'r.md')", HOST),
         ("kbatch.write_report(study, folder / 'r.html')", HOST),
     ],
 }

@@ -154,13 +154,12 @@ def test_load_file_with_inconsistent_values_or_another_schema(tmp_path, changed,
 
 
 def test_html_of_several_results():
-    text = (
-        document_files([*RECORDS.values()], HTML)[HTML].decode().replace("\N{NO-BREAK SPACE}", " ")
-    )
+    results = [RECORDS[name] for name in ("comparison", "largest batch", "recommendation")]
+    text = document_files(results, HTML)[HTML].decode().replace("\N{NO-BREAK SPACE}", " ")
     first = text.index("</header>")
-    for record in RECORDS.values():
-        assert record.answer.split(":")[0] in text[:first]
-    assert text.count("<article") == len(RECORDS)
+    for result in results:
+        assert result.answer.split(":")[0] in text[:first]
+    assert text.count("<article") == len(results)
     ids = re.findall(r' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)

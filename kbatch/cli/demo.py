@@ -51,12 +51,13 @@ def _demo(options: argparse.Namespace) -> None:
         from kbatch.search.tuner import BatchSizeTuner
 
     texts = options.data == "texts"
-    x, y = load_texts() if texts else load_images()
     sizes = options.batch_sizes or (_QUICK_SIZES if options.quick else _SIZES)
     build, epochs = (build_text_model, 6) if texts else (build_image_model, 5)
     settings = {"micro_batch_size": 128, "dtype_policy": options.policy, "seed": options.seed}
+    hypermodel = BatchSizeHyperModel(build, sizes, **settings)  # Checks the options.
+    x, y = load_texts() if texts else load_images()
     tuner = BatchSizeTuner(
-        BatchSizeHyperModel(build, sizes, **settings),
+        hypermodel,
         "val_accuracy",
         strategy="grid" if options.quick else "race",
         tolerance=0.02,

@@ -216,8 +216,8 @@ def predict_memory(memory_bytes: Mapping[int, float], batch_size: int) -> float:
     """Estimate the bytes of a batch size from two measured sizes or more."""
     if (curve := memory_curve(memory_bytes)) is None:
         raise ValueError(
-            "An estimate of memory needs at least two measured batch sizes: measure more sizes, "
-            f"with their memory. Received: memory of the sizes {sorted(memory_bytes)}."
+            "An estimate of memory needs the memory of at least two sizes: measure more sizes. "
+            f"Received: memory of the sizes {sorted(memory_bytes)}."
         )
     return curve(batch_size)
 

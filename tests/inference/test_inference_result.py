@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from figure_samples import text_overlaps, words
+from figure_samples import shown_texts, text_overlaps, words
 from inference_factory import (
     HALF_PEAK,
     make_check,
@@ -306,7 +306,7 @@ def test_where_marks_lie_close_the_caption_says_why_there_is_no_result():
     failed = [make_failed(size) for size in range(60, 68)]
     figure = kbatch.plot_inference_throughput(make_profile(make_timing(1), *failed)).figure
     assert "✕: out of memory" in words(figure.axes[0])
-    assert text_overlaps(figure) == []
+    assert text_overlaps(shown_texts(figure)) == []
 
 
 def test_a_target_and_sizes_without_memory_are_drawn():

@@ -8,7 +8,7 @@ import tensorflow as tf
 from fake_clock import FakeClock
 
 from kbatch.device.memory import DeviceMemory
-from kbatch.errors import DeviceLostError
+from kbatch.errors import DeviceLostError, OutOfMemoryError
 from kbatch.memory.probe import ProcessProbes, WorkerProbes
 from kbatch.memory.workload import Reading, Run, Workload, WorkloadFacts
 from kbatch.training.data.training_data import TrainingData
@@ -97,6 +97,17 @@ def test_worker_probes_lost_device_after_out_of_memory(monkeypatch):
     with pytest.raises(tf.errors.InternalError, match="ILLEGAL_ADDRESS"):
         probes.read(16)
     assert worker.processes == 2
+
+
+@pytest.mark.parametrize("limit_bytes", [10**9, None])
+def test_worker_probes_out_of_memory_while_building(monkeypatch, limit_bytes):
+    probes, _ = worker_probes(monkeypatch, MemoryError())
+    probes.limit_bytes = limit_bytes  # On a GPU only the worker knows it.
+    with pytest.raises(OutOfMemoryError, match="could not be built") as caught:
+        probes.facts()
+    error = caught.value
+    assert (error.examples, error.fitting_examples, error.needed_bytes) == (None, None, None)
+    assert error.limit_bytes == limit_bytes
 
 
 def test_worker_probes_facts_are_kept_after_a_restart(monkeypatch):

@@ -117,7 +117,7 @@ def test_load_study_with_damaged_files(name, tmp_path):
         read_all(study)
         if not study.problems:
             harmless += 1
-            if harmless <= 2:
+            if harmless == 1:
                 draw_all(study)
         file.write_text(whole)
     assert 0 < harmless < count
@@ -145,9 +145,9 @@ def test_load_result_with_a_damaged_file(name, tmp_path):
 
 
 def test_figures_with_markup_and_long_names():
-    draw_all(tuned_study(6, name="$\\frac$ a$_b$ {x} %s <b>"))
     tuned = {f"hyperparameter_{n}": n for n in range(300)} | {"layer": "w" * 100_000}
+    trials = (*tuned_study(6).trials, make_trial(64, hyperparameters=tuned))
     with warnings.catch_warnings():
         # Matplotlib warns if texts leave no room for the panels.
         warnings.simplefilter("error", UserWarning)
-        draw_all(make_study(make_trial(16), make_trial(32, hyperparameters=tuned)))
+        draw_all(make_study(*trials, name="$\\frac$ a$_b$ {x} %s <b>"))

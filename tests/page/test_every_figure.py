@@ -43,10 +43,11 @@ def test_figure_texts_do_not_overlap(name, width_in):
     figure = axes.get_figure(root=True)
     assert figure.get_figwidth() == width_in
     assert len(axes.get_label().split()) > 5  # The description of the figure.
-    assert text_overlaps(figure) == []
-    assert cut_texts(figure) == []
+    boxes = shown_texts(figure)
+    assert text_overlaps(boxes) == []
+    assert cut_texts(figure, boxes) == []
     # All thousands have a comma.
-    assert not re.search(r"(?<![\d.,])\d{4,}", " ".join(t.get_text() for t in shown_texts(figure)))
+    assert not re.search(r"(?<![\d.,])\d{4,}", " ".join(text.get_text() for text in boxes))
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -82,6 +82,6 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_profile_training_invalid_arguments(name):
     changed, kind, words = BAD[name]
-    arguments = {"build": pytest.fail, "x": DATA[0]} | changed
+    arguments = {"build": pytest.fail, "x": DATA[0], "measure_memory": False} | changed
     with pytest.raises(kind, match=rf"{words}.*Received: "):
         kbatch.profile_training(arguments.pop("build"), arguments.pop("x"), DATA[1], **arguments)
