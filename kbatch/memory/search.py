@@ -55,10 +55,7 @@ MaxBatchAnswer = tuple[int | None, Note]
 
 
 class MaxBatchSearch:
-    """Search for a batch size whose memory is inside a window, with few measurements.
-
-    `ask` returns the size to measure next, and `tell` takes its memory.
-    """
+    """Search for a batch size whose memory is inside a window: `ask`, measure, `tell`."""
 
     def __init__(
         self,

@@ -63,43 +63,19 @@ class Result(ABC):
         return importlib.import_module(FIGURES[type(self).__name__]).figures_of(self)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Plot the figure that shows the answer.
-
-        Args:
-            ax: Axes to draw on. If None, a new figure is made.
-
-        Returns:
-            The Axes. Their label describes the figure in sentences.
-
-        Raises:
-            ValueError: If there is nothing to draw.
-        """
+        """Plot the figure that shows the answer on the Axes `ax`, or in a new figure if None."""
         figures = self.figures()
         if not figures:
             raise ValueError(f"There is nothing to draw: {self.answer}")
         return figures[0].draw(ax)
 
     def save(self, path: Path | str) -> None:
-        """Write the result to a JSON file.
-
-        Args:
-            path: File to write. Missing folders are created.
-        """
+        """Write the result to the JSON file `path`. Missing folders are created."""
         write_record(self, Path(path))
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a result from a file that `save` wrote.
-
-        Args:
-            path: File to read.
-
-        Returns:
-            The result.
-
-        Raises:
-            RecordError: If the file is damaged, or holds another kind of result.
-        """
+        """Read the file `path` that `save` wrote; a `RecordError` says that it is damaged."""
         result = read_record(cls, Path(path))
         try:  # Values that contradict each other raise an error when they are shown.
             _ = (str(result), result.use, result.settings, result.figures())
