@@ -81,8 +81,8 @@ def test_guides_quote_what_kbatch_prints_for_the_records_of_their_pictures():
     results = map(load_result, (DOCS / "data").glob("[!n]*.json"))  # Not numbers.json.
     pages = [str(one.decide() if isinstance(one, kbatch.Study) else one) for one in results]
     printed = {line for page in pages for line in page.splitlines()}
-    quoted = {line for guide in GUIDES for line in "".join(blocks(guide, "text")).splitlines()}
-    assert quoted - printed == set()
+    quoted = "".join("".join(blocks(guide, "(?:text|output)")) for guide in GUIDES).splitlines()
+    assert {*quoted} - printed == set()
 
 
 @pytest.fixture(scope="module")
