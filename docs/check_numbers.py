@@ -1,4 +1,4 @@
-"""Check that README.md and docs/performance.md state the values of docs/data/numbers.json.
+"""Check that README.md and the pages of docs state the values of docs/data/numbers.json.
 
 python docs/check_numbers.py
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS.parent / "README.md", DOCS / "performance.md")
+PAGES = (DOCS.parent / "README.md", *DOCS.glob("*.md"), *DOCS.glob("guides/*.md"))
 MARK = re.compile(r"<!--(\w+)\.(\w+)-->")
 
 
