@@ -387,7 +387,7 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="only rows whose name begins so")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--beside", help="another checkout, whose judge sees the same searches")
-    options = parse_arguments(parser, searches=20)
+    options = parse_arguments(parser, searches=5)
     count = options.searches
     if options.beside:
         other = [sys.executable, __file__, *sys.argv[1:]]

@@ -191,6 +191,7 @@ def kbatch_search(work: Work) -> tuple[Pair, float]:
             "val_accuracy",
             strategy=work.tool.split()[1],
             tolerance=work.tolerance,
+            max_trainings=min(2 * len(SIZES), work.trainings),  # As by default, or fewer.
             directory=folder,
         )
         tuner.search(work.x, work.y, epochs=EPOCHS, validation_data=work.held_out, verbose=0)
@@ -331,9 +332,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=14.0)
     parser.add_argument("--save", type=Path, help="a file to which each search appends a line")
     parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
-    options = parse_arguments(
-        parser, tools=list(QUICK_TOOLS), starts=[1.0], seeds=1, trainings=6, minutes=1.0
-    )
+    options = parse_arguments(parser, tools=list(QUICK_TOOLS), starts=[1.0], seeds=1, trainings=4)
     if options.inside is not None:
         run_inside(options.inside)
         return
