@@ -1,6 +1,7 @@
 """How fast is an accumulated update, compared with Keras's own ways and an eager loop?
 
-python benchmarks/accumulation_vs_keras.py [--rounds 9] [--block 0.3]    2 minutes
+python benchmarks/accumulation_vs_keras.py [--rounds 9] [--block 0.3] [--policies float32]
+    2 minutes
 
 Each row is one net under one dtype policy. The numbers are ratios of times for the same examples:
 above 1 kbatch is faster. `keras` is `gradient_accumulation_steps` over micro-batches, `whole` is
@@ -83,10 +84,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--block", type=float, default=0.3, metavar="SECONDS")
-    options = parse_arguments(parser, rounds=1, block=0.05)
+    policies = ("float32", "mixed_float16")
+    parser.add_argument("--policies", nargs="+", default=policies, choices=policies)
+    options = parse_arguments(parser, rounds=1, block=0.05, policies=["float32"])
     print(f"{'net':<15}{'policy':<15}{'/ keras':>9}{'/ whole':>9}{'/ eager':>9}{'ms/update':>11}")
     rows = []
-    for (name, net), policy in itertools.product(nets().items(), ("float32", "mixed_float16")):
+    for (name, net), policy in itertools.product(nets().items(), options.policies):
         keras.config.set_dtype_policy(policy)
         runs = contenders(net)
         for run in runs.values():

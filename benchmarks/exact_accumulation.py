@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--block", type=float, default=0.3, metavar="SECONDS")
     parser.add_argument("--memory", action="store_true")
-    options = parse_arguments(parser, rounds=6, block=0.02)
+    options = parse_arguments(parser, rounds=6, block=0.02, net=["mlp", "transformer"])
     print(f"{'net':<15}{'/ plain':>9}{'95 % of it':>16}{'/ whole':>9}{'error':>8}  peak (MB)")
     times = []
     for name in options.net or nets():
