@@ -1,7 +1,7 @@
 """All errors that kbatch raises.
 
 ValueError
-├── InputError            data, an argument or a directory that kbatch cannot use
+├── InputError            data, an argument or a folder that kbatch cannot use
 │   └── InputTypeError    an argument of the wrong type (also a TypeError)
 ├── RecordError           a file that cannot be read as a record
 ├── PolicyUnsupported     a model that cannot run under a dtype policy
@@ -17,24 +17,24 @@ Exception
 └── DataEnded             a data function with too few examples (kbatch catches it)
 """
 
-# SIGABRT, SIGKILL and SIGSEGV, as Popen reports them and as a shell between the two does.
+# SIGABRT, SIGKILL and SIGSEGV, as Popen reports them, and as a shell in between reports them.
 _MEMORY_EXITS = (-6, -9, -11, 134, 137, 139)
 
 
 class InputError(ValueError):
-    """Data, an argument or a directory cannot be used; the message says what to give instead."""
+    """Data, an argument or a folder cannot be used. The message says what to give instead."""
 
 
 class InputTypeError(InputError, TypeError):
-    """An argument has the wrong type; the message says what to give instead."""
+    """An argument has the wrong type. The message says what to give instead."""
 
 
 class RecordError(ValueError):
-    """A record cannot be read or written; the message names the file."""
+    """A record cannot be read or written. The message names the file."""
 
 
 class PolicyUnsupported(ValueError):
-    """A model cannot be built or run under a dtype policy; the message says why."""
+    """A model cannot be built or run under a dtype policy. The message says why."""
 
 
 class TargetTooLow(ValueError):
@@ -47,9 +47,9 @@ class TargetTooLow(ValueError):
     def __init__(self, latency_ms: float, quantile: float, batch_size: int, reachable_ms: float):
         smaller = "" if batch_size == 1 else "measure smaller batch sizes, "
         super().__init__(
-            f"`latency_ms` must be at least what batch size {batch_size} takes, "
-            f"{reachable_ms:.3g} ms at the {quantile:g} quantile: {smaller}give a higher target, "
-            f"or a faster call path or model. Received: latency_ms={latency_ms:g}."
+            f"`latency_ms` must be at least {reachable_ms:.3g}, the latency of batch size "
+            f"{batch_size} at the {quantile:g} quantile: {smaller}give a higher target, or use a "
+            f"faster call path or model. Received: latency_ms={latency_ms:g}."
         )
         self.reachable_ms = reachable_ms
 
@@ -59,7 +59,7 @@ class UnsendableError(TypeError):
 
 
 class OutOfMemoryError(MemoryError):
-    """A model, or a batch that goes through it at once, does not fit in memory.
+    """A model, or one batch of it, does not fit in memory.
 
     Attributes:
         examples: Size of the batch that does not fit. If None, the model itself could not be built.
@@ -86,14 +86,14 @@ class OutOfMemoryError(MemoryError):
 
 
 class DeviceLostError(RuntimeError):
-    """The device runs nothing more in this process, as after an illegal memory access."""
+    """The device cannot be used any more in this process, as after an illegal memory access."""
 
     def __init__(self):
         super().__init__(
-            "The device failed in a way that lasts as long as this process: no later step could be "
-            "trusted. Start the script again, or restart the notebook's kernel; a search resumes "
-            'after its last finished trial. With `executor="local", max_parallel=1` each training '
-            "run has its own process."
+            "The device failed and cannot be used any more in this process. Start the script again "
+            "or restart the notebook's kernel: a search resumes after its last finished trial. To "
+            "run each training in its own process, give "
+            '`executor="local", max_parallel=1`.'
         )
 
     def __reduce__(self):
@@ -107,15 +107,16 @@ class WorkerDied(RuntimeError):
     def __init__(self, exit_code: int, tail: str):
         super().__init__(
             f"The worker process ended with status {exit_code} while it worked. "
-            f"The end of what it wrote:\n{tail}"
+            f"The end of its output:\n{tail}"
         )
-        self.exit_code = exit_code  # Negative if a signal ended it: the number of the signal.
-        self.tail = tail  # The end of what it wrote.
-        self.out_of_memory = exit_code in _MEMORY_EXITS  # So it may be: a crash leaves them too.
+        self.exit_code = exit_code  # The negative number of the signal, if a signal ended it.
+        self.tail = tail
+        #: Whether memory may have run out. A crash has the same status.
+        self.out_of_memory = exit_code in _MEMORY_EXITS
 
 
 class DataEnded(Exception):
-    """A data function has fewer examples than a batch needs: only `rows`."""
+    """A data function has only `rows` examples, fewer than a batch needs."""
 
     def __init__(self, rows: int):
         super().__init__(rows)

@@ -1,7 +1,7 @@
-"""What kbatch uses of the private parts of Keras, keras-tuner and TensorFlow, all in one file.
+"""Access to private parts of Keras, keras-tuner and TensorFlow, all in one file.
 
-One function for each assumption, and a test of each: where a new version of a library moves such
-a part, the test that fails says which one.
+Each assumption about a library has one function and one test. If a new version of a library changes
+such a part, the failing test shows which one.
 """
 
 import contextlib
@@ -52,28 +52,28 @@ __all__ = [
 
 # Private attributes, and functions of TensorFlow that are not public.
 
-lambda_output_shape: Any = attrgetter("_output_shape")  # As a `Lambda` layer was given it.
-batch_norm_axes: Any = attrgetter("_reduction_axes")  # Over which a layer takes moments.
+lambda_output_shape: Any = attrgetter("_output_shape")  # The argument of a `Lambda` layer.
+batch_norm_axes: Any = attrgetter("_reduction_axes")  # The axes over which it takes moments.
 compile_loss_of: Any = attrgetter("_compile_loss")  # None without a loss in `compile`.
 loss_tracker_of: Any = attrgetter("_loss_tracker")  # The metric of the mean loss of an epoch.
-added_by: Any = methodcaller("_get_own_losses")  # Not of layers within it.
+added_by: Any = methodcaller("_get_own_losses")  # The losses of a layer, without inner layers.
 rate_of: Any = attrgetter("_learning_rate")  # A variable, a schedule or a function.
-trained_by: Any = attrgetter("_trainable_variables")  # What an optimizer was built for.
-is_recorded: Any = record.should_record_backprop  # Whether a tape follows tensors.
-stopped_tapes: Any = record.stop_recording  # Within, no tape keeps what is computed.
-watched_variables: Any = record.VariableWatcher  # The trainable ones that are read within.
-calls_in_graph: Any = attrgetter("_inbound_nodes")  # Of a layer on symbolic inputs.
+trained_by: Any = attrgetter("_trainable_variables")  # The variables of a built optimizer.
+is_recorded: Any = record.should_record_backprop  # Whether a tape records tensors.
+stopped_tapes: Any = record.stop_recording  # A context in which no tape records.
+watched_variables: Any = record.VariableWatcher  # Collects trainable variables that are read.
+calls_in_graph: Any = attrgetter("_inbound_nodes")  # The calls of a layer on symbolic inputs.
 inputs_of_dataset: Any = methodcaller("_inputs")  # The datasets that a dataset is made from.
-profiles_batches: Any = attrgetter("_should_trace")  # Of a `TensorBoard`.
-# Of a functional model the structures of its symbolic inputs and outputs; of a symbolic tensor the
-# operation that made it, which call of it that was, and the number of its output.
+profiles_batches: Any = attrgetter("_should_trace")  # Whether a `TensorBoard` profiles batches.
+# The structures of a functional model's symbolic inputs and outputs.
 structures_of: Any = attrgetter("_inputs_struct", "_outputs_struct")
+# For a symbolic tensor: its operation, the number of the call, and the number of the output.
 history_of: Any = attrgetter("_keras_history")
 
 
 @contextlib.contextmanager
 def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Let attributes of objects, classes or modules have other values, and put them back."""
+    """Replace attributes of objects, classes or modules, and restore them afterwards."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in changes:
             if name in vars(owner):
@@ -92,46 +92,47 @@ def layers_of(part: Any, *, include_self: bool = True) -> list[Any]:
 
 
 def declared_structure(model: Any) -> Any:
-    """Return a functional model's inputs in the structure it was made with, else None."""
+    """Return the structure of a functional model's inputs, or None for other models."""
     return getattr(model, "_inputs_struct", None)
 
 
 def calls_in(model: Any) -> list[tuple[Any, int, Any, Any]] | None:
     """List the calls in the graph of a functional model. For other models, return None.
 
-    Each is an operation, the number of that call among all of it, and its arguments.
+    Each call is an operation, the number of the call among all calls of this operation, and the
+    arguments.
     """
     if not hasattr(model, "_nodes_by_depth"):
         return None
-    own = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
+    nodes_of_model = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
     return [
-        (one, number, node.arguments.args, node.arguments.kwargs)
-        for one in model.operations
-        for number, node in enumerate(one._inbound_nodes)
-        if id(node) in own
+        (operation, number, node.arguments.args, node.arguments.kwargs)
+        for operation in model.operations
+        for number, node in enumerate(operation._inbound_nodes)
+        if id(node) in nodes_of_model
     ]
 
 
 @functools.cache
 def bookkeeping_names() -> frozenset[str]:
-    """Return the names of the attributes that Keras gives to each layer and functional model."""
-    inputs: Any = keras.Input((1,), name="x")  # A name of its own lets Keras count up none.
+    """Return the names of the attributes that Keras sets on each layer and functional model."""
+    inputs: Any = keras.Input((1,), name="x")  # With a name, Keras increases no counter.
     layer = keras.layers.Identity(name="y")
     return frozenset({*vars(layer), *vars(keras.Model(inputs, layer(inputs), name="z"))})
 
 
 def is_tracker(value: Any) -> bool:
-    """Return whether a value is what Keras finds variables by, in a layer, metric or optimizer."""
+    """Return whether a value is the object by which Keras tracks variables."""
     return isinstance(value, Tracker)
 
 
 def forward(model: Any, x: Any, *, training: bool) -> Any:
-    """Call a model as Keras's train step does: its `call` may have no argument `training`."""
+    """Call a model as Keras's train step does. Its `call` may have no argument `training`."""
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
 def build_symbolically(model: Any, batch: Any) -> None:
-    """Build weights, metrics and losses, without running the model."""
+    """Build weights, metrics and losses without running the model."""
     symbols = keras.tree.map_structure(
         lambda leaf: None if leaf is None else keras.KerasTensor(leaf.shape, leaf.dtype.name), batch
     )
@@ -141,39 +142,40 @@ def build_symbolically(model: Any, batch: Any) -> None:
 
 @contextlib.contextmanager
 def left_to_keras() -> Iterator[list[Any]]:
-    """List the models that are compiled with `jit_compile="auto"` within: no attribute shows it."""
-    found: list[Any] = []
+    """List the models that are compiled with `jit_compile="auto"`: no attribute shows it."""
+    models: list[Any] = []
     plain = keras.Model.compile
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
-    def compile_noted(model: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(model, *args, **kwargs).arguments
-        found[:] = [one for one in found if one is not model]
-        found.extend([model] if given.get("jit_compile", "auto") == "auto" else [])
+    def noting_compile(model: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(model, *args, **kwargs).arguments
+        models[:] = [other for other in models if other is not model]
+        models.extend([model] if arguments.get("jit_compile", "auto") == "auto" else [])
         plain(model, *args, **kwargs)
 
-    # On the class that defines it: Keras does not compile a loaded model whose class overrides it.
+    # Replace it in the class that defines it: Keras does not compile a loaded model whose class
+    # overrides `compile`.
     owner = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-    with replaced([(owner, "compile", compile_noted)]):
-        yield found
+    with replaced([(owner, "compile", noting_compile)]):
+        yield models
 
 
 def compiling(model: Any) -> AbstractContextManager[None]:
-    """Let `model.jit_compile` say that XLA compiles what is traced within, and Dropout draw alike.
+    """Set `model.jit_compile` while XLA traces a function, and give Dropout the same draws.
 
-    XLA makes other numbers from 0 to 1 of the same random bits: of the highest bits of each, where
-    TensorFlow takes the lowest 23.
+    XLA makes random floats from the highest bits of a random number, TensorFlow from the lowest 23.
+    This makes XLA use the lowest bits too.
     """
     plain = random_ops.stateless_random_uniform_v2
 
     def uniform(shape: Any, key: Any, counter: Any, alg: Any, dtype: Any, name: Any = None) -> Any:
         if dtype != tf.float32:
             return plain(shape, key, counter, alg, dtype, name)
-        given = {"key": key, "counter": counter, "alg": tf.random.Algorithm.PHILOX.value}
-        bits = tf.raw_ops.StatelessRandomUniformFullIntV2(shape=shape, dtype=tf.uint32, **given)
+        state = {"key": key, "counter": counter, "alg": tf.random.Algorithm.PHILOX.value}
+        bits = tf.raw_ops.StatelessRandomUniformFullIntV2(shape=shape, dtype=tf.uint32, **state)
         mantissa = tf.bitwise.bitwise_and(bits, tf.constant(0x7FFFFF, tf.uint32))
-        exponent = tf.constant(0x3F800000, tf.uint32)  # Of numbers from 1 to 2.
+        exponent = tf.constant(0x3F800000, tf.uint32)  # The bits of 1.0.
         return tf.bitcast(tf.bitwise.bitwise_or(mantissa, exponent), tf.float32) - 1.0
 
     return replaced(
@@ -182,13 +184,13 @@ def compiling(model: Any) -> AbstractContextManager[None]:
 
 
 def validation_steps(model: Any) -> int | None:
-    """Return the steps of an execution by which `fit` validates, None before it does."""
-    opened = getattr(model, "_eval_epoch_iterator", None)
-    return None if opened is None else int(opened.steps_per_execution)
+    """Return the steps per execution of the validation in `fit`. Before the first, return None."""
+    iterator = getattr(model, "_eval_epoch_iterator", None)
+    return None if iterator is None else int(iterator.steps_per_execution)
 
 
 def holds_variables(layer: Any) -> bool:
-    """Return whether a layer has variables itself, not only in layers within it."""
+    """Return whether a layer itself has variables, not only its inner layers."""
     return bool(layer._trainable_variables or layer._non_trainable_variables)
 
 
@@ -203,7 +205,7 @@ def set_mask(tensor: Any, mask: Any) -> None:
 def replaced_layer_calls(
     call: Callable[..., Any], *, kind: Any = keras.Layer
 ) -> AbstractContextManager[None]:
-    """Let `call(layer, plain, ...)` stand in for calls of layers; `plain(...)` makes one."""
+    """Replace calls of layers by `call(layer, plain, ...)`, in which `plain(...)` is the call."""
     plain = kind.__call__
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -213,12 +215,12 @@ def replaced_layer_calls(
 
 
 def layers_in_float32(layers: Sequence[Any]) -> AbstractContextManager[None]:
-    """Let built layers compute in float32; their variables stay as they are."""
+    """Make built layers compute in float32. Their variables keep their types."""
     return replaced((layer, "_dtype_policy", keras.DTypePolicy("float32")) for layer in layers)
 
 
 def batch_norm_moments(layer: Any, observe: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Let `observe(moments, inputs, mask)` stand in for how a BatchNormalization takes moments."""
+    """Replace how a BatchNormalization computes moments by `observe(moments, inputs, mask)`."""
     return replaced([(layer, "_moments", functools.partial(observe, layer._moments))])
 
 
@@ -226,15 +228,15 @@ def batch_norm_moments(layer: Any, observe: Callable[..., Any]) -> AbstractConte
 
 
 def output_losses_of(model: Any) -> list[Any]:
-    """List the losses of the outputs, each with `.loss` and `.name`; none before they are built."""
+    """List the built losses of the outputs, each with `.loss` and `.name`."""
     return list(getattr(model._compile_loss, "_flat_losses", None) or [])
 
 
 def routed_losses(compile_loss: Any, route: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Send each output's loss through `route(index, loss, y_true, y_pred, sample_weight)`.
+    """Replace each output's loss by `route(index, loss, y_true, y_pred, sample_weight)`.
 
-    Keras matches structures and paths of outputs as it does in training; its trackers of the
-    single losses are left out, since they would count micro-batches.
+    Keras still matches the structures and paths of outputs as in training. Its trackers of the
+    single losses are off, because they would count micro-batches.
     """
     if compile_loss is None or not compile_loss.built:
         return contextlib.nullcontext()
@@ -253,7 +255,7 @@ def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) ->
 
 @contextlib.contextmanager
 def overridden_losses(model: Any, losses: list[Any]) -> Iterator[None]:
-    """Let `model.losses` be those of a certain call, which may not have been the last one."""
+    """Make `model.losses` return the losses of one call, which may not be the last one."""
     model._losses_override.extend(losses)
     try:
         yield
@@ -262,39 +264,36 @@ def overridden_losses(model: Any, losses: list[Any]) -> Iterator[None]:
 
 
 def aggregated_loss(model: Any, loss: Any) -> Any:
-    """Reduce a loss that a layer added to the scalar that Keras trains on."""
+    """Reduce a loss that a layer added to a scalar, as Keras does."""
     return model._aggregate_additional_loss(loss)
 
 
 def set_added(layer: Any, losses: Sequence[Any]) -> None:
-    """Replace the losses that a layer and those in it have added."""
+    """Replace the losses that a layer and its inner layers have added."""
     layer._clear_losses()
     layer._losses.extend(losses)
 
 
 def loss_arguments(loss: Any) -> dict[str, Any]:
-    """Return the keyword arguments that one of Keras's losses hands to its function."""
+    """Return the keyword arguments that a Keras loss passes to its function."""
     return getattr(loss, "_fn_kwargs", {})
 
 
 def metrics_by_name(model: Any) -> dict[str, Any]:
-    """Return the metrics of a built model by the names that a step returns their results by."""
-    found: dict[str, Any] = {}
+    """Return the metrics of a built model by their names in the results of a step."""
+    named: dict[str, Any] = {}
     for metric in model.metrics:
-        if metric is getattr(model, "_compile_metrics", None):
-            if metric.built:  # It names them where it computes them.
-                named = [
-                    (one, "result", functools.partial(lambda m: m, one)) for one in metric.metrics
-                ]
-                with replaced(named):
-                    found |= metric.result()
-        else:
-            found[metric.name] = metric
-    return found
+        if metric is not getattr(model, "_compile_metrics", None):
+            named[metric.name] = metric
+        elif metric.built:  # Its `result` gives the names: let each metric return itself.
+            metrics = metric.metrics
+            with replaced((one, "result", functools.partial(lambda m: m, one)) for one in metrics):
+                named |= metric.result()
+    return named
 
 
 def metric_functions(model: Any, around: Callable[[Any, Any], Any]) -> AbstractContextManager[None]:
-    """Let `around(metric, function)` stand in for each function that was given as a metric."""
+    """Replace each metric function of the user by `around(metric, function)`."""
     compiled = model._compile_metrics
     metrics = [] if compiled is None else compiled.metrics
     wrapped = [one for one in metrics if isinstance(one, keras.metrics.MeanMetricWrapper)]
@@ -302,7 +301,7 @@ def metric_functions(model: Any, around: Callable[[Any, Any], Any]) -> AbstractC
 
 
 def metrics_in_float32(model: Any) -> None:
-    """Let metrics see predictions in float32: top-k has no operation on halves."""
+    """Give metrics their predictions in float32: top-k does not support half precision."""
     compiled = getattr(model, "_compile_metrics", None)
     if compiled is None:
         return
@@ -328,23 +327,24 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 
 def excluded_from_decay(optimizer: Any, variables: Sequence[Any]) -> list[int]:
-    """List which of the variables `exclude_from_weight_decay` names; no configuration shows it."""
+    """List the indices of variables that `exclude_from_weight_decay` excludes."""
     keys = getattr(optimizer, "_exclude_from_weight_decay", ())
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     return [
         number
-        for number, one in enumerate(variables)
-        if optimizer._var_key(one) in keys or (pattern and pattern.search(one.name))
+        for number, variable in enumerate(variables)
+        if optimizer._var_key(variable) in keys or (pattern and pattern.search(variable.name))
     ]
 
 
 def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextManager[None]:
-    """Let `apply(optimizer, gradients, variables)` stand in for how optimizers apply gradients."""
+    """Replace how optimizers apply gradients by `apply(optimizer, gradients, variables)`."""
 
     def applied(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         apply(self, grads, trainable_variables)
 
-    # An override that calls `super().apply` would run here, and again for what was collected.
+    # Overrides are replaced too: one that calls `super().apply` would run now, and again when the
+    # collected gradients are applied.
     kinds: list[Any] = [BaseOptimizer]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -353,7 +353,7 @@ def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextM
 
 @contextlib.contextmanager
 def scaled_losses(optimizer: Any) -> Iterator[list[Any]]:
-    """List the losses that an optimizer is asked to scale."""
+    """List the losses that an optimizer scales meanwhile."""
     losses: list[Any] = []
 
     def scale(loss: Any) -> Any:
@@ -369,8 +369,8 @@ def scaled_losses(optimizer: Any) -> Iterator[list[Any]]:
 
 @contextlib.contextmanager
 def kept_seeds() -> Iterator[None]:
-    """Put the random numbers of Keras and TensorFlow back where they were."""
-    # TensorFlow numbers its operations by draws from a generator of its own.
+    """Restore the random states of Keras and TensorFlow afterwards."""
+    # TensorFlow draws the seeds of its operations from a Python generator.
     tensorflow: Any = context.context()
     numbers = getattr(tensorflow, "_rng", None)
     seed, drawn = tensorflow._seed, None if numbers is None else numbers.getstate()
@@ -392,11 +392,11 @@ def kept_seeds() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_kernels(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Keep what TensorFlow has made ready to run, as long as that is wanted and nothing draws.
+    """Keep TensorFlow's cached kernels while `wanted()`, unless an operation takes a random seed.
 
-    With each seed that is set and each session that is cleared TensorFlow forgets all of it, so
-    that operations that draw by their place begin again. To make a train step ready once more, from
-    its traced graph, takes as long as an epoch of a small model.
+    TensorFlow clears these caches whenever a seed is set or a session is cleared, so that the draws
+    of random operations restart. Preparing a traced train step again takes as long as an epoch of a
+    small model.
     """
     drawn, seeds_of, clear = False, random_seed.get_seed, context.pywrap_tfe.TFE_ContextClearCaches
 
@@ -405,21 +405,21 @@ def kept_kernels(wanted: Callable[[], bool]) -> Iterator[None]:
         drawn = True
         return seeds_of(op_seed)
 
-    def clear_where_needed(handle: Any) -> None:
+    def clear_if_needed(handle: Any) -> None:
         if drawn or not wanted():
             clear(handle)
 
     seeds = (random_seed, "get_seed", watched)
-    with replaced([seeds, (context.pywrap_tfe, "TFE_ContextClearCaches", clear_where_needed)]):
+    with replaced([seeds, (context.pywrap_tfe, "TFE_ContextClearCaches", clear_if_needed)]):
         yield
 
 
 @contextlib.contextmanager
 def without_retracing_advice() -> Iterator[None]:
-    """Drop TensorFlow's warning about a function that is often traced again.
+    """Drop TensorFlow's warning about a function that is traced often.
 
-    A search traces the train step once for each batch size and calls it a few times only, which
-    TensorFlow takes for a mistake.
+    A search traces the train step for each batch size and calls it only a few times. TensorFlow
+    takes this for a mistake.
     """
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -434,60 +434,60 @@ def without_retracing_advice() -> Iterator[None]:
 
 
 def replaced_draws(around: Callable[[str, Any], Any]) -> AbstractContextManager[None]:
-    """Let `around(name, function)` stand in for the functions by which Keras draws."""
+    """Replace Keras's functions that draw random numbers by `around(name, function)`."""
     names = ("normal", "uniform", "truncated_normal", "randint", "dropout")
     draws = [(name, getattr(keras_random, name)) for name in names]
     return replaced((keras_random, name, around(name, draw)) for name, draw in draws)
 
 
 def state_variables(model: Any) -> list[Any]:
-    """List what a model's layers write in a call, such as seeds; weights are left out, frozen too.
+    """List the variables that a call of a model may write, such as seeds, without any weights.
 
-    Keras's own generator, which draws where a layer has none, is among them once it has drawn.
+    After its first draw they include Keras's global generator, which serves layers without a seed.
     """
-    weights = {id(one) for layer in layers_of(model) for one in layer._trainable_variables}
+    layers = layers_of(model)
+    weights = {id(variable) for layer in layers for variable in layer._trainable_variables}
+    variables = [*model.variables, *(v for layer in layers for v in layer.metrics_variables)]
     generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     shared = [] if generator is None else [generator.state]
-    metrics = [one for layer in layers_of(model) for one in layer.metrics_variables]
-    found = {id(one): one for one in (*model.variables, *metrics) if id(one) not in weights}
-    return [*found.values(), *shared]
+    return [*{id(v): v for v in variables if id(v) not in weights}.values(), *shared]
 
 
 # Data.
 
 
 def dataset_of_grain(data: Any) -> Any:
-    """Return a Grain dataset as Keras reads it on TensorFlow; anything else as it is."""
+    """Convert a Grain dataset to a TensorFlow dataset, as Keras does. Return other data."""
     if not is_grain_dataset(data):
         return data
     with contextlib.suppress(TypeError):  # A `DataLoader` has no length.
         count = len(data)
-        if count < sys.maxsize:  # Else it repeats.
+        if count < sys.maxsize:  # A dataset that repeats has this length.
             length = tf.data.experimental.assert_cardinality(count)
             return GrainDatasetAdapter(data).get_tf_dataset().apply(length)
     return GrainDatasetAdapter(data).get_tf_dataset()
 
 
 def cache_file(dataset: Any) -> str | None:
-    """Return the file of a dataset's cache, empty in memory; None where it is no cache."""
+    """Return the file of a dataset's cache, "" if it is in memory, None if it is no cache."""
     is_cache = type(dataset).__name__ == "CacheDataset"
     return dataset._filename.numpy().decode() if is_cache else None
 
 
 def dataset_function(dataset: Any) -> Any:
-    """Return the function of a map or filter as the person wrote it, None if it has none."""
+    """Return the user's function of a `map` or `filter` stage, or None for other stages."""
     traced = getattr(dataset, "_map_func", None) or getattr(dataset, "_predicate", None)
     return getattr(traced, "_func", None)
 
 
 def dataset_graph(dataset: Any) -> Any:
-    """Return the graph of the function of a map or the like, None if it has none."""
+    """Return the graph of the function of a `map` or similar stage, or None for other stages."""
     function = getattr(getattr(dataset, "_map_func", None), "function", None)
     return None if function is None else function.graph
 
 
 def dataset_argument(dataset: Any, name: str) -> Any:
-    """Return what a method of `tf.data.Dataset` was given, such as `batch_size` of `batch`."""
+    """Return an argument of a method of `tf.data.Dataset`, such as `batch_size` of `batch`."""
     return getattr(dataset, f"_{name}")
 
 
@@ -495,17 +495,17 @@ def dataset_argument(dataset: Any, name: str) -> Any:
 
 
 def has_started_devices() -> bool:
-    """Return whether TensorFlow has started its devices: any public name would start them."""
+    """Return whether TensorFlow has started its devices. Any public function would start them."""
     running: Any = context.context()
     return bool(running._initialized)
 
 
 def fail_at_once_without_memory() -> None:
-    """Let a GPU say at once that its memory is out, unless TensorFlow has started it already.
+    """Make a GPU fail at once if memory runs out, unless TensorFlow has started its devices.
 
-    By default it waits 10 s for other operations to free some, and where XLA tries its kernels it
-    does so for each of them: two minutes for a net of three layers. A CPU with TensorFlow's BFC
-    allocator waits anyway (2.21); without it, a CPU never waits.
+    By default it waits 10 s for other operations to free memory. When XLA tries its kernels, it
+    waits for each of them: two minutes for a net of three layers. A CPU with TensorFlow's BFC
+    allocator still waits (2.21), and a CPU without it never waits.
     """
     running: Any = context.context()
     if not running._initialized:
@@ -514,39 +514,39 @@ def fail_at_once_without_memory() -> None:
 
 
 def local_devices() -> Any:
-    """List TensorFlow's devices, started, with their descriptions and the limits of memory.
+    """Start TensorFlow's devices and list them, with their descriptions and memory limits.
 
-    They are read with the settings of the running context: under other ones TensorFlow refuses to
-    number the visible GPUs again, or gives a device that nothing runs on.
+    The settings of the running context must be used. With other settings TensorFlow raises an error
+    or returns a device that runs nothing.
     """
     running: Any = context.context()
     running.ensure_initialized()
     return device_lib.list_local_devices(running.config)
 
 
-# keras-tuner, which is imported by whoever searches.
+# keras-tuner, which only a search imports.
 
 
 def is_oracle_elsewhere() -> bool:
-    """Return whether a chief process has the oracle."""
+    """Return whether the oracle is in another process, the chief."""
     from keras_tuner.src.distribute.utils import has_chief_oracle
 
     return has_chief_oracle()
 
 
 def project_directory(oracle: Any) -> Path:
-    """Return where an oracle keeps its files; its own property would make that folder again."""
+    """Return the folder of an oracle's files. The oracle's own property would create it."""
     return Path(oracle._directory, oracle._project_name)
 
 
 def move_project(tuner: Any, folder: Path) -> None:
-    """Let a tuner and its oracle keep their files in another folder."""
+    """Set another folder for the files of a tuner and its oracle."""
     tuner.directory, tuner.project_name = str(folder.parent), folder.name
     tuner.oracle._set_project_dir(tuner.directory, tuner.project_name)
 
 
 def trial_metrics(results: Any, objective: Any) -> dict[str, Any]:
-    """Check what building and fitting returned, and convert it as keras-tuner does."""
+    """Check and convert the return value of `fit` of a HyperModel, as keras-tuner does."""
     from keras_tuner.src.engine import tuner_utils
 
     tuner_utils.validate_trial_results(results, objective, "fit()")
@@ -554,21 +554,21 @@ def trial_metrics(results: Any, objective: Any) -> dict[str, Any]:
 
 
 def trial_callbacks(tuner: Any, trial: Any, callbacks: Any, execution: int) -> list[Any]:
-    """Copy callbacks for an execution of a trial, each writing where keras-tuner sends it."""
+    """Copy callbacks for an execution of a trial, with the folders that keras-tuner sets."""
     copies = tuner._deepcopy_callbacks(callbacks)
     tuner._configure_tensorboard_dir(copies, trial, execution)
     return copies
 
 
 def tuner_callback(tuner: Any, trial: Any) -> Any:
-    """Make the callback by which keras-tuner follows the training of a trial."""
+    """Make keras-tuner's callback that reports the epochs of a trial."""
     from keras_tuner.src.engine.tuner_utils import TunerCallback
 
     return TunerCallback(tuner, trial)
 
 
 def built_by(tuner: Any, build: Callable[[], Any]) -> Any:
-    """Build a model as a tuner does: under its strategy, and compiled with what it was given."""
+    """Build a model as a tuner does, with its distribution strategy and compile arguments."""
     from keras_tuner.src.engine.tuner import maybe_distribute
 
     with maybe_distribute(tuner.distribution_strategy):
@@ -583,7 +583,7 @@ def build_again(tuner: Any, hp: Any) -> Any:
 
 
 def keep_build_config(tuner: Any, trial_id: str, model: Any) -> None:
-    """Write what `load_model` builds the layers of a trial's model by."""
+    """Write the build configuration of a trial's model, which `load_model` reads."""
     from keras_tuner.src import utils
 
     utils.save_json(tuner._get_build_config_fname(trial_id), model.get_build_config())

@@ -1,11 +1,12 @@
-"""Timing: calls in shuffled rounds, and one sweep over sizes that memory and time end.
+"""Timing: calls in shuffled rounds, and a sweep over batch sizes within memory and a time budget.
 
-A sweep warms sizes up, small ones first, as far as memory, data and half of the time allow. Then
-all take turns, so that a machine that drifts slows all alike, each until its median is known well.
-One that runs out of memory leaves, and the others go on.
+A sweep first warms up the sizes, small ones first, until memory, data or half of the time budget
+run out. Then all sizes take turns, so that a drift of the machine slows all of them equally, and
+each stops when its median is known precisely. A size that runs out of memory leaves the sweep.
 """
 
 import abc
+import collections
 import dataclasses
 import functools
 import gc
@@ -27,20 +28,18 @@ from kbatch.page.numbers import format_number, pluralize
 from kbatch.progress import SILENT, MeasuringProgress
 from kbatch.records.notes import Note
 
-# Two calls in a row that differ by less than this share agree.
-_AGREEMENT = 0.1
-_MOST_WARM_UP_CALLS = 12
-# Long calls need no more than two of them to be warm.
-_LONG_WARM_UP_S = 1.0
+# A warm-up ends when two calls in a row differ by less than this share, after this many calls, or
+# after this many seconds without the first call.
+_AGREEMENT, _MOST_WARM_UP_CALLS, _LONG_WARM_UP_S = 0.1, 12, 1.0
 
 Result = TypeVar("Result")
 Call = Callable[[], object]
 Clock = Callable[[], float]
 
 
-def check_seconds(**given: float) -> None:
+def check_seconds(**arguments: float) -> None:
     """Check that each argument is a positive number of seconds."""
-    for name, seconds in given.items():
+    for name, seconds in arguments.items():
         real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
         if not (real and 0 < seconds < math.inf):
             raise InputError(
@@ -49,25 +48,25 @@ def check_seconds(**given: float) -> None:
 
 
 class WarmUp(NamedTuple):
-    """The calls before the first that counts."""
+    """The calls before the timed ones."""
 
-    first_call_s: float  # With tracing and compiling.
-    call_s: float  # What an undisturbed call takes, about.
-    returned: Any  # By the last call; not kept, as it may be large.
+    first_call_s: float  # Includes tracing and compiling.
+    call_s: float  # The fastest of the other calls.
+    returned: Any  # The result of the last call. It may be large, so a sweep drops it.
 
 
 def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter) -> WarmUp:
-    """Call a contender until two calls in a row agree, of which none is the first."""
+    """Call a function until two calls in a row after the first one take about the same time."""
     durations_s: list[float] = []
     returned, warm = None, False
     while not warm and len(durations_s) <= _MOST_WARM_UP_CALLS:
-        returned = None  # Never two of them in memory.
+        returned = None  # Free the last result before the next one is made.
         began_s = clock()
         returned = call()
         durations_s.append(clock() - began_s)
         if len(durations_s) >= 3:
-            one_s, other_s = durations_s[-2:]
-            agree = abs(one_s - other_s) <= _AGREEMENT * max(one_s, other_s)
+            fast_s, slow_s = sorted(durations_s[-2:])
+            agree = slow_s - fast_s <= _AGREEMENT * slow_s
             warm = agree or sum(durations_s[1:]) > _LONG_WARM_UP_S
     return WarmUp(durations_s[0], min(durations_s[1:]), returned)
 
@@ -75,7 +74,7 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter) -> WarmUp:
 def timed_calls(
     call: Call, calls: int, *, least_s: float = 0.0, clock: Clock = time.perf_counter
 ) -> tuple[float, ...]:
-    """Time calls in a row, as many and as long as asked, without Python's garbage collection."""
+    """Time at least `calls` calls and `least_s` seconds, without Python's garbage collection."""
     durations_s: list[float] = []
     was_on = gc.isenabled()
     gc.disable()
@@ -102,68 +101,63 @@ def interleaved(
     most_rounds: int,
     now: Clock = time.perf_counter,
 ) -> dict[str, list[Result]]:
-    """Call contenders that measure themselves once a round, in another order each round."""
-    found: dict[str, list[Result]] = {name: [] for name in contenders}
+    """Call each contender, which measures itself, once per round, in a new order each round."""
+    results: dict[str, list[Result]] = {name: [] for name in contenders}
     order, longest_s = random.Random(0), 0.0
     for number in range(most_rounds):
         began_s = now()
         if number >= FEWEST_ROUNDS and began_s + longest_s > until_s:
             break
         for name in order.sample(sorted(contenders), len(contenders)):
-            found[name].append(contenders[name]())
+            results[name].append(contenders[name]())
         longest_s = max(longest_s, now() - began_s)
-    return found
+    return results
 
 
 @dataclasses.dataclass(frozen=True)
 class TimingPlan:
-    """How long a sweep takes, and when one of its settings has been timed enough."""
+    """The time budget of a sweep, and the precision at which a setting is finished."""
 
     time_budget_s: float = 60.0
-    needed_calls: int = 59  # What the quantile needs.
-    block_s: float = 0.05  # Least seconds that a setting runs in a round.
-    precision: float = 0.05  # Share of the median, to each side of its 95 % interval.
-    rounds_beyond: int = 30  # Most rounds after the needed calls were made.
+    needed_calls: int = 59  # The quantile needs this many.
+    block_s: float = 0.05  # A setting runs at least this long in a round.
+    precision: float = 0.05  # Half the width of the median's 95 % interval, as a share of it.
+    rounds_beyond: int = 30  # A setting has at most this many rounds after the needed calls.
 
 
 def timed_enough(blocks: Sequence[Sequence[float]], plan: TimingPlan) -> bool:
-    """Return whether a setting has the needed calls, and the precision or many rounds more."""
-    made = itertools.accumulate(map(len, blocks))
-    with_calls = next((n for n, calls in enumerate(made, 1) if calls >= plan.needed_calls), None)
-    if with_calls is None or len(blocks) < FEWEST_VALUES_OF_A_MEDIAN:
+    """Return whether the needed calls were made and the median is precise, or rounds ran out."""
+    counts = itertools.accumulate(map(len, blocks))
+    enough = next((n for n, calls in enumerate(counts, 1) if calls >= plan.needed_calls), None)
+    if enough is None or len(blocks) < FEWEST_VALUES_OF_A_MEDIAN:
         return False
-    if len(blocks) >= with_calls + plan.rounds_beyond:
+    if len(blocks) >= enough + plan.rounds_beyond:
         return True
-    found = median_interval([statistics.median(block) for block in blocks])
-    assert found is not None and found.ends is not None
-    return found.ends[1] - found.ends[0] <= 2 * plan.precision * found.value
+    interval = median_interval([statistics.median(block) for block in blocks])
+    assert interval is not None and interval.ends is not None
+    return interval.ends[1] - interval.ends[0] <= 2 * plan.precision * interval.value
 
 
-# The sizes that a sweep tries unless you chose others, and those to go on with while
+# A sweep tries the default sizes unless the user chose others. It continues with larger sizes while
 # throughput grows, memory is known to suffice, and time is left.
 DEFAULT_SIZES = powers_of_two(1, 4096)
 LARGER_SIZES = powers_of_two(8192, 65536)
-# After this share of the time no more settings are warmed up. The rounds have the rest, and each
-# setting is timed once however late it is.
-_SHARE_TO_WARM_UP = 0.5
-# So many are timed whatever the time, by all their contenders: without two sizes there is no fit,
-# and no answer.
-_FEWEST_SIZES = 2
-# Blocks of a series whatever the time: a line with its error takes as many.
-_FEWEST_BLOCKS = 3
+_SHARE_TO_WARM_UP = 0.5  # After this share of the time budget no more settings are warmed up.
+# These are measured even if the time budget is spent: a fitted line needs two sizes, and its error
+# needs three blocks of each series.
+_FEWEST_SIZES, _FEWEST_BLOCKS = 2, 3
 
 
 class Setting(NamedTuple):
-    """What is timed: a size, and with what."""
+    """A size of a series, which is timed."""
 
-    series: Any  # A text, or a call path of a model and the policy of that.
+    series: Any  # A text, or the call path of a model with its policy.
     size: int
 
     def __str__(self) -> str:
         # A function has no policy.
         parts = [self.series] if isinstance(self.series, str) else filter(None, self.series)
-        series = " under ".join(parts)
-        return f"{series}, size {self.size}"
+        return f"{' under '.join(parts)}, size {self.size}"
 
 
 class Sweep(abc.ABC):
@@ -173,47 +167,47 @@ class Sweep(abc.ABC):
         self,
         timing: TimingPlan,
         *,
-        chosen: bool,  # By a person: else sizes too slow for the time are left out.
+        chosen: bool,  # Whether the user chose the sizes. If not, slow ones are left out.
         seed: int = 0,
         progress: MeasuringProgress = SILENT,
         clock: Clock = time.perf_counter,
     ):
-        self.warm_ups: dict[Setting, WarmUp] = {}  # Of those that were called.
-        # The seconds of each call of a turn; each setting has one a round, until it is done.
+        self.warm_ups: dict[Setting, WarmUp] = {}
+        # The durations of the calls of each round.
         self.blocks: dict[Setting, list[tuple[float, ...]]] = {}
-        self.not_run: dict[Setting, Note] = {}  # Why; those that ran out of memory among them.
+        self.not_run: dict[Setting, Note] = {}  # With the reason, for example out of memory.
         self.timing, self._chosen, self.progress, self.clock = timing, chosen, progress, clock
         self._order, self._began_s = random.Random(seed), clock()
         self._calls: dict[Setting, Call] = {}
-        self._ended: dict[Any, tuple[int, Note]] = {}  # The last size of a series, and why.
+        self._ended: dict[Any, tuple[int, Note]] = {}  # The last size of a series, and the reason.
 
     @abc.abstractmethod
     def prepare(self, setting: Setting) -> Call:
-        """Make a setting ready to be called."""
+        """Return the function to time."""
 
     @abc.abstractmethod
     def refusal(self, setting: Setting) -> Note | None:
-        """Return why a setting is not to be called."""
+        """Return why a setting must not be called, or None."""
 
     @abc.abstractmethod
     def shares(self, setting: Setting) -> float:
-        """Return how many batches a call has."""
+        """Return the number of batches in one call."""
 
     def target_s(self, setting: Setting) -> float:
-        """Return the seconds that its examples may take: larger sizes are left out."""
+        """Return the longest time of a batch. Sizes that take longer are left out."""
         return math.inf
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the start, warming up included."""
+        """Seconds since the start, including the warm-up."""
         return self.clock() - self._began_s
 
     def warm_up(
         self, settings: Iterable[Setting], *, slow_ends: bool = True
     ) -> Iterator[tuple[Setting, WarmUp]]:
-        """Warm settings up, and yield each that was called and had memory enough.
+        """Warm up settings, and yield each one that ran.
 
-        A size that is too slow ends its series, unless `slow_ends` is false.
+        A size that is too slow ends its series, unless `slow_ends` is False.
         """
         for setting in settings:
             last, end = self._ended.get(setting.series, (math.inf, None))
@@ -224,7 +218,7 @@ class Sweep(abc.ABC):
                 self.progress.say(f"{setting}: {time_ms} ms when warm")
                 yield setting, warm_up
                 if slow_ends:
-                    self._look_at(setting)
+                    self._end_if_slow(setting)
             else:
                 reason = self.not_run[setting]
                 self.progress.say(f"{setting}: {reason}")
@@ -232,8 +226,8 @@ class Sweep(abc.ABC):
                     reason = Note.of("memory_ran_out_at", size=setting.size)
                 self._ended[setting.series] = setting.size, reason
 
-    def go_on(self, series: Any, sizes: Iterable[int]) -> Iterator[tuple[Setting, WarmUp]]:
-        """Warm up larger sizes, until throughput is flat."""
+    def extend(self, series: Any, sizes: Iterable[int]) -> Iterator[tuple[Setting, WarmUp]]:
+        """Warm up larger sizes until throughput no longer grows."""
         for size in sizes:
             setting, before = Setting(series, size), self.timed(series)[-2:]
             if series in self._ended or len(before) < 2 or self._reason_not_to_run(setting):
@@ -244,25 +238,25 @@ class Sweep(abc.ABC):
             yield from self.warm_up([setting])
 
     def admit(self, setting: Setting) -> WarmUp | None:
-        """Warm one setting up and let it take part; None where memory ran out or data ended."""
+        """Warm up one setting and add it to the sweep. Return None if memory or data ran out."""
 
-        def warmed() -> tuple[Call, WarmUp]:
+        def warm_up() -> tuple[Call, WarmUp]:
             call = self.prepare(setting)
             return call, warm_up_calls(call, clock=self.clock)
 
         try:
-            found = self._within_memory(setting, warmed)
+            result = self._within_memory(setting, warm_up)
         except DataEnded as ended:
             self.not_run[setting] = Note.of("data_gave_fewer", rows=ended.rows)
             return None
-        if found is None:
+        if result is None:
             return None
-        self._calls[setting], warm_up = found
-        self.blocks[setting], self.warm_ups[setting] = [], warm_up._replace(returned=None)
-        return warm_up
+        self._calls[setting], calls = result
+        self.blocks[setting], self.warm_ups[setting] = [], calls._replace(returned=None)
+        return calls
 
     def run(self) -> None:
-        """Time all in rounds, each until it was timed enough or the time is spent."""
+        """Time all settings in rounds, until each is timed enough or the time is spent."""
         live = list(self.warm_ups)
         for number in itertools.count():
             for setting in self._order.sample(live, len(live)):
@@ -272,19 +266,19 @@ class Sweep(abc.ABC):
                 durations_s = self.fresh_calls(setting, 1, least_s=self.timing.block_s)
                 if durations_s is not None:
                     self.blocks[setting].append(durations_s)
-            live = [one for one in live if one not in self.not_run and not self._timed_enough(one)]
+            live = [s for s in live if s not in self.not_run and not self._timed_enough(s)]
             if not live:
                 return
-            still = pluralize(len(live), "setting")
-            self.progress.tick(f"round {number + 1}, {still} not known well enough")
+            count = pluralize(len(live), "setting")
+            self.progress.tick(f"round {number + 1}, {count} not precise enough yet")
 
     def _fewest_blocks(self) -> int:
-        """Return how many blocks the series with the fewest has."""
-        made: dict[Any, int] = {}
+        """Return the number of blocks of the series with the fewest."""
+        counts = collections.Counter[Any]()
         for setting, blocks in self.blocks.items():
             if setting not in self.not_run:
-                made[setting.series] = made.get(setting.series, 0) + len(blocks)
-        return min(made.values(), default=_FEWEST_BLOCKS)
+                counts[setting.series] += len(blocks)
+        return min(counts.values(), default=_FEWEST_BLOCKS)
 
     def _timed_enough(self, setting: Setting) -> bool:
         plan = self.timing
@@ -295,7 +289,7 @@ class Sweep(abc.ABC):
     def fresh_calls(
         self, setting: Setting, calls: int, *, least_s: float = 0.0
     ) -> tuple[float, ...] | None:
-        """Time calls of one setting in a row; None where memory ran out."""
+        """Time calls of one setting in a row. Return None if memory runs out."""
         call = self._calls[setting]
         timed = functools.partial(timed_calls, call, calls, least_s=least_s, clock=self.clock)
         return self._within_memory(setting, timed)
@@ -305,46 +299,46 @@ class Sweep(abc.ABC):
         return [setting for setting in self.warm_ups if setting.series == series]
 
     def time_s(self, setting: Setting) -> float:
-        """Return the seconds that its examples took in the fastest call of its warm-up."""
+        """Return the seconds of a batch in the fastest call of the warm-up."""
         return self.warm_ups[setting].call_s / self.shares(setting)
 
     def tried(self, series: Any) -> list[Setting]:
-        """Return the settings of a series, by size: those that were warmed up and those not run."""
-        return sorted(one for one in {*self.warm_ups, *self.not_run} if one.series == series)
+        """Return all settings of a series, also those that were not run, ordered by size."""
+        return sorted(s for s in {*self.warm_ups, *self.not_run} if s.series == series)
 
     def timing_of(self, setting: Setting) -> dict[str, Any]:
-        """Return the fields of a `Timed`: what was measured, or why it was not."""
-        found: dict[str, Any] = {"batch_size": setting.size}
+        """Return the fields of a `Timed`: the measured times, or the reason why there are none."""
         if reason := self.not_run.get(setting):
             outcome = "out_of_memory" if reason.code == "out_of_memory" else "not_run"
-            return {**found, "outcome": outcome, "reason": reason}
+            return {"batch_size": setting.size, "outcome": outcome, "reason": reason}
         medians_s = map(statistics.median, self.blocks[setting])
         times_s = tuple(round(median_s / self.shares(setting), 9) for median_s in medians_s)
-        return {**found, "first_call_s": self.warm_ups[setting].first_call_s, "times_s": times_s}
+        first_call_s = self.warm_ups[setting].first_call_s
+        return {"batch_size": setting.size, "first_call_s": first_call_s, "times_s": times_s}
 
     def _within_memory(self, setting: Setting, call: Callable[[], Result]) -> Result | None:
-        """Return what a call returns; None where memory ran out, which ends the setting."""
+        """Return the result of a call. If memory runs out, end the setting and return None."""
         try:
             return call()
         except MEMORY_ERRORS as error:
             if not ran_out_of_memory(error, smaller_worked=bool(self.warm_ups)):
                 raise
         self.not_run[setting] = Note.of("out_of_memory")
-        gc.collect()  # The frames of the error held what the call had of the device.
+        gc.collect()  # The frames of the error held tensors of the call.
         return None
 
     def _reason_not_to_run(self, setting: Setting) -> Note | None:
         late = self.spent_s >= _SHARE_TO_WARM_UP * self.timing.time_budget_s
-        enough = len({setting.size, *(one.size for one in self.warm_ups)}) > _FEWEST_SIZES
+        enough = len({setting.size, *(other.size for other in self.warm_ups)}) > _FEWEST_SIZES
         spent = Note.of("warm_up_time_spent") if late and enough else None
         return self.refusal(setting) or spent
 
-    def _look_at(self, setting: Setting) -> None:
-        """End a series after a size that nobody chose and that is too slow."""
+    def _end_if_slow(self, setting: Setting) -> None:
+        """End a series after a size that is too slow, unless the user chose the sizes."""
         if self._chosen:
             return
         time_s = self.time_s(setting)
-        contenders = sum(one.size == setting.size for one in self.warm_ups)
+        contenders = sum(other.size == setting.size for other in self.warm_ups)
         rest_s = self.timing.time_budget_s - self.spent_s
         if time_s > self.target_s(setting):
             beyond = Note.of("beyond_target")
@@ -352,16 +346,16 @@ class Sweep(abc.ABC):
             if len(self.timed(setting.series)) > 2:
                 del self._calls[setting], self.blocks[setting], self.warm_ups[setting]
                 self.not_run[setting] = beyond
-        # Twice the size takes up to twice as long, and so do all smaller ones together.
+        # A double size takes up to twice as long, and so do all smaller sizes together.
         elif 4 * time_s * self.timing.needed_calls * contenders > rest_s:
             self._ended[setting.series] = setting.size, Note.of("too_slow_to_time")
 
 
-# Share of a time budget in which memory is measured, and what timing has at least, however long the
-# start of a worker process took.
+# Shares of a time budget: for measuring memory, and the least for timing, however long the start of
+# a worker process took.
 SHARE_FOR_MEMORY, _LEAST_SHARE = 0.3, 0.2
 
 
 def time_left_s(time_budget_s: float, *, began_s: float) -> float:
-    """Return what is left of a time budget for timing."""
+    """Return the part of a time budget that is left for timing."""
     return max(began_s + time_budget_s - time.perf_counter(), _LEAST_SHARE * time_budget_s)

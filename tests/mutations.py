@@ -52,12 +52,12 @@ MUTATIONS = [
     Mutation("update_state(loss, sample_weight=self.batch.rows)", "update_state(loss)", STEP),
     Mutation("sums.loss + tf.cast(loss, tf.float32)", "tf.cast(loss, tf.float32)", STEP),
     # 9 to 16: losses and their denominators.
-    Mutation("= found * tf.cast(share, found.dtype)", "= found", LOSSES),
-    Mutation("parts[index] / tf.cast(rows_share, found.dtype)", "parts[index]", LOSSES),
+    Mutation("= mean * tf.cast(share, mean.dtype)", "= mean", LOSSES),
+    Mutation("parts[index] / tf.cast(rows_share, mean.dtype)", "parts[index]", LOSSES),
     Mutation("total = loss * tf.cast(rows_share, loss.dtype)", "total = loss", LOSSES),
     Mutation("value if rows else value * tf.cast(rows_share, value.dtype)", "value", LOSSES),
     Mutation("return tf.reduce_sum(valid * weights)", "return tf.reduce_sum(weights)", LOSSES),
-    Mutation("map(mask_of, (y_pred, values))", "map(mask_of, (y_pred,))", LOSSES),
+    Mutation("mask_of, (y_pred, values))", "mask_of, (y_pred,))", LOSSES),
     Mutation("return tf.math.divide_no_nan(counted, total)", "return rows_share", LOSSES),
     Mutation("            or _may_vary(loss)\n", "", LOSSES),
     # 17 to 24: BatchNormalization once an update, the loss scale, the moments.
@@ -115,7 +115,7 @@ MUTATIONS = [
     Mutation("most) / learning_rate_ratio", "most)", "learning_rates"),
     Mutation("momentum ** batch_size_ratio(", "momentum * batch_size_ratio(", "learning_rates"),
     Mutation("float(steps) / kappa, rounds_up", "float(steps) * kappa, rounds_up", "scaled_model"),
-    Mutation("cast(whole * self.kappa,", "cast(whole / self.kappa,", "scaled_model"),
+    Mutation("cast(number * self.kappa,", "cast(number / self.kappa,", "scaled_model"),
 ]
 
 

@@ -73,7 +73,7 @@ class Calls(Sweep):
 
 def swept(calls, *, sizes=SIZES, larger=()):
     list(calls.warm_up(Setting("only", size) for size in sizes))
-    list(calls.go_on("only", larger))
+    list(calls.extend("only", larger))
     calls.run()
     """Of each size why it has no times, as a code, else "measured"."""
     reasons = {one.size: calls.not_run.get(one) for one in calls.tried("only")}

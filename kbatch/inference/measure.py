@@ -346,7 +346,7 @@ class InferenceSweep(Sweep):
         for series in self.runs:
             most = self._memory.largest_sure(series[1])
             if Setting(series, sizes[-1]) in self.warm_ups:
-                yield from self.go_on(series, (size for size in larger if size <= most))
+                yield from self.extend(series, (size for size in larger if size <= most))
 
     def _around_target(self, series: Any) -> tuple[int, ...]:
         """Return the powers of two between the last size within the target and the next one."""

@@ -45,12 +45,12 @@ from kbatch.training.data.forms import (
     arrays_of,
     batches_of,
     gives_batches,
+    held_on_device,
     is_batched,
     is_dataset,
     rows_of,
     spec_of,
 )
-from kbatch.training.data.training_data import held_on_device
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
 from kbatch.training.step_call import StepCall

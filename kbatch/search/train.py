@@ -44,9 +44,9 @@ from kbatch.training.callbacks import (
     numbers_of,
     watch_rates,
 )
-from kbatch.training.data.batches import InputMeter, StepMeter, fill_caches
+from kbatch.training.data.batches import Batches, InputMeter, StepMeter, fill_caches
 from kbatch.training.data.forms import is_dataset
-from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
+from kbatch.training.data.training_data import FitCall, TrainingData, check_labels
 from kbatch.training.dtype_policy import check_loss_is_scaled, dtype_policy_scope, skips_all_updates
 from kbatch.training.learning_rate import peak_learning_rate, scale_late_layers, weight_shapes
 from kbatch.training.model import (

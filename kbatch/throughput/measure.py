@@ -182,7 +182,7 @@ def timed_updates(
     with update_sweep(model, batch_of, timing, **settings) as sweep:
         # Both series of a size, one after the other, so that both end at the same size.
         list(sweep.warm_up(Setting(name, size) for size in sizes for name in (ALONE, TOGETHER)))
-        list(sweep.warm_up(Setting(TOGETHER, s.size) for s, _ in sweep.go_on(ALONE, larger)))
+        list(sweep.warm_up(Setting(TOGETHER, s.size) for s, _ in sweep.extend(ALONE, larger)))
         sweep.run()
         return tuple(
             TimedUpdate(**sweep.timing_of(setting), steps_per_execution=int(sweep.shares(setting)))

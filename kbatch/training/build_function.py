@@ -1,4 +1,4 @@
-"""What a person gave to be tuned: a build function or a HyperModel."""
+"""Build models from a build function, a `keras_tuner.HyperModel` or a compiled model."""
 
 import contextlib
 import functools
@@ -21,30 +21,30 @@ from kbatch.training.state import seeded
 BuildFunction = Callable[..., keras.Model]
 
 
-def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tuner.HyperModel:
-    """Return a HyperModel for a HyperModel, or for a build function with or without `hp`."""
-    if isinstance(given, keras_tuner.HyperModel):
-        return given
-    if isinstance(given, type) and issubclass(given, keras_tuner.HyperModel):
+def as_hypermodel(build: "keras_tuner.HyperModel | BuildFunction") -> keras_tuner.HyperModel:
+    """Make a HyperModel of a build function, with or without `hp`. Return a HyperModel itself."""
+    if isinstance(build, keras_tuner.HyperModel):
+        return build
+    if isinstance(build, type) and issubclass(build, keras_tuner.HyperModel):
         raise InputTypeError(
-            f"`build` must be an instance, not a class: give `{given.__name__}()`. "
-            f"Received: build={given!r}."
+            f"`build` must be an instance, not a class: give `{build.__name__}()`. "
+            f"Received: build={build!r}."
         )
-    if isinstance(given, keras.Model):
+    if isinstance(build, keras.Model):
         raise InputTypeError(
-            "`build` must build a new model for each trial: give a function that returns "
-            f"one, not the model itself. Received: build={given.name!r}, a keras.Model."
+            "`build` must be a function that returns a new model for each trial, not a model. "
+            f"Received: build={build.name!r}, a keras.Model."
         )
-    if not callable(given):
+    if not callable(build):
         raise InputTypeError(
             "`build` must be a function `hp -> compiled keras.Model` or a "
-            f"`keras_tuner.HyperModel`. Received: build={given!r}."
+            f"`keras_tuner.HyperModel`. Received: build={build!r}."
         )
-    return _FunctionHyperModel(given)
+    return _FunctionHyperModel(build)
 
 
 def has_stock_fit(hypermodel: keras_tuner.HyperModel) -> bool:
-    """Return whether keras-tuner's own `fit` trains; another may compute the objective itself."""
+    """Return whether a HyperModel uses keras-tuner's `fit`: a custom one may do anything."""
     return type(hypermodel).fit is keras_tuner.HyperModel.fit
 
 
@@ -55,7 +55,7 @@ def model_builder(
         return _GivenModel(build)
     if not callable(build) and not isinstance(build, keras_tuner.HyperModel):
         raise InputTypeError(
-            "The model must be a compiled `keras.Model`, a function that builds one or a "
+            "The model must be a compiled `keras.Model`, a function that builds one, or a "
             f"`keras_tuner.HyperModel`. Received: {build!r}, a {type(build).__name__}."
         )
     hypermodel = as_hypermodel(build)
@@ -65,18 +65,18 @@ def model_builder(
 def build_under(
     hypermodel: keras_tuner.HyperModel, hp: Any, seed: int | None, policy: str | None
 ) -> Any:
-    """Build a model with a seed and under a dtype policy; if None, those that are set are used.
+    """Build a model with a seed and a dtype policy. If None, use the state and policy of Keras.
 
     Raises:
         PolicyUnsupported: If the model cannot be built under the policy.
     """
     scope = contextlib.nullcontext() if policy is None else dtype_policy_scope(policy)
-    with scope, seeded(seed), left_to_keras() as found:
+    with scope, seeded(seed), left_to_keras() as auto_models:
         model: Any = hypermodel.build(hp)
     if isinstance(model, keras.Model):
-        model.chooses_xla = any(model is one for one in found)
+        model.chooses_xla = any(model is auto for auto in auto_models)
         if not hasattr(model, "optimizer"):
-            model.optimizer = None  # It is not compiled yet.
+            model.optimizer = None  # The model is not compiled.
     if policy is not None:
         check_own_dtypes(model, policy)
         metrics_in_float32(model)
@@ -85,47 +85,48 @@ def build_under(
 
 
 def model_of(
-    given: "keras_tuner.HyperModel | BuildFunction | keras.Model",
+    build: "keras_tuner.HyperModel | BuildFunction | keras.Model",
     hyperparameters: Mapping[str, Any],
     policy: str,
 ) -> keras.Model:
-    """Return a model as it is, or build one with these hyperparameters and dtype policy."""
-    if isinstance(given, keras.Model):
-        settings_to_inner(given)
-        return given
+    """Build a model with these hyperparameters and dtype policy. Return a model itself."""
+    if isinstance(build, keras.Model):
+        settings_to_inner(build)
+        return build
     hp = keras_tuner.HyperParameters()
     hp.values = dict(hyperparameters)
-    hypermodel = as_hypermodel(given)
+    hypermodel = as_hypermodel(build)
     # A `BatchSizeHyperModel` would choose the policy and scale the settings itself.
     return build_under(getattr(hypermodel, "wrapped", hypermodel), hp, None, policy)
 
 
 @functools.cache
 def _plain_loss_scale() -> dict[str, Any]:
-    """Return the attributes of a loss scale on which nothing was set, without its variables."""
-    made = vars(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
-    return {n: v if isinstance(v, (bool, int, float, str)) else None for n, v in made.items()}
+    """Return the default attributes of a loss scale, without its variables."""
+    attributes = vars(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    simple = (bool, int, float, str)
+    return {name: v if isinstance(v, simple) else None for name, v in attributes.items()}
 
 
 def settings_to_inner(model: Any) -> None:
-    """Set on the optimizer in a loss scale what was set on the loss scale after `compile`.
+    """Move settings that were set on a loss scale after `compile` to the optimizer in it.
 
-    `compile` puts the loss scale around an optimizer under mixed_float16. Keras's loss scale has
-    all settings of an optimizer, such as `clipnorm` or `exclude_from_weight_decay`, and uses none.
+    Under mixed_float16 `compile` wraps the optimizer in a loss scale. Keras's loss scale has all
+    settings of an optimizer, such as `clipnorm` or `exclude_from_weight_decay`, and ignores them.
     """
     if not isinstance(model, keras.Model) or not loss_scaled(model):
         return
-    plain = _plain_loss_scale()
-    own = {"name", "built", "initial_scale", "dynamic_growth_steps", "loss_scale_factor"}
+    defaults = _plain_loss_scale()
+    own_settings = {"name", "built", "initial_scale", "dynamic_growth_steps", "loss_scale_factor"}
     for name, value in vars(model.optimizer).items():
         simple = value is None or isinstance(value, (bool, int, float, str))
-        is_set = simple and value != plain[name] if name in plain else not callable(value)
-        if is_set and name not in own:
+        is_set = simple and value != defaults[name] if name in defaults else not callable(value)
+        if is_set and name not in own_settings:
             setattr(model.optimizer.inner_optimizer, name, value)
 
 
 class _GivenModel:
-    """A compiled model as it is; its copy in another process trains as it does."""
+    """Returns a compiled model. Its copy in another process trains in the same way."""
 
     def __init__(self, model: keras.Model):
         self._model = model
@@ -134,7 +135,7 @@ class _GivenModel:
         return self._model
 
     def __reduce__(self):
-        # Keras writes the code of a lambda without the names it uses: better not sent at all.
+        # Keras saves the code of a lambda without the names that it uses, so raise an error.
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*includes a `lambda`")
             saved = pickle.dumps(self._model)
@@ -145,7 +146,7 @@ class _GivenModel:
 def _reread_model(
     pickled: bytes, accumulation: Accumulation | None, dtype_policy: str
 ) -> _GivenModel:
-    # A Sequential model does not save its own policy, which decides on the loss scale.
+    # A Sequential model does not save its policy, which decides whether it has a loss scale.
     with dtype_policy_scope(dtype_policy):
         model = pickle.loads(pickled)
     return _GivenModel(model if accumulation is None else accumulation.apply(model))
@@ -155,12 +156,12 @@ class _FunctionHyperModel(keras_tuner.HyperModel):
     def __init__(self, function: BuildFunction):
         super().__init__(name=getattr(function, "__name__", None))
         self._function, self._takes_hp = function, True
-        with contextlib.suppress(ValueError):  # A builtin without a signature.
+        with contextlib.suppress(ValueError):  # Some builtins have no signature.
             self._takes_hp = any(
-                one.name == "hp"
-                or one.kind is one.VAR_POSITIONAL
-                or (one.default is one.empty and one.kind is not one.VAR_KEYWORD)
-                for one in inspect.signature(function).parameters.values()
+                p.name == "hp"
+                or p.kind is p.VAR_POSITIONAL
+                or (p.default is p.empty and p.kind is not p.VAR_KEYWORD)
+                for p in inspect.signature(function).parameters.values()
             )
 
     def build(self, hp: keras_tuner.HyperParameters) -> Any:

@@ -1,4 +1,4 @@
-"""Callbacks of a training: its clock, what ends it, and scalars for TensorBoard."""
+"""Callbacks: the clock of a training run, budgets and targets, and scalars for TensorBoard."""
 
 import math
 import numbers
@@ -27,31 +27,33 @@ from kbatch.training.steps_per_execution import FEWEST_STEADY, set_steps
 
 
 def numbers_of(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the metrics that are one number, as a scalar or, as in `F1Score`, an array of one."""
+    """Return the metrics that are one number: scalars, and arrays of one value as of `F1Score`."""
     arrays = {name: np.asarray(value) for name, value in (logs or {}).items()}
     return {n: float(a.item()) for n, a in arrays.items() if a.size == 1 and a.dtype != object}
 
 
 class TrainingClock(keras.callbacks.Callback):
-    """Times each train step; one that may have compiled is not steady."""
+    """Times each train step. A step that may have compiled does not count as steady.
 
-    # A step begins after all other callbacks' `on_train_batch_begin` and ends before their
-    # `on_train_batch_end`: data loading is in it, other callbacks and validation are not. So the
-    # clock stands first among the callbacks and `clock.last` stands last.
+    A step begins after all other callbacks' `on_train_batch_begin` and ends before their
+    `on_train_batch_end`. It includes data loading, but no other callbacks and no validation. For
+    this the clock must be the first callback, and `clock.last` the last one.
+    """
+
     def __init__(
         self,
         meter: InputMeter,
         *,
-        every_shape_compiles: bool = False,  # XLA: for a new length of any axis, not only of rows.
+        every_shape_compiles: bool = False,  # True for XLA: each new length of any axis compiles.
         now: Callable[[], float] = time.perf_counter,
     ):
         super().__init__()
-        self.first_step_s: float | None = None  # Tracing and compiling included.
+        self.first_step_s: float | None = None  # Includes tracing and compiling.
         self.first_learning_rate: float | None = None
-        self.train_s = 0.0  # In train steps.
+        self.train_s = 0.0  # The sum of all train steps.
         self.epochs: list[EpochRecord] = []
-        self.in_step = False  # An error then came from the step.
-        # Starts the steps and ends the epochs after all other callbacks.
+        self.in_step = False  # If an error is raised now, it comes from the train step.
+        # Begins the steps and ends the epochs, after all other callbacks.
         self.last: keras.callbacks.Callback = keras.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs=None: self.begin_step(),
             on_epoch_end=lambda epoch, logs=None: self.keep_epoch(epoch, logs or {}),
@@ -75,7 +77,7 @@ class TrainingClock(keras.callbacks.Callback):
 
     @property
     def throughput(self) -> Estimate[float] | None:
-        """Examples per second of the steady steps, None before there are three."""
+        """Examples per second of the steady steps. None before there are three."""
         return throughput_of_windows(*self.windows)
 
     @property
@@ -84,12 +86,12 @@ class TrainingClock(keras.callbacks.Callback):
 
     @property
     def updates(self) -> int:
-        """Optimizer updates so far, those that overflowed not counted."""
+        """Optimizer updates so far, without updates that were skipped after an overflow."""
         now = updates_made(self.model, self._reading.batches) - self._epoch_iterations
         return sum(epoch.updates for epoch in self.epochs) + (now if self._epoch_begun else 0)
 
     def on_train_begin(self, logs: Any = None):
-        """Begin with a step that is not steady: a new `fit` may build a new train function."""
+        # The first step is not steady: a new `fit` may build a new train function.
         self._first_of_fit = True
         self.in_step = False
 
@@ -103,8 +105,7 @@ class TrainingClock(keras.callbacks.Callback):
     def begin_step(self) -> None:
         self.in_step = True
         if self.first_learning_rate is None:
-            found = inner_optimizers(self.model)
-            self.first_learning_rate = peak_learning_rate(next(iter(found), None))
+            self.first_learning_rate = peak_learning_rate(_main_optimizer(self.model))
         self._begun_s = self._now()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
@@ -124,13 +125,13 @@ class TrainingClock(keras.callbacks.Callback):
         self.train_s += duration_s
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        """Add `samples_per_second` to the logs, for the callbacks that follow."""
+        """Add `samples_per_second` to the logs, for all later callbacks."""
         throughput = self.throughput
         if logs is not None and throughput is not None:
             logs["samples_per_second"] = throughput.value
 
     def keep_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Keep the epoch with the metrics that all callbacks have left."""
+        """Record the epoch, with the metrics as all callbacks have left them."""
         before, now = self._epoch_reading, self._reading
         self._epoch_begun = False
         waited_s = None if now.wait_s is None else now.wait_s - (before.wait_s or 0.0)
@@ -143,27 +144,31 @@ class TrainingClock(keras.callbacks.Callback):
                 },
                 examples=now.examples - before.examples,
                 batches=now.batches - before.batches,
-                # A callback that compiles the model again starts the count over.
+                # If a callback compiles the model again, the count restarts.
                 updates=max(0, updates_made(self.model, now.batches) - self._epoch_iterations),
                 train_s=self.train_s - self._epoch_train_s,
                 data_wait_s=waited_s,
-                learning_rate=current_learning_rate(next(iter(inner_optimizers(self.model)), None)),
+                learning_rate=current_learning_rate(_main_optimizer(self.model)),
             )
         )
+
+
+def _main_optimizer(model: Any) -> Any:
+    return next(iter(inner_optimizers(model)), None)
 
 
 _SHORTEST_WINDOW_S, _FEWEST_WINDOWS, _MOST_WINDOWS = 0.05, 5, 200
 
 
 def steady_windows(steps: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Join consecutive steady steps, each with its examples and its seconds, into windows.
+    """Join consecutive steady steps (examples, seconds) into windows.
 
-    A window has 50 ms or more, or less if the training has no time for five. There are at most 200.
-    What is left joins the last window.
+    A window takes at least 50 ms, or less if there would be fewer than five. There are at most 200
+    windows. Remaining steps join the last window.
     """
     if len(steps) < FEWEST_STEADY:
         return [], []
-    # Neither is computed from the sum of the seconds, which a pause of the process may dominate.
+    # The median is used, because a pause of the process may dominate the sum.
     fewest = -(-len(steps) // _MOST_WINDOWS)
     usual_s = statistics.median(s for _, s in steps) * len(steps)
     shortest_s = min(_SHORTEST_WINDOW_S, usual_s / _FEWEST_WINDOWS)
@@ -184,18 +189,18 @@ def steady_windows(steps: Sequence[tuple[int, float]]) -> tuple[list[int], list[
 
 
 class BudgetCallback(keras.callbacks.Callback):
-    """Ends training once a budget is spent, counted by a search's clock or by itself."""
+    """Ends training after a budget is spent, counted by a search's clock or by the callback."""
 
-    unit: str  # Of `Budget` and of `TrainingClock`.
-    _spent: Callable[[], float]  # What training has spent, where no search counts it.
+    unit: str  # The name of the attribute of `Budget` and of `TrainingClock`.
+    _spent: Callable[[], float]  # Returns what training has spent outside a search.
 
     def __init__(self, most: Any):
         super().__init__()
-        self.budget = Budget(**{self.unit: most})  # What training may spend.
+        self.budget = Budget(**{self.unit: most})
         self._clock: TrainingClock | None = None
 
     def count_by(self, clock: TrainingClock) -> None:
-        """Read what a search counts over all `fit` calls of a trial, instead of its own count."""
+        """Use the clock of a search, which counts over all `fit` calls of a trial."""
         self._clock = clock
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
@@ -206,13 +211,13 @@ class BudgetCallback(keras.callbacks.Callback):
 
 
 class TimeBudget(BudgetCallback):
-    """Ends training after so many seconds of train steps.
+    """Ends training after a number of seconds of train steps.
 
-    What counts is what a record calls `train_s`: train steps with the wait for their data, the
-    first one with its tracing and compiling; validation, checkpoints and other callbacks do not
-    count. It ends after the step that spends the budget, or the execution of several steps, in the
-    middle of an epoch too, and the epoch is validated as any other. Give `epochs` large enough that
-    the budget ends first.
+    The budget is compared with `train_s` of a record: the time of all train steps, including the
+    wait for data, tracing and compiling. Validation, checkpoints and other callbacks do not count.
+    Training ends after the step (or the execution of several steps) that spends the budget, also
+    in the middle of an epoch, which is then validated. Choose `epochs` so large that the budget
+    ends training first.
 
     Example:
 
@@ -220,10 +225,10 @@ class TimeBudget(BudgetCallback):
     ...              callbacks=[kbatch.TimeBudget(60)])
 
     Args:
-        seconds: The budget, in seconds.
+        seconds: Float. The budget, in seconds.
 
     Raises:
-        ValueError: If it is not positive.
+        ValueError: If `seconds` is not positive.
     """
 
     unit = "train_s"
@@ -248,16 +253,17 @@ class TimeBudget(BudgetCallback):
 
 
 class UpdateBudget(BudgetCallback):
-    """Ends training after so many optimizer updates, those that overflowed not counted.
+    """Ends training after a number of optimizer updates.
 
-    Under `steps_per_execution` the last execution runs only the steps that are left.
+    Updates that a loss scale skips after an overflow do not count. With `steps_per_execution`, the
+    last execution runs only the remaining steps.
 
     Args:
-        updates: The budget.
+        updates: Integer. The budget.
 
     Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is not positive.
+        TypeError: If `updates` is not an integer.
+        ValueError: If `updates` is not positive.
     """
 
     unit = "updates"
@@ -265,26 +271,25 @@ class UpdateBudget(BudgetCallback):
     def __init__(self, updates: int):
         super().__init__(check_size(updates, "updates", unit=""))
         self._before = 0
-        self._steps = 1  # Of an execution.
+        self._steps = 1  # Steps per execution.
 
     def on_train_begin(self, logs: Any = None):
         model: Any = self.model
         self._before = updates_made(model)
         # In a search, `EndInTime` sets the steps.
         self._steps = 1 if self._clock else int(model.steps_per_execution)
-        if self._steps > 1:  # The train function that `fit` made has the number in its graph.
+        if self._steps > 1:  # The number is a constant in the train function that `fit` made.
             set_steps(model, self._steps)
             model.make_train_function()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None):
-        """Let an execution run at most the updates that are left."""
         if self._steps > 1:
             left = (self.budget.updates or 0) - self._spent()
             set_steps(self.model, max(1, min(self._steps, left)))
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
         super().on_train_batch_end(batch, logs)
-        if self._steps > 1:  # A validation is one of whole executions.
+        if self._steps > 1:  # A validation may follow, whose executions have all steps.
             set_steps(self.model, self._steps)
 
     def _spent(self) -> int:
@@ -292,11 +297,11 @@ class UpdateBudget(BudgetCallback):
 
 
 def joint_budget(callbacks: list[BudgetCallback]) -> Budget | None:
-    """Return what a run with these callbacks may spend, None without any."""
+    """Return the budget of a training run with these callbacks, or None without callbacks."""
     limits: dict[str, Any] = {}
-    for one in callbacks:  # Of two of a kind the smaller one ends it.
-        spent = getattr(one.budget, one.unit)
-        limits[one.unit] = min(spent, limits.get(one.unit, spent))
+    for callback in callbacks:
+        limit = getattr(callback.budget, callback.unit)
+        limits[callback.unit] = min(limit, limits.get(callback.unit, limit))
     return Budget(**limits) if limits else None
 
 
@@ -305,11 +310,11 @@ def _is_number(value: Any) -> bool:
 
 
 class StopAtTarget(keras.callbacks.Callback):
-    """Ends training at the end of the first epoch whose metric meets a value.
+    """Ends training after the first epoch whose metric reaches a value.
 
-    A search records `seconds_to_target`, the seconds of training that the target took (as
-    `TimeBudget` counts them). This can be the objective. A trial that never meets the target is a
-    result too, and a budget ends it.
+    A search records `seconds_to_target`, the seconds of training until then (as `TimeBudget` counts
+    them). It can be the objective. A trial that never reaches the target is also a result. Add a
+    budget that ends it.
 
     Example:
 
@@ -319,12 +324,13 @@ class StopAtTarget(keras.callbacks.Callback):
     ...     kbatch.StopAtTarget("val_accuracy", 0.97), kbatch.TimeBudget(60)])
 
     Args:
-        monitor: Name of the metric, as in the logs of an epoch.
-        value: The value to meet.
-        mode: `"max"` where more is better, `"min"` where less is, `"auto"` to decide by the name.
+        monitor: String. Name of the metric in the logs of an epoch.
+        value: Float. The value to reach.
+        mode: `"max"` if larger values are better, `"min"` if smaller values are better, `"auto"` to
+            decide by the name of the metric. Default: `"auto"`.
 
     Raises:
-        ValueError: If the name does not decide it, or the value is no finite number.
+        ValueError: If `mode` is `"auto"` and the name is unknown, or if `value` is not finite.
     """
 
     def __init__(self, monitor: str, value: float, mode: Literal["auto", "min", "max"] = "auto"):
@@ -334,10 +340,10 @@ class StopAtTarget(keras.callbacks.Callback):
         if mode not in ("min", "max"):
             if mode != "auto":
                 raise InputError(
-                    '`mode` must be "auto", "max" if more of the metric is better, or "min" if '
-                    f"less is. Received: mode={mode!r}."
+                    '`mode` must be "auto", or "max" if larger values are better, or "min" if '
+                    f"smaller values are better. Received: mode={mode!r}."
                 )
-            remedy = 'give `mode="max"`, or `mode="min"` if less is better'
+            remedy = 'give `mode="max"`, or `mode="min"` if smaller values are better'
             received = f"monitor={monitor!r}, mode={mode!r}"
             mode = required_direction(monitor, remedy=remedy, received=received)
         self.target = Target(monitor, float(value), mode)
@@ -347,10 +353,9 @@ class StopAtTarget(keras.callbacks.Callback):
         self._seen = set()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        """End training if the epoch meets the target; an epoch without validation does not."""
-        numbers = numbers_of(logs)
-        self._seen.update(numbers)
-        value = numbers.get(self.target.metric)
+        metrics = numbers_of(logs)
+        self._seen.update(metrics)
+        value = metrics.get(self.target.metric)  # None in an epoch without validation.
         if value is not None and self.target.is_met(value):
             model: Any = self.model
             model.stop_training = True
@@ -358,29 +363,30 @@ class StopAtTarget(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None):
         if self._seen and self.target.metric not in self._seen:
             raise InputError(
-                "`monitor` must be a metric of the epochs that is one number: give "
-                "`validation_data` for one that starts with val_, or compile the model with it. "
-                f"Received: monitor={self.target.metric!r}, the epochs have {sorted(self._seen)}."
+                "`monitor` must be in the logs of the epochs, as one number: compile the model "
+                "with this metric, and give `validation_data` if its name starts with val_. "
+                f"Received: monitor={self.target.metric!r}, the logs have {sorted(self._seen)}."
             )
 
 
-# Batches of each epoch in which callbacks are watched.
+# Callbacks are watched in these first batches of each epoch.
 _WATCHED_BATCHES = 2
 
 
 def watch_rates(model: Any, callbacks: list[Any], setters: dict[str, None]) -> list[Any]:
-    """Put behind each callback another one that names it in `setters` if it sets the rate."""
-    known: list[float | None] = [None]
+    """Add a callback after each callback, which names it in `setters` if it sets the rate."""
+    last_rate: float | None = None
 
     def watch(owner: Any) -> Any:
         def look(*_: Any) -> None:
-            rate = current_learning_rate(next(iter(inner_optimizers(model)), None))
-            if None not in (rate, *known) and rate != known[0]:
+            nonlocal last_rate
+            rate = current_learning_rate(_main_optimizer(model))
+            if None not in (rate, last_rate) and rate != last_rate:
                 if owner is not None:
                     setters[type(owner).__name__] = None
-                elif not setters:  # It is set in a later batch.
+                elif not setters:  # The rate was set in a batch that is not watched.
                     setters["a callback or the train step"] = None
-            known[0] = rate
+            last_rate = rate
 
         def look_at_first(batch: int, logs: Any) -> None:
             if batch < _WATCHED_BATCHES:
@@ -394,15 +400,16 @@ def watch_rates(model: Any, callbacks: list[Any], setters: dict[str, None]) -> l
             on_train_batch_end=look_at_first,
         )
 
-    followed = (part for one in callbacks for part in (one, watch(one)))
-    return [watch(None), *followed] if callbacks else []
+    watched = (part for callback in callbacks for part in (callback, watch(callback)))
+    return [watch(None), *watched] if callbacks else []
 
 
 class TensorBoardScalars(keras.callbacks.Callback):
-    """Writes throughput, memory, noise scale and sizes where a TensorBoard callback writes."""
+    """Writes throughput, memory, noise scale and sizes to the folder of a TensorBoard callback.
 
-    # They are a run of their own below its folder: TensorBoard reads one file a run at a time, and
-    # takes every run below the hyperparameters of a trial for its metrics.
+    They are written as a separate run in a subfolder, because TensorBoard reads one file of a run
+    at a time. It takes all runs below the hyperparameters of a trial for the trial's metrics.
+    """
 
     def __init__(self, board: keras.callbacks.TensorBoard, batch_size: int):
         super().__init__()
@@ -414,19 +421,19 @@ class TensorBoardScalars(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None):
         how: Any = getattr(installed_step(self.model), "how", None)
         size = self._batch_size
-        found = {"batch_size": size, "micro_batch_size": how.micro_batch_size if how else size}
-        if self._memory.device == "CPU:0":  # Its allocator counts large blocks only.
-            found["host_memory_bytes"] = psutil.Process().memory_info().rss
+        scalars = {"batch_size": size, "micro_batch_size": how.micro_batch_size if how else size}
+        if self._memory.device == "CPU:0":  # TensorFlow counts only large blocks of host memory.
+            scalars["host_memory_bytes"] = psutil.Process().memory_info().rss
         else:
-            found["peak_memory_bytes"] = self._memory.peak_bytes
+            scalars["peak_memory_bytes"] = self._memory.peak_bytes
         if "samples_per_second" in logs:
-            found["samples_per_second"] = logs["samples_per_second"]
+            scalars["samples_per_second"] = logs["samples_per_second"]
         variance, norm = (logs.get(name, 0) for name in MOMENT_METRICS)
-        # Means over the epoch, divided last; noise may outweigh what there is to see.
+        # Both are means over the epoch. Noise may make one of them negative.
         if variance > 0 and norm > 0:
-            found["noise_scale"] = variance / norm
+            scalars["noise_scale"] = variance / norm
         with self._writer.as_default(step=epoch):
-            for name, value in found.items():
+            for name, value in scalars.items():
                 tf.summary.scalar(name, float(value))
         self._writer.flush()
 

@@ -1,4 +1,4 @@
-"""Dtype policies: the scope of one, and whether a model trains under it."""
+"""Dtype policies: set one while a model is built, and check that the model trains under it."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16",
 
 def global_policy() -> str:
     """Return the name of the dtype policy that `keras.config` sets for new layers."""
-    # Keras keeps the policy of the float type before, once a layer has been made under it.
+    # If a layer was made before the float type changed, Keras still returns the old policy.
     name, floatx = keras.config.dtype_policy().name, keras.config.floatx()
     return floatx if name == "float32" else name
 
@@ -29,7 +29,7 @@ def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
     policies = (dtype_policy,) if isinstance(dtype_policy, str) else tuple(dtype_policy)
     if not policies or not set(policies) <= set(POLICIES):
         raise ValueError(
-            f"`dtype_policy` must be at least one of {', '.join(POLICIES)}. "
+            f"`dtype_policy` must be one or more of {', '.join(POLICIES)}. "
             f"Received: dtype_policy={dtype_policy!r}."
         )
     return policies
@@ -37,14 +37,14 @@ def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def dtype_policy_scope(policy: str) -> Iterator[None]:
-    """Set Keras's global dtype policy, and put it back; what half precision raises is named."""
-    # keras-tuner clears Keras's session before each build: a policy set before a search would be
-    # lost in every trial.
+    """Set Keras's global dtype policy for a while; half-precision errors name their cause."""
+    # keras-tuner clears Keras's session before each build, so a policy that was set before the
+    # search would be lost in every trial.
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
         yield
-    except Exception as error:  # Layers raise errors of any kind; the text says what it is.
+    except Exception as error:  # Layers raise errors of any type: only the text shows the cause.
         if (text := _refusal(error, policy)) is not None:
             raise PolicyUnsupported(text) from error
         raise
@@ -52,40 +52,42 @@ def dtype_policy_scope(policy: str) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-# How TensorFlow names the types; its graph names that of any operation in brackets.
-_HALF = re.compile(r"float16|\bhalf\b|OpKernel.*DT_HALF", re.DOTALL)
+# TensorFlow's names of the half-precision types. An error about an unsupported operation has the
+# name DT_HALF in brackets.
+_HALF_NAMES = re.compile(r"float16|\bhalf\b|OpKernel.*DT_HALF", re.DOTALL)
 
 
 def _refusal(error: Exception, policy: str) -> str | None:
-    """Describe what cannot compute in half precision, None where that is not what went wrong."""
-    said, _, _ = COLOURS.sub("", str(error)).partition("Arguments received by")
-    found = "16" in policy and not isinstance(error, PolicyUnsupported) and _HALF.search(said)
-    if not found or ran_out_of_memory(error, smaller_worked=True):
+    """Describe the part that cannot compute in half precision. For other errors, return None."""
+    text, _, _ = COLOURS.sub("", str(error)).partition("Arguments received by")
+    is_half = "16" in policy and _HALF_NAMES.search(text)
+    if not is_half or isinstance(error, PolicyUnsupported):
         return None
-    layer = re.search(r"when calling (.+?\.call)\b", said)
-    if layer is None and _raised_by_user(error):
+    layer = re.search(r"when calling (.+?\.call)\b", text)
+    raised_by_user = layer is None and _raised_by_user(error)
+    if raised_by_user or ran_out_of_memory(error, smaller_worked=True):
         return None
-    lines = (line.strip() for line in said.splitlines() if _HALF.search(line))
+    lines = (line.strip() for line in text.splitlines() if _HALF_NAMES.search(line))
     return (
         f"{f'`{layer[1]}`' if layer else 'A layer, loss or metric'} cannot compute under {policy}: "
         'cast its constants, `tf.cast(constant, x.dtype)`, or give it `dtype="float32"`. '
-        f"Received: {type(error).__name__}: {next(lines, said)[:200]}"
+        f"Received: {type(error).__name__}: {next(lines, text)[:200]}"
     )
 
 
 def _raised_by_user(error: Exception) -> bool:
-    """Return whether a `raise` outside of Keras and TensorFlow made an error."""
+    """Return whether a `raise` outside Keras and TensorFlow raised an error."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    # What a function of Python became in a graph passes on what an operation has raised.
+    # Code that AutoGraph has converted passes on the errors of operations.
     in_library = re.search(r"site-packages.(keras|tensorflow)\b|__autograph_", last.filename)
     return in_library is None and re.search(r"\braise\b", last.line or "") is not None
 
 
 def check_own_dtypes(model: Any, policy: str) -> None:
-    """Check that not every layer leaves the policy of its model by a dtype of its own."""
-    given = isinstance(model, keras.Model) and model.dtype_policy.name == policy != "float32"
-    if given and _policies_used(model) == {"float32"}:
-        raise PolicyUnsupported('every layer with weights has `dtype="float32"` of its own')
+    """Check that the policy has an effect: that not every layer has its own float32 dtype."""
+    follows = isinstance(model, keras.Model) and model.dtype_policy.name == policy != "float32"
+    if follows and _policies_used(model) == {"float32"}:
+        raise PolicyUnsupported('every layer with weights has its own `dtype="float32"`')
 
 
 def _policies_used(model: keras.Model) -> set[str]:
@@ -100,31 +102,30 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
         active = ", ".join(sorted(used))
     if active != policy:
         raise ValueError(
-            "The model must have the dtype policy of its trial: do not set a policy in the build "
-            "function, give it as `dtype_policy` to `BatchSizeHyperModel`. For a model which is "
-            "loaded, give the policy that it was saved with. "
+            "The model must have the dtype policy of its trial: set `dtype_policy` of "
+            "`BatchSizeHyperModel` instead of a policy in the build function. If the function "
+            "loads a model, give the policy that it was saved with. "
             f"Received: policy of the model={active!r}, of the trial={policy!r}."
         )
     if policy == "mixed_float16" and not loss_scaled(model):
         raise ValueError(
-            "mixed_float16 needs a loss scale and the model has none: leave out "
-            "`auto_scale_loss=False` in `compile`. "
+            "mixed_float16 requires a loss scale: leave out `auto_scale_loss=False` in `compile`. "
             f"Received: optimizer={type(model.optimizer).__name__}."
         )
 
 
 def check_loss_is_scaled(model: Any) -> None:
-    """Check that a train step of the user's own, which was traced, scales its loss in float16."""
+    """Check that the user's train step, after it was traced, scales its loss in float16."""
     if loss_scaled(model) and not getattr(model, "scales_loss", True):
         raise PolicyUnsupported(
-            "Its `train_step` does not scale the loss, so that float16 would divide each gradient "
-            "by the loss scale: take the gradient of `self.optimizer.scale_loss(loss)`"
+            "Its `train_step` must take the gradient of `self.optimizer.scale_loss(loss)`, because "
+            "in float16 the optimizer divides each gradient by the loss scale"
         )
 
 
 def skips_all_updates(model: Any) -> bool:
-    """Return whether the loss scale has skipped every update so far, since each overflowed."""
-    # Overflows alone lower the scale; a step of the user's own may use other optimizers.
+    """Return whether every update so far overflowed, so that the loss scale skipped it."""
+    # Without updates, only overflows lower the scale. The user's step may use another optimizer.
     optimizer = model.optimizer
     if updates_made(model) or not (loss_scaled(model) and optimizer.built):
         return False
@@ -132,7 +133,7 @@ def skips_all_updates(model: Any) -> bool:
 
 
 def overflows(model: Any) -> int:
-    """Return how often overflows have halved the loss scale, net of what raised it again."""
+    """Return how often overflows have halved the loss scale, minus later doublings."""
     optimizer = model.optimizer
     if not (loss_scaled(model) and optimizer.built):
         return 0

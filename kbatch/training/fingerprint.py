@@ -1,10 +1,10 @@
-"""What distinguishes one model from another: all that its parts hold, as plain data.
+"""Fingerprints of models: a description of all their parts as plain data.
 
-A configuration is no full description: `Huber` of Keras 3.15 leaves out its `delta`, a function is
-only a name in it, and some parts have none. So a part is described by its attributes, and a
-function by its code, its defaults and the closure and global variables that it reads. Equal parts
-have equal descriptions in any process. `Description.uncertain` lists what may differ although its
-description does not.
+Keras's configurations are not enough: `Huber` of Keras 3.15 leaves out its `delta`, a function is
+only a name in a configuration, and some parts have none. So a part is described by its attributes,
+and a function by its code, its defaults and the closure and global variables that it reads. Equal
+parts have equal descriptions in any process. `Description.uncertain` lists parts that may differ
+although their descriptions are equal.
 """
 
 import argparse
@@ -25,33 +25,27 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.library_internals import (
-    bookkeeping_names,
-    calls_in,
-    compile_arguments,
-    history_of,
-    is_tracker,
-    layers_of,
-    structures_of,
-)
+from kbatch import library_internals as internals
 
-# Objects of these describe themselves by their attributes; their code is that of their version.
+# Objects of these packages are described by their attributes. Their code does not change.
 _LIBRARIES = ("kbatch", "keras", "numpy", "tensorflow")
-# Modules that hold no state, so that their name and that of a function describes it.
+# Modules without state, whose functions are described by their names.
 _STATELESS = (
     *("keras", "tensorflow", "numpy", "math", "builtins", "functools", "operator", "itertools"),
     *("collections", "typing", "dataclasses", "abc", "enum"),
 )
 _DRAWING = ("random", "dropout")
-# By these a function reads what its code does not name.
+# Through these names a function can read values that its code does not name.
 _DYNAMIC = {"eval", "exec", "getattr", "globals", "locals", "vars", "__dict__", "open", "id"}
-_TEXTS = (
+# Types whose `repr` is a complete description.
+_REPR_TYPES = (
     *(bytes, complex, range, slice, type(...), enum.Enum, Path),
     *(np.dtype, tf.DType, tf.TensorShape, tf.TensorSpec),
 )
 _NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
-# Keras counts up names and draws seeds that are not given; training sets the others.
-_OF_KERAS = frozenset(
+# Attributes that do not describe a part: Keras numbers names and draws seeds, and training sets the
+# others.
+_KERAS_STATE = frozenset(
     {"name", "path", "parent_path", "seed", "initial_seed", "called", "built"}
     | {"history", "steps_per_execution", "stop_training", "stop_predicting", "stop_evaluating"}
     | {"train_function", "test_function", "predict_function", "train_step", "test_step"}
@@ -60,38 +54,40 @@ _OF_KERAS = frozenset(
     | {"loss", "jit_compile", "distribute_strategy", "distribution_strategy", "input_tensor"}
     | {f"exclude_from_weight_decay{part}" for part in ("", "_pattern", "_cache")}
 )
-# Attributes of each layer that are more than plain values.
-_OF_EACH_LAYER = ("activity_regularizer", "_dtype_policy")
-# Larger arrays are read at some rows, and deeper structures not at all.
-_MOST_BYTES, _MOST_ROWS, _DEEPEST = 16 * 2**20, 256, 60
+# Attributes of every layer that describe it although they are no plain values.
+_LAYER_OBJECTS = ("activity_regularizer", "_dtype_policy")
+# Of a larger array only some rows are read. Deeper structures are not described.
+_MOST_BYTES, _SAMPLED_ROWS, _MOST_LEVELS = 16 * 2**20, 256, 60
 
 
 def model_fingerprint(model: keras.Model) -> str:
-    """Return a text that is equal for models that differ at most in their optimizer's settings.
+    """Return a text that is equal for models that differ only in their optimizer's settings.
 
     It is the same in any process.
     """
-    # These follow the batch size.
-    parts = Description(model, ("learning_rate", "momentum"))
+    # The learning rate and the momentum follow the batch size.
+    description = Description(model, ("learning_rate", "momentum"))
     optimizer: Any = getattr(model, "optimizer", None)
-    kind = type(getattr(optimizer, "inner_optimizer", optimizer))
-    return digest([model.dtype_policy.name, name_of(kind), parts.layers(), parts.compiled()])
+    kind = name_of(type(getattr(optimizer, "inner_optimizer", optimizer)))
+    policy = model.dtype_policy.name
+    return digest([policy, kind, description.layers(), description.compiled()])
 
 
 class Description:
     """Describes a model and what belongs to it as plain data."""
 
     def __init__(self, model: Any = None, without: Sequence[str] = ()):
-        self.uncertain: list[str] = []  # What is described by its kind alone.
-        self.functions: list[str] = []  # Of the user's own.
+        self.uncertain: list[str] = []  # Parts of which only the type is described.
+        self.functions: list[str] = []  # The user's functions.
         self._model, self._without = model, frozenset(without)
-        self._layers = [] if model is None else layers_of(model)
+        self._layers = [] if model is None else internals.layers_of(model)
         self._numbers = {id(layer): number for number, layer in enumerate(self._layers)}
         names = dict.fromkeys(layer.name for layer in self._layers)
         self._names = {name: f"layer {number}" for number, name in enumerate(names)}
-        self._tracked: set[int] = set()  # Variables that their owner lists as its own.
-        self._calls: dict[tuple[int, int], int] = {}  # Numbers, by operation and call of it.
-        self._open: list[Any] = []  # Objects that are being described.
+        self._tracked: set[int] = set()  # Variables that layers, metrics and optimizers list.
+        # The numbers of calls in a graph, by operation and by the number of its call.
+        self._calls: dict[tuple[int, int], int] = {}
+        self._open: list[Any] = []  # Objects whose description has begun and not ended.
 
     def layers(self) -> dict[str, Any]:
         """Describe the layers of the model, how they are connected, and their weights."""
@@ -99,40 +95,44 @@ class Description:
         return {
             "layers": [self._part(layer) for layer in self._layers],
             "graphs": [self._graph(layer) for layer in self._layers],
-            "weights": [[list(one.shape), one.dtype, one.trainable] for one in weights],
+            "weights": [[list(w.shape), w.dtype, w.trainable] for w in weights],
             "rules": [
-                self.of(getattr(one, rule, None))
-                for one in weights
+                self.of(getattr(weight, rule, None))
+                for weight in weights
                 for rule in ("regularizer", "constraint")
             ],
             "trainable": [list(weight.shape) for weight in self._model.trainable_weights],
         }
 
     def compiled(self) -> dict[str, Any]:
-        """Describe what the model was compiled with except its optimizer."""
-        given = {**compile_arguments(self._model), "jit_compile": self._model.jit_compile}
-        given["loss"] = self._model.loss  # It may have been set since then.
-        return {name: self.of(value) for name, value in given.items() if name != "optimizer"}
+        """Describe the arguments of `compile`, without the optimizer."""
+        arguments = {
+            **internals.compile_arguments(self._model),
+            "jit_compile": self._model.jit_compile,
+        }
+        arguments["loss"] = self._model.loss  # The user may have set it after `compile`.
+        return {name: self.of(value) for name, value in arguments.items() if name != "optimizer"}
 
     def of(self, value: Any, read: frozenset[str] | None = None) -> Any:
-        """Describe a value; of an object of the user's own all, or the attributes that are read."""
+        """Describe a value. Of a user's object, describe all attributes or those in `read`."""
         if value is None or isinstance(value, bool):
             return value
         for kind in (int, float, str):
             if isinstance(value, kind):
                 return self._names.get(value, str(value)) if kind is str else kind(value)
-        if isinstance(value, _TEXTS):
+        if isinstance(value, _REPR_TYPES):
             return repr(value)
         if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "iloc"):
             return self._array(np.asarray(value))
         if isinstance(value, (keras.Variable, tf.Variable)):
-            found = ["variable", list(value.shape), str(value.dtype)]
+            variable = ["variable", list(value.shape), str(value.dtype)]
             if id(value) in self._tracked:
-                return found
+                return variable
             self.uncertain.append("a variable")
-            return [*found, self.of(tf.convert_to_tensor(value))]
-        if len(self._open) > _DEEPEST or any(value is one for one in self._open):
-            self.uncertain += ["a deep structure"] if len(self._open) > _DEEPEST else []
+            return [*variable, self.of(tf.convert_to_tensor(value))]
+        too_deep = len(self._open) > _MOST_LEVELS
+        if too_deep or any(value is outer for outer in self._open):
+            self.uncertain += ["a deep structure"] if too_deep else []
             return name_of(value)
         self._open.append(value)
         try:
@@ -153,7 +153,11 @@ class Description:
         if tf.is_tensor(value) and (flat := tf.nest.flatten(value, expand_composites=True))[1:]:
             return [name_of(value), *map(self.of, flat)]
         if isinstance(value, keras.KerasTensor):
-            return self._place(value)
+            operation, call, output = internals.history_of(value)
+            number = self._calls.get((id(operation), call))
+            if number is None:
+                self.uncertain.append("a tensor of another model")
+            return ["output", number, output]
         if isinstance(value, functools.partial):
             called = self.of(value.func), self.of(value.args), self.of(value.keywords)
             return dict(zip(("is", "args", "keywords"), called, strict=True))
@@ -162,7 +166,7 @@ class Description:
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(function := getattr(value, "python_function", None), types.FunctionType):
-            self.uncertain.append(name_of(value))  # A `tf.function` keeps what it has traced.
+            self.uncertain.append(name_of(value))  # A `tf.function` keeps its traces.
             return {"is": self.of(function)}
         if isinstance(value, types.MethodType):
             owner = self.of(value.__self__, frozenset({value.__func__.__name__}))
@@ -182,11 +186,12 @@ class Description:
         """Describe an object by its class and its attributes."""
         kind = type(value)
         known = _root(kind) in (*_LIBRARIES, *_STATELESS) or kind in _NAMESPACES
-        if _is_own(kind) or not known:
+        if _is_user_code(kind) or not known:
             self.uncertain.append(name_of(kind))
-        # TensorFlow keeps what its tables hold, and other packages may count or take the time.
-        of_keras = any(_root(one) == "keras" for one in kind.__mro__)
-        hidden = _root(kind) == "tensorflow" or not (known or _is_own(kind) or of_keras)
+        # TensorFlow's objects hold state outside Python, and objects of other packages may count or
+        # hold times: their attributes are left out.
+        of_keras = any(_root(base) == "keras" for base in kind.__mro__)
+        hidden = _root(kind) == "tensorflow" or not (known or _is_user_code(kind) or of_keras)
         if isinstance(value, keras.random.SeedGenerator):
             hidden = id(value.state) not in self._tracked
         if hidden:
@@ -195,45 +200,37 @@ class Description:
         if isinstance(value, (keras.Layer, keras.Metric, keras.optimizers.Optimizer)):
             self._tracked.update(map(id, value.variables))
         read = None if read is None else _reached(kind, read)
-        found = {
-            name: self.of(one, read)
-            for name, one in _attributes(value).items()
-            if self._counts(value, name, one) and (read is None or name in read)
+        return {"is": self._class(kind, read)} | {
+            name: self.of(attribute, read)
+            for name, attribute in _attributes(value).items()
+            if self._is_described(value, name, attribute) and (read is None or name in read)
         }
-        return {"is": self._class(kind, read)} | found
 
-    def _counts(self, owner: Any, name: str, value: Any) -> bool:
-        """Return whether an attribute belongs to a description: not what training makes."""
+    def _is_described(self, owner: Any, name: str, value: Any) -> bool:
+        """Return whether an attribute belongs to a description. Results of training do not."""
         plain = name.lstrip("_")
         if plain in self._without or name.startswith(("_kbatch_", "_self_")):
             return False
         if hasattr(owner, "get_config"):
-            if plain in _OF_KERAS or is_tracker(value):
+            if plain in _KERAS_STATE or internals.is_tracker(value):
                 return plain == "optimizer" and not isinstance(owner, keras.Model)
             simple = value is None or isinstance(value, (bool, int, float, str))
-            own = name not in bookkeeping_names() or name in _OF_EACH_LAYER
-            if isinstance(owner, keras.Operation) and not (simple or own):
+            specific = name not in internals.bookkeeping_names() or name in _LAYER_OBJECTS
+            if isinstance(owner, keras.Operation) and not (simple or specific):
                 return False
-        # A variable that is made later is None or not in its list before.
+        # Before a variable is created its attribute is None, or its list does not contain it.
         parts: Any = value.values() if isinstance(value, dict) else value
         parts = parts if isinstance(value, (list, tuple, dict)) else [value]
         return value is not None and any(id(part) not in self._tracked for part in parts)
 
     def _graph(self, layer: Any) -> Any:
         """Describe how operations are connected. If the model is not functional, return None."""
-        calls = calls_in(layer)
+        calls = internals.calls_in(layer)
         if calls is None:
             return None
-        self._calls |= {(id(one), index): n for n, (one, index, *_) in enumerate(calls)}
-        made = [[self.of(part) for part in (one, *arguments)] for one, _, *arguments in calls]
-        return made + [self.of(one) for one in structures_of(layer)]
-
-    def _place(self, tensor: Any) -> Any:
-        operation, call, output = history_of(tensor)
-        number = self._calls.get((id(operation), call))
-        if number is None:
-            self.uncertain.append("a tensor of another model")
-        return ["output", number, output]
+        self._calls |= {(id(op), index): number for number, (op, index, *_) in enumerate(calls)}
+        nodes = [[self.of(part) for part in (op, *arguments)] for op, _, *arguments in calls]
+        return nodes + [self.of(structure) for structure in internals.structures_of(layer)]
 
     def _array(self, array: np.ndarray) -> Any:
         if not array.shape:
@@ -242,22 +239,22 @@ class Description:
             return self.of(array.tolist())
         if array.nbytes > _MOST_BYTES:
             self.uncertain.append("a large array")
-            array = array[np.unique(np.linspace(0, len(array) - 1, _MOST_ROWS).astype(int))]
+            array = array[np.unique(np.linspace(0, len(array) - 1, _SAMPLED_ROWS).astype(int))]
         values = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:8]
         return f"{array.dtype.name} of shape {array.shape}, values {values}"
 
     def _module(self, module: Any, read: frozenset[str] | None) -> Any:
         name = module.__name__
-        if not _is_own(module):
+        if not _is_user_code(module):
             self._check_named(name)
             return name
-        held = {key: vars(module)[key] for key in sorted(read or ()) if key in vars(module)}
-        return {"is": name} | {key: self.of(value, read) for key, value in held.items()}
+        members = {key: vars(module)[key] for key in sorted(read or ()) if key in vars(module)}
+        return {"is": name} | {key: self.of(value, read) for key, value in members.items()}
 
     def _named(self, value: Any) -> str:
-        """Describe what has no attributes, such as a function that is not written in Python."""
-        whole, owner = hasattr(value, "__qualname__"), getattr(value, "__self__", None)
-        name = name_of(value) if whole else getattr(value, "__name__", None)
+        """Describe an object without attributes, such as a function not written in Python."""
+        has_name, owner = hasattr(value, "__qualname__"), getattr(value, "__self__", None)
+        name = name_of(value) if has_name else getattr(value, "__name__", None)
         if name is None or not (owner is None or isinstance(owner, types.ModuleType)):
             self.uncertain.append(name_of(value))
             return name_of(value)
@@ -266,65 +263,65 @@ class Description:
         return name
 
     def _check_named(self, name: str) -> None:
-        """Note what a name does not describe for certain, as it may hold state or draw."""
+        """List a name as uncertain if its function may hold state or draw random numbers."""
         if name.split(".")[0] not in _STATELESS or _draws(name):
             self.uncertain.append(name)
 
     def _function(self, function: types.FunctionType) -> Any:
-        """Describe a function by its code, its defaults and what it reads."""
+        """Describe a function by its code, its defaults and the values that it reads."""
         name, code = name_of(function), function.__code__
-        found, held, read = {"is": name}, dict[str, Any](), None  # All of what it holds.
-        if _is_own(function):
+        description, values = {"is": name}, dict[str, Any]()
+        read = None  # Of a library's function, describe all that its closure holds.
+        if _is_user_code(function):
             self.functions.append(name)
             documented = bool(function.__doc__) and code.co_consts[:1] == (function.__doc__,)
-            found["code"], names, attributes, modules = _code(code, documented)
+            description["code"], names, attributes, modules = _code(code, documented)
             if _DYNAMIC & (names | attributes) or any(map(_draws, names | attributes)):
                 self.uncertain.append(name)
             read = attributes | {"__call__"}
             arguments = code.co_varnames[: code.co_argcount]
-            held |= zip(arguments[::-1], (function.__defaults__ or ())[::-1], strict=False)
-            held |= function.__kwdefaults__ or {}
-            held |= {
-                n: function.__globals__[n] for n in sorted(names & function.__globals__.keys())
-            }
-            held |= {f"import {one}": sys.modules.get(one, one) for one in sorted(modules)}
-            held |= {key: value for key, value in vars(function).items() if key[0] != "_"}
-        else:  # A decorator of a library may hold a function of the user's own.
+            variables = function.__globals__
+            values |= zip(arguments[::-1], (function.__defaults__ or ())[::-1], strict=False)
+            values |= function.__kwdefaults__ or {}
+            values |= {n: variables[n] for n in sorted(names & variables.keys())}
+            values |= {f"import {n}": sys.modules.get(n, n) for n in sorted(modules)}
+            values |= {key: value for key, value in vars(function).items() if key[0] != "_"}
+        else:  # A library's decorator may hold a function of the user.
             self._check_named(name)
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        empty = types.CellType()  # As of a variable that has no value yet.
-        held |= {one: cell.cell_contents for one, cell in cells if cell != empty}
-        reads = {key: self.of(value, read) for key, value in held.items()}
-        return found | ({"reads": reads} if reads else {})
+        empty = types.CellType()  # A variable that has no value yet has such a cell.
+        values |= {key: cell.cell_contents for key, cell in cells if cell != empty}
+        reads = {key: self.of(value, read) for key, value in values.items()}
+        return description | ({"reads": reads} if reads else {})
 
     def _class(self, kind: type, read: frozenset[str] | None = None) -> Any:
-        """Describe a class: of the user's own by its members too, all or those that are read."""
+        """Describe a class: a user's class by its members, all or those in `read`."""
         name = name_of(kind)
-        if not _is_own(kind):
+        if not _is_user_code(kind):
             return name
         bases = [self._class(base, read) for base in kind.__bases__]
-        found: dict[str, Any] = {"is": name, "bases": bases}
+        description: dict[str, Any] = {"is": name, "bases": bases}
         for key, value in vars(kind).items():
             member = _member(value)
             hidden = key.startswith(("__", "_abc_")) and not isinstance(member, types.FunctionType)
             if not hidden and (read is None or key in read):
-                found[key] = self.of(member, read)
-        return found
+                description[key] = self.of(member, read)
+        return description
 
 
 def name_of(part: Any) -> str:
-    """Return the full name of a function or a class, or that of the class of another object."""
-    # A generator has the one name without the other.
-    whole = hasattr(part, "__qualname__") and hasattr(part, "__module__")
-    named = part if whole else type(part)
+    """Return the full name of a function or a class. For another object, name its class."""
+    # A generator has a `__qualname__` without a `__module__`.
+    has_name = hasattr(part, "__qualname__") and hasattr(part, "__module__")
+    named = part if has_name else type(part)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def config_of(part: Any) -> dict[str, Any] | None:
-    """Return the configuration of a part of a model, None where Keras has none."""
+    """Return the configuration of a part of a model, or None if it has none."""
     try:
         return part.get_config()
-    except Exception:  # `fit` never calls it, so that one of your own may raise anything.
+    except Exception:  # `fit` never calls the user's `get_config`, so it may raise anything.
         return None
 
 
@@ -337,14 +334,14 @@ def _draws(name: str) -> bool:
 
 
 def _root(part: Any) -> str:
-    """Return the name of the package that a module, a class, a function or an object is of."""
+    """Return the top-level package of a module, a class, a function or an object."""
     module = isinstance(part, types.ModuleType)
     name = (not module and getattr(part, "__module__", None)) or getattr(part, "__name__", None)
     return (name if isinstance(name, str) else type(part).__module__).split(".")[0]
 
 
-def _is_own(part: Any) -> bool:
-    """Return whether the user has written a module, a class or a function."""
+def _is_user_code(part: Any) -> bool:
+    """Return whether a module, a class or a function belongs to no library."""
     return not _is_installed(_root(part))
 
 
@@ -362,55 +359,56 @@ def _member(value: Any) -> Any:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, also those in slots."""
+    """Return the attributes of an object, including its slots."""
     state: Any = object.__getstate__(value)
     in_dict, in_slots = state if isinstance(state, tuple) else (state, None)
     return (in_slots or {}) | (in_dict or {})
 
 
 def _reached(kind: type, read: frozenset[str]) -> frozenset[str] | None:
-    """Return the attributes that methods of these names read, None where that may be all."""
-    if any(_root(one) in _LIBRARIES for one in kind.__mro__):
+    """Return the attributes that methods of these names read, or None if they may read any."""
+    if any(_root(base) in _LIBRARIES for base in kind.__mro__):
         return None
-    known: set[str] = set()
+    reached: set[str] = set()
     waiting = set(read)
     while waiting:
         name = waiting.pop()
-        known.add(name)
+        reached.add(name)
         member = _member(inspect.getattr_static(kind, name, None))
         if isinstance(member, types.FunctionType):
             _, names, attributes, _ = _code(member.__code__, False)
             if _DYNAMIC & (names | attributes):
                 return None
-            waiting |= attributes - known
-    return frozenset(known)
+            waiting |= attributes - reached
+    return frozenset(reached)
 
 
 @functools.lru_cache(maxsize=1024)
 def _code(
     code: types.CodeType, documented: bool
 ) -> tuple[str, frozenset[str], frozenset[str], frozenset[str]]:
-    """Return what code does as text, and the names, attributes and modules that it reads."""
+    """Return a text for the code, and the names, attributes and modules that it reads."""
     codes, bodies = [code], []
-    for one in codes:  # With those of the functions within it.
+    for body in codes:  # Grows by the code of inner functions.
         consts: list[Any] = []
-        for constant in one.co_consts[1 if documented and one is code else 0 :]:
+        for constant in body.co_consts[1 if documented and body is code else 0 :]:
             if isinstance(constant, types.CodeType):
                 codes.append(constant)
                 consts.append("code")
-            else:  # The order of a set is another one in each process.
+            else:  # The order of a set differs between processes.
                 is_set = isinstance(constant, frozenset)
                 consts.append(sorted(map(repr, constant)) if is_set else repr(constant))
-        arguments = one.co_varnames[: one.co_argcount + one.co_kwonlyargcount]
-        counts = (one.co_argcount, one.co_posonlyargcount, one.co_kwonlyargcount, one.co_flags)
-        does = (one.co_code.hex(), one.co_exceptiontable.hex())
-        bodies.append((*does, consts, one.co_names, arguments, one.co_freevars, counts))
-    instructions = [found for one in codes for found in dis.get_instructions(one)]
+        arguments = body.co_varnames[: body.co_argcount + body.co_kwonlyargcount]
+        counts = (body.co_argcount, body.co_posonlyargcount, body.co_kwonlyargcount, body.co_flags)
+        bytecode = (body.co_code.hex(), body.co_exceptiontable.hex())
+        bodies.append((*bytecode, consts, body.co_names, arguments, body.co_freevars, counts))
+    instructions = [one for body in codes for one in dis.get_instructions(body)]
 
     def read_by(*operations: str) -> frozenset[str]:
-        return frozenset(found.argval for found in instructions if found.opname in operations)
+        return frozenset(one.argval for one in instructions if one.opname in operations)
 
-    python = ".".join(map(str, sys.version_info[:2]))  # Another one has other code for the same.
+    # Another version of Python compiles the same source to another bytecode.
+    python = ".".join(map(str, sys.version_info[:2]))
     return (
         f"{digest(bodies)} of Python {python}",
         read_by("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"),

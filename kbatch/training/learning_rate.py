@@ -1,4 +1,4 @@
-"""The settings of a model: those that follow the batch size, and all as a trial had them."""
+"""Scale the settings of a model with the batch size, and set them as a trial had them."""
 
 import dataclasses
 import functools
@@ -38,43 +38,43 @@ from kbatch.training.model import (
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
-# Arguments of Keras's schedules that are learning rates, and those that count steps.
+# Arguments of Keras's schedules that are learning rates, and arguments that count steps.
 _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values")
 _STEPS = ("decay_steps", "first_decay_steps", "warmup_steps")
-_CLOSE = 1e-6  # More than float32 rounds off.
+_CLOSE = 1e-6  # Larger than the rounding error of float32.
 
 
 def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
-    """Scale the learning rate in place; a schedule spans as many examples as before."""
+    """Multiply the learning rate by `ratio`, and read a schedule `kappa` times as fast."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     current: Any = rate_of(inner)
-    # A schedule of Keras with an integer rate computes with integers: it gets one of floats.
+    # Keras's schedules compute with integers if the rate is an integer: always make it a float.
     if ratio == kappa == 1 and not _is_keras_schedule(current):
         return
-
-    def read_scaled() -> Any:
-        return current() * ratio
-
     if isinstance(current, keras.Variable) or not callable(current):
         rate: Any = keras.ops.convert_to_numpy(current)
         inner.learning_rate = float(rate) * ratio
         return
+
+    def scaled_rate() -> Any:
+        return current() * ratio
+
     schedule = isinstance(current, Schedule)
-    scaled = scaled_schedule(current, ratio=ratio, kappa=kappa) if schedule else read_scaled
+    scaled = scaled_schedule(current, ratio=ratio, kappa=kappa) if schedule else scaled_rate
     inner.learning_rate = scaled
-    vars(inner)[_OWN_RATE] = (current, scaled)
+    vars(inner)[_UNSCALED_RATE] = (current, scaled)
 
 
 def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedule:
-    """Make a schedule of `ratio` times the rates over the same number of examples."""
-    # One of Keras's own stays one, so that a saved model loads without kbatch.
+    """Return a schedule with `ratio` times the rates, read `kappa` times as fast."""
+    # A schedule of Keras stays one, so that a saved model loads without kbatch.
     if not _is_keras_schedule(schedule):
         return _StretchedSchedule(schedule, ratio, kappa)
     config = {name: value for name, value in schedule.get_config().items() if value is not None}
     changes: dict[str, Any] = dict.fromkeys(_RATES, lambda rate: float(rate) * ratio)
     rounds_up = config.get("cycle", False)
     changes |= dict.fromkeys(_STEPS, lambda steps: _stage(float(steps) / kappa, rounds_up))
-    # Keras compares whole steps with these.
+    # Keras compares integer steps with the boundaries.
     changes["boundaries"] = lambda steps: math.floor(int(steps) / kappa + _CLOSE)
     for name in changes.keys() & config.keys():
         config[name] = keras.tree.map_structure(changes[name], config[name])
@@ -82,22 +82,22 @@ def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedu
 
 
 def _stage(steps: float, rounds_up: bool) -> float:
-    """Return the steps of a stage so that float32 counts whole stages: 10 / (10 / 3) as 3."""
+    """Return the steps of a stage, rounded so that 10 / (10 / 3) is 3 stages in float32 too."""
     if float(np.float32(steps)) == steps:
         return steps
     return steps * (1 + _CLOSE if rounds_up else 1 - _CLOSE)
 
 
 def peak_learning_rate(optimizer: Any) -> float | None:
-    """Read the learning rate, the highest of a schedule; None if it is no scalar."""
+    """Read the learning rate, or the highest rate of a schedule. Return None if it is no scalar."""
     if optimizer is None:
         return None
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     rate = rate_of(optimizer)
     if _is_keras_schedule(rate):
         config = rate.get_config()
-        given = keras.tree.flatten([config[name] for name in _RATES if name in config])
-        return max(float(one) for one in given if one is not None)
+        values = keras.tree.flatten([config[name] for name in _RATES if name in config])
+        return max(float(value) for value in values if value is not None)
     if isinstance(rate, Schedule):
         rates = _rates(rate)
         return float(rates[np.isfinite(rates)].max(initial=0.0))
@@ -105,7 +105,7 @@ def peak_learning_rate(optimizer: Any) -> float | None:
 
 
 def current_learning_rate(optimizer: Any) -> float | None:
-    """Read the learning rate that a callback may set; None if it is no number, or a schedule's."""
+    """Read the learning rate of an optimizer. Return None if it is a schedule or no number."""
     if optimizer is None or isinstance(rate_of(optimizer), Schedule):
         return None
     value: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
@@ -116,7 +116,7 @@ def _is_keras_schedule(rate: Any) -> bool:
     return isinstance(rate, Schedule) and type(rate).__module__.split(".")[0] == "keras"
 
 
-# Updates at which a schedule of the user's own is read, whose arguments have no known meaning.
+# The arguments of a custom schedule have no known meaning, so kbatch reads it at these updates.
 _UPDATES = np.unique([0, *np.geomspace(1, 1e6, 300).astype("int64")])
 
 
@@ -125,7 +125,7 @@ def _rates(schedule: Any) -> np.ndarray:
 
 
 class _StretchedSchedule(Schedule):
-    """A user's own schedule, read `kappa` times as fast."""
+    """A custom schedule, read `kappa` times as fast."""
 
     def __init__(self, schedule: Schedule, ratio: float, kappa: float):
         self.schedule = schedule
@@ -134,8 +134,8 @@ class _StretchedSchedule(Schedule):
 
     def __call__(self, step: Any) -> Any:
         step = keras.ops.convert_to_tensor(step)
-        whole: Any = keras.ops.cast(step, "float32")
-        rate: Any = self.schedule(keras.ops.cast(whole * self.kappa, step.dtype))
+        number: Any = keras.ops.cast(step, "float32")
+        rate: Any = self.schedule(keras.ops.cast(number * self.kappa, step.dtype))
         return rate * self.ratio
 
     def get_config(self) -> dict[str, Any]:
@@ -149,17 +149,20 @@ class _StretchedSchedule(Schedule):
 
 
 _optimizers = keras.optimizers
-# The decay of the second moment, by optimizer. Lion's `beta_2` is one of the first moment.
+# The decay of the second moment, by optimizer. Lion's `beta_2` is missing: it is a decay of the
+# first moment.
 _SECOND_MOMENT_DECAYS = {
     "beta_2": (_optimizers.Adam, _optimizers.Adamax, _optimizers.Lamb, _optimizers.Nadam),
     "rho": (_optimizers.Adadelta, _optimizers.RMSprop),
-    # It trains some variables as AdamW does, with settings of their own.
+    # Muon trains some variables as AdamW does, with separate settings.
     "adam_beta_2": (_optimizers.Muon,),
 }
 _FIRST_MOMENT_DECAYS = {"beta_2": "beta_1", "adam_beta_2": "adam_beta_1"}
 _EMA_EVERY = "ema_overwrite_frequency"
+# Attributes that kbatch sets: the momentum of a layer before and after scaling, and the schedule of
+# an optimizer before and after scaling.
 REMEMBERED = "_kbatch_momenta"
-_OWN_RATE = "_kbatch_own_rate"
+_UNSCALED_RATE = "_kbatch_own_rate"
 
 
 def scale_model(
@@ -172,41 +175,41 @@ def scale_model(
     factor: float = 1.0,
     base_model: keras.Model | None = None,
 ) -> LearningRateScaling | None:
-    """Scale the settings of a compiled model from one batch size to another.
+    """Scale the settings of a compiled model from the base batch size to another one.
 
-    Those that differ from `base_model`, which the same function built for the base batch size,
-    follow the batch size by themselves, and are left as they are.
+    `base_model` is the model that the same build function returns for the base batch size. If a
+    setting differs between the two models, the build function scales it, and kbatch leaves it.
     """
     layers, optimizers = batch_norms(model), inner_optimizers(model)
-    if not optimizers:  # A step of the user's own changes the weights by itself.
+    if not optimizers:  # The user's train step changes the weights without an optimizer.
         return None
     sizes: Any = {"batch_size": batch_size, "base_batch_size": base_batch_size}
-    bases, fitted = optimizers, set[str]()
+    bases, names = optimizers, set(follow_batch_size)
     if base_model is not None:
-        found, momenta = inner_optimizers(base_model), map(_own_momentum, batch_norms(base_model))
-        if list(map(type, found)) == list(map(type, optimizers)):
-            bases = found
-        if list(momenta) != list(map(_own_momentum, layers)):
-            fitted |= {"batch_norm_momentum"} & set(follow_batch_size)
+        base_optimizers = inner_optimizers(base_model)
+        if list(map(type, base_optimizers)) == list(map(type, optimizers)):
+            bases = base_optimizers
+        if [*map(_own_momentum, batch_norms(base_model))] != [*map(_own_momentum, layers)]:
+            names -= {"batch_norm_momentum"}
     kappa = batch_size_ratio(**sizes)
-    rates: list[float] = []  # Each with how many times as fast a schedule is read.
+    rates: list[float] = []  # For each optimizer: its rate, and its schedule's speed.
     given, made, followed = dict[str, set[float]](), dict[str, set[float]](), set[str]()
-    scaling: Any = None  # Of the main one, which comes last; each optimizer follows by itself.
+    scaling: Any = None  # Of the main optimizer, which comes last.
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
         own_rule: Any = automatic_rule(optimizer) if rule == "auto" else rule
-        follows, apart = own_rule is not None, _settings_apart(optimizer, base)
-        follow = {*follow_batch_size} - fitted - apart
+        follows, differing = own_rule is not None, _differing_settings(optimizer, base)
+        follow = names - differing
         followed |= follow
-        own, rate = peak_learning_rate(optimizer), peak_learning_rate(base)
-        by_itself = 1.0  # What the build function multiplies the learning rate by.
-        if apart & {"learning_rate", *_RATES}:
-            own_rule, by_itself = None, own / rate if own and rate else 1.0
-        ratio = factor * by_itself * learning_rate_ratio(**sizes, rule=own_rule)
-        steps_fit = bool(apart - {*_RATES, *FOLLOWERS})
-        stretch = 1.0 if steps_fit or not follows else kappa
+        rate, base_rate = peak_learning_rate(optimizer), peak_learning_rate(base)
+        built_ratio = 1.0  # The build function multiplies the learning rate by this.
+        if differing & {"learning_rate", *_RATES}:
+            own_rule, built_ratio = None, rate / base_rate if rate and base_rate else 1.0
+        ratio = factor * built_ratio * learning_rate_ratio(**sizes, rule=own_rule)
+        steps_differ = bool(differing - {*_RATES, *FOLLOWERS})
+        stretch = 1.0 if steps_differ or not follows else kappa
         if follows or factor != 1:
-            scale_optimizer(optimizer, ratio=ratio / by_itself, kappa=stretch)
-        rates[:0] = [ratio * (1.0 if rate is None else rate), stretch]
+            scale_optimizer(optimizer, ratio=ratio / built_ratio, kappa=stretch)
+        rates[:0] = [ratio * (1.0 if base_rate is None else base_rate), stretch]
         for name, follower in _followers(optimizer).items():
             value = getattr(optimizer, name)
             given.setdefault(follower, set()).add(value)
@@ -216,7 +219,7 @@ def scale_model(
                     value = scale_beta_2(value, beta_1, **sizes)
                 elif follower == "weight_decay":
                     value = scale_weight_decay(
-                        value, **sizes, learning_rate_ratio=ratio, learning_rate=rate
+                        value, **sizes, learning_rate_ratio=ratio, learning_rate=base_rate
                     )
                 else:
                     value = scale_momentum(value, **sizes)
@@ -234,66 +237,66 @@ def scale_model(
             given={name: tuple(sorted(values)) for name, values in given.items()},
             made={name: tuple(sorted(values)) for name, values in made.items()},
         )
-    model.train_function = None  # One that was traced before has the former values in it.
+    model.train_function = None  # An earlier trace contains the old values.
     return _scale_momenta(layers, optimizers, scaling, rates)
 
 
 def automatic_rule(optimizer: Any) -> Rule | None:
-    """Return the rule for SGD, or for Adam and its kin; for others there is none."""
+    """Return the rule for SGD, or for Adam and its relatives. Others have none."""
     if isinstance(optimizer, _optimizers.SGD):
         return "linear"
     return "sqrt" if "beta_2" in _followers(optimizer).values() else None
 
 
 def _followers(optimizer: Any) -> dict[str, str]:
-    """Return the settings of an optimizer that follow the batch size, each as which of them."""
+    """Return the attributes of an optimizer that follow the batch size, with their kinds."""
     decays = ("weight_decay", "adam_weight_decay")
-    found = {n: "weight_decay" for n in decays if getattr(optimizer, n, None) is not None}
-    moments = (n for n, kinds in _SECOND_MOMENT_DECAYS.items() if isinstance(optimizer, kinds))
-    found |= dict.fromkeys(moments, "beta_2")
-    return found | ({"ema_momentum": "ema_momentum"} if optimizer.use_ema else {})
+    kinds = {n: "weight_decay" for n in decays if getattr(optimizer, n, None) is not None}
+    moments = (n for n, types in _SECOND_MOMENT_DECAYS.items() if isinstance(optimizer, types))
+    kinds |= dict.fromkeys(moments, "beta_2")
+    return kinds | ({"ema_momentum": "ema_momentum"} if optimizer.use_ema else {})
 
 
 def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
-    """Set in a model what `scale_model` left in that of a trial; a second call changes nothing.
+    """Set the optimizer settings of a trial in a model. A second call changes nothing.
 
-    Of layers that the first batch builds, `set_momenta` sets the momenta once they are there.
+    `set_momenta` sets the momenta of layers, after they are built.
     """
     optimizers = inner_optimizers(model)
-    numbers = _owners_of_numbers([], optimizers)
-    if len(scaling.values) < 2 * len(optimizers) + len(numbers):
+    settings = _scaled_settings([], optimizers)
+    if len(scaling.values) < 2 * len(optimizers) + len(settings):
         raise ValueError(
-            "The model must have the optimizers of the trials. "
-            f"Received: {len(optimizers)} optimizers with {len(numbers)} settings."
+            "The model must have the same optimizers as in the trials. "
+            f"Received: {len(optimizers)} optimizers with {len(settings)} settings."
         )
     values = iter(scaling.values)
     for optimizer in optimizers:
         rate, stretch = next(values), next(values)
-        own, ours = vars(optimizer).get(_OWN_RATE, (None, None))
-        if ours is not None and rate_of(optimizer) is ours:
-            optimizer.learning_rate = own
-        if given := peak_learning_rate(optimizer):
-            scale_optimizer(optimizer, ratio=rate / given, kappa=stretch)
-    last = scaling.values[len(scaling.values) - len(numbers) :]
-    for (owner, name), value in zip(numbers, last, strict=True):
+        unscaled, scaled = vars(optimizer).get(_UNSCALED_RATE, (None, None))
+        if scaled is not None and rate_of(optimizer) is scaled:
+            optimizer.learning_rate = unscaled
+        if current := peak_learning_rate(optimizer):
+            scale_optimizer(optimizer, ratio=rate / current, kappa=stretch)
+    last = scaling.values[len(scaling.values) - len(settings) :]
+    for (owner, name), value in zip(settings, last, strict=True):
         setattr(owner, name, int(value) if name == _EMA_EVERY else value)
 
 
 def set_momenta(
     model: Any, scaling: LearningRateScaling | None, *, shapes: str | None = None
 ) -> bool:
-    """Set the momenta of a trial's layers in those of a model; return whether all are built.
+    """Set the momenta of a trial's layers in a model, and return whether all layers are built.
 
     `shapes` is the fingerprint of the shapes of the trial's weights, if it is known.
 
     Raises:
-        ValueError: If all layers are built, and they are not those of the trial.
+        ValueError: If all layers are built and differ from the layers of the trial.
     """
     built = all(layer.built for layer in layers_of(model))
     layers, optimizers = batch_norms(model), inner_optimizers(model)
     momenta: tuple[float, ...] = ()
     if scaling is not None:
-        others = len(_owners_of_numbers([], optimizers))
+        others = len(_scaled_settings([], optimizers))
         momenta = scaling.values[2 * len(optimizers) : len(scaling.values) - others]
     same = shapes in (None, weight_shapes(model))
     if same and len(momenta) in (0, len(layers)):
@@ -302,7 +305,7 @@ def set_momenta(
             layer.momentum = value
     elif built:
         raise ValueError(
-            "The model must have the layers of the trial, with weights of the same shapes: give "
+            "The model must have the same layers and weight shapes as in the trial: give "
             "`decision.apply` the build function of the search, or build the model with "
             "`decision.trial.hyperparameters`. "
             f"Received: a model with {model.count_params():,} parameters."
@@ -317,20 +320,20 @@ def weight_shapes(model: Any) -> str:
 
 
 def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: bool = True) -> Any:
-    """Set in a compiled model the values of an execution; a second call changes nothing."""
+    """Set the settings of a training run in a compiled model. A second call changes nothing."""
     check_compiled(model)
     if model.dtype_policy.name != run.dtype_policy:
         raise ValueError(
             "The model must have the dtype policy of the trials: give `decision.apply` your build "
             f'function, or call `keras.config.set_dtype_policy("{run.dtype_policy}")` before you '
             "build the model. "
-            f"Received: a model under {model.dtype_policy.name}."
+            f"Received: a model with dtype policy {model.dtype_policy.name}."
         )
     prepare = functools.partial(set_momenta, model, run.scaling, shapes=run.weight_shapes)
-    built = prepare()  # If layers are missing, the first batch builds them.
+    built = prepare()  # If a layer is not built, the step calls `prepare` again.
     if run.scaling is not None:
         set_scaling(model, run.scaling)
-    # What the build function cuts, and a step of the user's own, trained as it is.
+    # The search changed neither a custom step nor the micro-batch size of the build function.
     facts = ModelFacts(model)
     if not facts.own_step and facts.cut_by_user is None:
         size = run.micro_batch_size
@@ -340,75 +343,76 @@ def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: boo
             uninstall_step(model)
             sum_sparse_gradients(model)
     if built and not facts.own_step and not model.optimizer.built:
-        # Some optimizers take the weights as the start of an average only if they are built here.
+        # Some optimizers start an average at the weights only if they are built before training.
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
     if installed_step(model) is None:
-        TrainStep(model).install()  # It makes no update at the end of data of unknown length.
+        TrainStep(model).install()  # Keras's step makes a further update after unsized data.
     installed_step(model).prepare = None if built else prepare
     if run.jit_compile and not model.run_eagerly:
         model.jit_compile = True
     if steps_per_execution and run.steps_per_execution is not None:
         model.steps_per_execution = run.steps_per_execution
-    # What was traced before has the former values in it.
+    # Earlier traces contain the old values.
     model.train_function = model.test_function = model.predict_function = None
     return model
 
 
-def _settings_apart(optimizer: Any, base: Any) -> set[str]:
-    """Name what differs between the optimizers that were built for two batch sizes."""
+def _differing_settings(optimizer: Any, base: Any) -> set[str]:
+    """Name the settings that differ between two optimizers of the same build function."""
     if optimizer is base:
         return set()
-    apart = {
+    differing = {
         follower
         for name, follower in _followers(optimizer).items()
         if getattr(optimizer, name) != getattr(base, name, None)
     }
-    one, other = rate_of(optimizer), rate_of(base)
-    if _is_keras_schedule(one) and type(one) is type(other):
-        configs = one.get_config(), other.get_config()
-        return apart | {n for n, v in configs[0].items() if n != "name" and v != configs[1][n]}
-    if isinstance(one, Schedule) and isinstance(other, Schedule):
-        alike = np.allclose(_rates(one), _rates(other), rtol=1e-5, equal_nan=True)
+    rate, base_rate = rate_of(optimizer), rate_of(base)
+    if _is_keras_schedule(rate) and type(rate) is type(base_rate):
+        base_config = base_rate.get_config()
+        arguments = rate.get_config().items()
+        return differing | {n for n, v in arguments if n != "name" and v != base_config[n]}
+    if isinstance(rate, Schedule) and isinstance(base_rate, Schedule):
+        equal = np.allclose(_rates(rate), _rates(base_rate), rtol=1e-5, equal_nan=True)
     else:
-        alike = peak_learning_rate(optimizer) == peak_learning_rate(base)
-    return apart if alike else {*apart, "learning_rate"}
+        equal = peak_learning_rate(optimizer) == peak_learning_rate(base)
+    return differing if equal else {*differing, "learning_rate"}
 
 
 def scale_late_layers(
     model: keras.Model, dataset: tf.data.Dataset, scaling: LearningRateScaling | None
 ) -> LearningRateScaling | None:
-    """Build a model for its data; return what it was scaled by, layers made in a `build` too."""
+    """Build a model for its data, scale layers that this creates, and return the whole scaling."""
     if model.built or scaling is not None or user_step(model) is not None:
         build_ahead(model, dataset.element_spec)
     layers = batch_norms(model)
-    if scaling is None or all(REMEMBERED in vars(one) for one in layers):
+    if scaling is None or all(REMEMBERED in vars(layer) for layer in layers):
         return scaling
     optimizers = inner_optimizers(model)
-    model.train_function = None  # As above.
+    model.train_function = None  # An earlier trace contains the old values.
     return _scale_momenta(layers, optimizers, scaling, scaling.values[: 2 * len(optimizers)])
 
 
 def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
-    """List the settings that follow the batch size, but for the rate: an owner and a name each."""
-    return _settings_of(batch_norms(model), inner_optimizers(model))
+    """List the owners and names of settings that follow the batch size, without learning rates."""
+    settings = _scaled_settings(batch_norms(model), inner_optimizers(model))
+    return [(owner, name) for owner, name in settings if name != _EMA_EVERY]
 
 
-def _settings_of(layers: list[Any], optimizers: list[Any]) -> list[tuple[Any, str]]:
-    of_optimizers = [(one, name) for one in optimizers for name in _followers(one)]
-    return [*((layer, "momentum") for layer in layers), *of_optimizers]
-
-
-def _owners_of_numbers(layers: list[Any], optimizers: list[Any]) -> list[tuple[Any, str]]:
-    """List all that `scale_model` may change but for the rates: an owner and a name each."""
-    averaging = (one for one in optimizers if one.use_ema and getattr(one, _EMA_EVERY))
-    return [*_settings_of(layers, optimizers), *((one, _EMA_EVERY) for one in averaging)]
+def _scaled_settings(layers: list[Any], optimizers: list[Any]) -> list[tuple[Any, str]]:
+    """List the owners and names of what `scale_model` may change, without learning rates."""
+    averaging = [one for one in optimizers if one.use_ema and getattr(one, _EMA_EVERY)]
+    return [
+        *((layer, "momentum") for layer in layers),
+        *((optimizer, name) for optimizer in optimizers for name in _followers(optimizer)),
+        *((optimizer, _EMA_EVERY) for optimizer in averaging),
+    ]
 
 
 def _scale_momenta(
     layers: list[Any], optimizers: list[Any], scaling: LearningRateScaling, rates: Sequence[float]
 ) -> LearningRateScaling:
-    """Scale the momenta of all layers, and note all that a model was left with."""
+    """Scale the momenta of all layers, and add the values of all settings to the scaling."""
     sizes = {"batch_size": scaling.batch_size, "base_batch_size": scaling.base_batch_size}
     name = "batch_norm_momentum"
     for layer in layers:
@@ -420,13 +424,12 @@ def _scale_momenta(
     given, made = dict(scaling.given), dict(scaling.made)
     if layers:
         pairs = zip(*(vars(layer)[REMEMBERED] for layer in layers), strict=True)
-        given[name], made[name] = (tuple(sorted(set(each))) for each in pairs)
-    owners = _owners_of_numbers(layers, optimizers)
-    numbers = [float(getattr(owner, name)) for owner, name in owners]
-    return dataclasses.replace(scaling, given=given, made=made, values=(*rates, *numbers))
+        given[name], made[name] = (tuple(sorted(set(momenta))) for momenta in pairs)
+    settings = [float(getattr(*setting)) for setting in _scaled_settings(layers, optimizers)]
+    return dataclasses.replace(scaling, given=given, made=made, values=(*rates, *settings))
 
 
 def _own_momentum(layer: Any) -> float:
-    """Return the momentum that a person gave a layer, whatever a model before made of it."""
-    own, scaled = vars(layer).get(REMEMBERED, (layer.momentum, layer.momentum))
-    return own if layer.momentum == scaled else layer.momentum
+    """Return the momentum that the user gave a layer, before kbatch scaled it."""
+    unscaled, scaled = vars(layer).get(REMEMBERED, (layer.momentum, layer.momentum))
+    return unscaled if layer.momentum == scaled else layer.momentum

@@ -1,9 +1,9 @@
-"""What the name of a metric says: which direction is better, and whether its values are fractions.
+"""Metrics by name: which direction is better, and whether the values are fractions.
 
-Names are compared whole, never by a part of a word: `val_accumulated_cost` is no accuracy. Before
-that, what Keras adds to a name is taken off: `val_`, `weighted_`, the name of the output, and the
-number of a second metric of a kind, as in `val_topic_accuracy_1`. Records store the direction, so
-that a study is read without TensorFlow.
+kbatch compares complete words, so `val_accumulated_cost` is not an accuracy. It first removes what
+Keras adds to a name: `val_`, `weighted_`, the name of the output, and the number of a second metric
+of the same kind, as in `val_topic_accuracy_1`. Records store the direction, so that a study can be
+read without TensorFlow.
 """
 
 import difflib
@@ -18,7 +18,7 @@ _ACCURACIES = """
 accuracy acc binary_accuracy categorical_accuracy sparse_categorical_accuracy
 top_k_categorical_accuracy sparse_top_k_categorical_accuracy
 """
-# Others between 0 and 1, of which more is better.
+# Other metrics between 0 and 1. Larger is better.
 _FRACTIONS = """
 auc precision recall precision_at_recall recall_at_precision sensitivity_at_specificity
 specificity_at_sensitivity f1 f1_score f_beta_score iou mean_iou binary_iou one_hot_iou
@@ -28,7 +28,7 @@ _LARGER_IS_BETTER = """
 samples_per_second true_positives true_negatives cosine_similarity concordance_correlation
 pearson_correlation r2_score
 """
-# "dice" is not among them: it is a loss in Keras, and a score elsewhere.
+# "dice" is missing because it is a loss in Keras and a score in other packages.
 _SMALLER_IS_BETTER = """
 loss error crossentropy ce binary_crossentropy bce categorical_crossentropy
 sparse_categorical_crossentropy binary_focal_crossentropy categorical_focal_crossentropy
@@ -37,23 +37,23 @@ root_mean_squared_error rmse mean_absolute_percentage_error mape mean_squared_lo
 huber log_cosh log_cosh_error hinge squared_hinge categorical_hinge kl_divergence poisson tversky
 circle ctc false_positives false_negatives seconds_to_target
 """
-# Before the name of a metric, what turns its direction.
+# These words before the name of a metric reverse its direction.
 _NEGATED = ("neg", "negative", "minus", "inverse")
 
 
-def _written_together(names: str) -> set[str]:
+def _without_underscores(names: str) -> set[str]:
     # "mean_iou", "mean_io_u" and "MeanIoU" are one metric.
     return {name.replace("_", "") for name in names.split()}
 
 
-_ACCURATE = _written_together(_ACCURACIES)
-_UP_TO_ONE = _ACCURATE | _written_together(_FRACTIONS)
-_MAX = _UP_TO_ONE | _written_together(_LARGER_IS_BETTER)
-_MIN = _written_together(_SMALLER_IS_BETTER)
+_ACCURATE = _without_underscores(_ACCURACIES)
+_UP_TO_ONE = _ACCURATE | _without_underscores(_FRACTIONS)
+_MAX = _UP_TO_ONE | _without_underscores(_LARGER_IS_BETTER)
+_MIN = _without_underscores(_SMALLER_IS_BETTER)
 
 
 def _kind_of(metric: str) -> str | None:
-    """Return the known metric that a name stands for, written together; None if it is none."""
+    """Return the known metric of a name, without underscores. If there is none, return None."""
     name = metric.removeprefix("val_").removeprefix("weighted_")
     words = re.sub(r"_\d+$", "", name).lower().split("_")
     for first, word in enumerate(words):
@@ -66,23 +66,22 @@ def _kind_of(metric: str) -> str | None:
 
 
 def metric_direction(metric: str) -> Direction | None:
-    """Return whether more or less of a metric is better; None if its name does not say so."""
+    """Return "max" if larger values are better, else "min". Return None for an unknown name."""
     kind = _kind_of(metric)
     return None if kind is None else "max" if kind in _MAX else "min"
 
 
 def required_direction(metric: str, *, remedy: str, received: str) -> Direction:
-    """Return the direction of a metric; raise an error if its name does not show it."""
+    """Return the direction of a metric, or raise an error if its name does not show it."""
     if (direction := metric_direction(metric)) is not None:
         return direction
     name = metric.removeprefix("val_")
     common = ["accuracy", "loss", "auc", "precision", "recall", "mae", "mse", "mean_absolute_error"]
-    near = difflib.get_close_matches(name, common, n=1)
-    meant = f"Did you mean {metric.replace(name, near[0])!r}? " if near else ""
+    similar = difflib.get_close_matches(name, common, n=1)
+    meant = f"Did you mean {metric.replace(name, similar[0])!r}? " if similar else ""
     raise InputError(
-        f"{meant}The name {metric!r} does not show the direction, that is whether more or less of "
-        f'the metric is better, as "val_accuracy" and "val_loss" do: {remedy}. '
-        f"Received: {received}."
+        f"{meant}The name {metric!r} does not show the direction of the metric, that is whether "
+        f"larger or smaller values are better: {remedy}. Received: {received}."
     )
 
 
@@ -91,12 +90,12 @@ def is_accuracy(metric: str) -> bool:
 
 
 def is_fraction(metric: str) -> bool:
-    """Return whether the values of a metric lie between 0 and 1, by its name."""
+    """Return whether the values of a metric are between 0 and 1, by its name."""
     return _kind_of(metric) in _UP_TO_ONE
 
 
 def metric_words(metric: str) -> str:
-    """Spell out a metric's name, such as "validation accuracy" for `val_accuracy`."""
+    """Write out the name of a metric: "validation accuracy" for `val_accuracy`."""
     if metric == "samples_per_second":
         return "throughput"
     words = metric.removeprefix("val_").replace("_", " ")

@@ -1,4 +1,4 @@
-"""What decides how a model trains, and train steps of kbatch in the place of Keras's."""
+"""Checks and facts of a model, and train steps of kbatch that replace Keras's."""
 
 import contextlib
 import copy
@@ -13,47 +13,49 @@ from kbatch.errors import InputTypeError
 from kbatch.library_internals import build_symbolically, compiling, layers_of, scaled_losses
 from kbatch.training.data.forms import row_count
 
+_Optimizer = keras.optimizers.Optimizer
+
 
 def check_compiled(model: Any) -> None:
     if type(model).__module__.startswith("tf_keras."):
         raise InputTypeError(
-            "`model` is a model of `tf_keras`, which is Keras 2: build it with `import keras`, "
-            "and unset the variable TF_USE_LEGACY_KERAS if you build it with `tf.keras`. "
+            "`model` must be a Keras 3 model: build it with `import keras`, or unset "
+            "the environment variable TF_USE_LEGACY_KERAS if you build it with `tf.keras`. "
             f"Received: a {type(model).__module__}.{type(model).__name__}."
         )
     if not isinstance(model, keras.Model):
         raise InputTypeError(
-            "`model` must be a compiled `keras.Model`: does the build function end with "
-            f"`return model`? Received: model={model!r}."
+            "`model` must be a compiled `keras.Model`: end the build function with "
+            f"`return model`. Received: model={model!r}."
         )
     if not model.compiled:
         raise ValueError(
-            "The model must be compiled: call `model.compile(optimizer, loss)` first. "
+            "`model` must be compiled: call `model.compile(optimizer, loss)` first. "
             f"Received: model={model.name!r}."
         )
 
 
 def check_model(model: keras.Model) -> None:
-    """Check that kbatch can make the updates of a model."""
+    """Check that a model is compiled and that its batches can be cut into micro-batches."""
     check_compiled(model)
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if getattr(optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
-            "The optimizer already accumulates over `fit` batches: leave out "
-            "`gradient_accumulation_steps`, kbatch cuts each batch instead. Received: "
+            "kbatch cuts each batch into micro-batches, so the optimizer must not accumulate over "
+            "batches: leave out `gradient_accumulation_steps`. Received: "
             f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}."
         )
     losses: list[Any] = keras.tree.flatten(model.loss)
     unreduced = any(getattr(loss, "reduction", "sum") in (None, "none") for loss in losses)
     if unreduced and user_step(model) is None:
         raise ValueError(
-            "A loss with `reduction=None` is one value a row, and training minimises a single "
-            "one: give the loss another reduction. Received: reduction=None."
+            "A loss must return one value for a batch, not one for each row: give it another "
+            "`reduction`. Received: reduction=None."
         )
 
 
 def replica_count(model: Any) -> int:
-    """Return on how many devices a model trains at once."""
+    """Return the number of devices that a model trains on at once."""
     return model.distribute_strategy.num_replicas_in_sync
 
 
@@ -62,14 +64,14 @@ def batch_norms(model: Any) -> list[Any]:
 
 
 class ModelFacts:
-    """What decides how a search trains a model, read once when it is built."""
+    """Facts that decide how a search trains a model, read once after it is built."""
 
     def __init__(self, model: Any):
         self.replicas: int = replica_count(model)
         self.dtype_policy: str = model.dtype_policy.name
         self.loss_scaled: bool = loss_scaled(model)
         self.own_step: bool = user_step(model) is not None
-        #: The batch size in the shapes of its inputs, if it is made for one.
+        #: The batch size in the shapes of its inputs. None if it accepts any batch size.
         self.declared_rows: int | None = next(
             (one.shape[0] for one in getattr(model, "inputs", None) or () if one.shape[0]), None
         )
@@ -77,7 +79,7 @@ class ModelFacts:
         self.cut_by_user = how if how is not None and how.by_user else None
 
     def rows(self, batch_size: int) -> int:
-        """Return the examples that each replica has of a batch, at most."""
+        """Return the largest number of examples of a batch on one replica."""
         return -(-batch_size // self.replicas)
 
 
@@ -89,22 +91,24 @@ def check_trainable(model: keras.Model) -> None:
     check_model(model)
     if model.optimizer is None and user_step(model) is None:
         raise ValueError(
-            "The model has no optimizer: name one in `compile`, with its learning rate. "
+            "The model must have an optimizer: give one to `compile`, with its learning rate. "
             f"Received: model={model.name!r}, optimizer=None."
         )
     if model.built and not model.trainable_weights:
         raise ValueError(
-            "The model has no trainable weights: unfreeze a layer before training. "
+            "The model must have trainable weights: unfreeze a layer before training. "
             f"Received: model={model.name!r}."
         )
 
 
 def build_ahead(model: Any, spec: Any) -> None:
-    """Build what the first step would from the shapes of a batch, if they are known."""
-    # A step that makes variables, such as those of metrics, is traced twice. One of the user's own
-    # is traced, and not run.
+    """Build the variables of the first train step from the shapes of a batch, if these are known.
+
+    A step that creates variables, for example of metrics, would be traced twice. The user's own
+    step is traced here without running it.
+    """
     specs, step = tf.nest.flatten(spec), user_step(model)
-    known = all(isinstance(one, tf.TensorSpec) and one.shape.rank is not None for one in specs)
+    known = all(isinstance(part, tf.TensorSpec) and part.shape.rank is not None for part in specs)
     if (known or step is not None) and not model.run_eagerly:
         try:
             with model.distribute_strategy.scope():
@@ -114,46 +118,56 @@ def build_ahead(model: Any, spec: Any) -> None:
                     with scaled_losses(model.optimizer) as scaled:
                         tf.function(step, autograph=False).get_concrete_function(spec)
                     model.scales_loss = bool(scaled)
-                    # Without a `call` it is never built to Keras, which then saves no weights.
+                    # Keras never builds a model without a `call`, and would not save its weights.
                     model.built = model.built or type(model).call is keras.Model.call
         except Exception as error:
-            # What else is raised here, the step raises as well, or it does not matter to it. Where
-            # memory ran out the optimizer is half built, and the step would fail of that.
+            # The step raises any other error again, if it matters. After an out-of-memory error the
+            # optimizer is half built, which would make the step fail with a misleading error.
             if ran_out_of_memory(error):
                 raise
 
 
 class TrainStep:
-    """A train step in the place of Keras's, which waits for its data."""
+    """A train step that replaces Keras's and waits for its data.
 
-    # At the end of data of unknown length, such as rebatched ones, Keras runs its compiled step
-    # once more, with none: the optimizer counts an update and decays the weights all the same.
+    After the last batch of data of unknown length, such as rebatched data, Keras runs its compiled
+    step once more without data. Without waiting, the optimizer would still count an update and
+    decay the weights.
+    """
+
     def __init__(self, model: keras.Model):
         self.model: Any = model
-        before, step = vars(model).get("train_step"), installed_step(model)
-        # A step that the user bound to the model, not one of its class.
-        self.bound: Any = before if step is None else step.bound
-        # What `accumulate_gradients` was given holds for each step that takes its place.
+        step = installed_step(model)
+        # A step that the user assigned to the model. A step of its class is no attribute.
+        self.bound: Any = vars(model).get("train_step") if step is None else step.bound
+        # The argument of `accumulate_gradients` stays valid if another step is installed.
         self.loss_denominator: Any = step and step.loss_denominator
-        # Is called before the step until it returns True: Keras may build layers by a batch.
+        # Called before each step until it returns True, because a batch may build layers.
         self.prepare: Callable[[], bool] | None = step and step.prepare
-        # Examples of the batches that XLA compiles, a variable; None if XLA compiles none.
+        # A variable: XLA compiles batches of this many examples. None if it compiles none.
         self.full_rows: Any = step and step.full_rows
 
     def install(self) -> keras.Model:
-        """Let the model train by this step, and return the model."""
+        """Set this step in the model, and return the model."""
         self.model.train_step = self.run
-        # Keras keeps the function that it built from the train step before.
-        self.model.train_function = None
+        self.model.train_function = None  # Keras's function calls the train step before.
         return self.model
 
     def run(self, data: Any) -> dict[str, Any]:
-        """Make one optimizer update from one batch, as the step in whose place it is does."""
+        """Make one optimizer update from one batch, as the replaced step does."""
         if self.prepare is not None and self.prepare():
             self.prepare = None
         tensors = tf.nest.flatten(data, expand_composites=True)
-        waits = tf.control_dependencies([one for one in tensors if one is not None])
-        with tf.variable_creator_scope(_created_at_once), waits:
+        waits = tf.control_dependencies([part for part in tensors if part is not None])
+
+        def create(creator: Callable[..., Any], **arguments: Any) -> Any:
+            # A variable that waits for data, for example of an optimizer, could not be initialised
+            # before the step. TensorFlow would then trace one graph for the first batch and another
+            # one for later batches, in which `tf.random` draws the same numbers again.
+            with tf.control_dependencies(None):
+                return creator(**arguments)
+
+        with tf.variable_creator_scope(create), waits:
             return compiled_if_full(self._update, data, self.full_rows, self.model)
 
     def _update(self, data: Any) -> dict[str, Any]:
@@ -161,19 +175,11 @@ class TrainStep:
         return keras.Model.train_step(self.model, data) if step is None else step(data)
 
 
-def _created_at_once(create: Callable[..., Any], **arguments: Any) -> Any:
-    """Create a variable, such as those of an optimizer, without waiting for data."""
-    # Else TensorFlow could not initialise it before the step, and would make a graph for the first
-    # batch and another for later ones, in which `tf.random` draws the same numbers again.
-    with tf.control_dependencies(None):
-        return create(**arguments)
-
-
 def set_xla(model: Any, chosen: bool | None = None) -> None:
-    """Let XLA compile Keras's train step for full batches only, if it compiles the step.
+    """Restrict XLA to full batches, if it compiles the model's train step.
 
-    The last batch of an epoch has another shape at each batch size. The number of examples of a
-    full batch is `full_rows` of the step.
+    The last batch of an epoch has another shape at each batch size, so XLA would compile the step
+    for each of them. The `full_rows` of the step is the number of examples of a full batch.
 
     Args:
         model: A compiled model.
@@ -210,23 +216,23 @@ def compiled_if_full(
 
 
 def is_compiled(model: Any) -> bool:
-    """Return whether XLA compiles the train step of a model, for some batches at least."""
+    """Return whether XLA compiles the train step of a model, at least for full batches."""
     return bool(model.jit_compile) or getattr(installed_step(model), "full_rows", None) is not None
 
 
 def installed_step(model: Any) -> Any:
-    """Return the object behind the train step that kbatch gave a model, None without one."""
+    """Return the `TrainStep` that kbatch installed in a model, or None."""
     step = getattr(vars(model).get("train_step"), "__self__", None)
     return step if isinstance(step, TrainStep) else None
 
 
 def accumulation_of(model: Any) -> Any:
-    """Return the `Accumulation` of a model, None if it has none: a copy by Keras is a plain one."""
+    """Return the `Accumulation` of a model, or None. Models that Keras copies lose it."""
     return getattr(installed_step(model), "how", None)
 
 
 def user_step(model: Any) -> Callable[[Any], Any] | None:
-    """Return the `train_step` of the user's own, of the class or the model, else None."""
+    """Return the user's `train_step`, of the class or assigned to the model, or None."""
     step = installed_step(model)
     bound = vars(model).get("train_step") if step is None else step.bound
     kind = type(model).train_step
@@ -234,7 +240,7 @@ def user_step(model: Any) -> Callable[[Any], Any] | None:
 
 
 def uninstall_step(model: Any) -> None:
-    """Let a model train by its own step again, the user's or Keras's."""
+    """Remove kbatch's step from a model, which then uses the user's or Keras's step."""
     step = installed_step(model)
     if step is not None:
         del model.train_step
@@ -246,16 +252,17 @@ def uninstall_step(model: Any) -> None:
 def can_validate(model: Any) -> bool:
     """Return whether a model can be evaluated: Keras's test step needs a `call` and a loss."""
     kind, stock = type(model), keras.Model
+    if user_step(model) is None or kind.test_step is not stock.test_step:
+        return True
     has_loss = model.loss is not None or kind.compute_loss is not stock.compute_loss
-    own = user_step(model) is None or kind.test_step is not stock.test_step
-    return own or (has_loss and kind.call is not stock.call)
+    return has_loss and kind.call is not stock.call
 
 
 @contextlib.contextmanager
 def waiting_for_data(model: Any, dataset: tf.data.Dataset) -> Iterator[None]:
-    """Make Keras's or the user's train step wait for its data, whose length is not known."""
+    """Make Keras's or the user's train step wait for a dataset of unknown length."""
     known = dataset.cardinality() != tf.data.UNKNOWN_CARDINALITY
-    if known or installed_step(model) is not None:  # Those of kbatch wait.
+    if known or installed_step(model) is not None:  # kbatch's steps wait.
         yield
         return
     TrainStep(model).install()
@@ -266,54 +273,55 @@ def waiting_for_data(model: Any, dataset: tf.data.Dataset) -> Iterator[None]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """List the optimizers that a model or a part of it has as attributes, or in one of them."""
-    # The RMSprop that `compile` makes where it is given none comes last, unless it is built.
-    held: list[Any] = [getattr(model, "optimizer", None)]
+    """List the optimizers among the attributes of a model and its layers, also in containers."""
+    main = getattr(model, "optimizer", None)
+    values: list[Any] = [main]
     for part in [] if model is None else layers_of(model):
         for value in vars(part).values():
-            held.append(value)
+            values.append(value)
             if isinstance(value, (list, tuple, dict)):
-                held += value.values() if isinstance(value, dict) else value
-    found = _with_held([one for one in held if isinstance(one, keras.optimizers.Optimizer)])
-    default = type(getattr(held[0], "inner_optimizer", held[0])) is keras.optimizers.RMSprop
-    return sorted(found, key=lambda one: (not one.built, default and one is held[0]))
+                values += value.values() if isinstance(value, dict) else value
+    found = _with_inner([value for value in values if isinstance(value, _Optimizer)])
+    # `compile` makes an RMSprop if it gets no optimizer. That one comes last, unless it is built.
+    default = type(getattr(main, "inner_optimizer", main)) is keras.optimizers.RMSprop
+    return sorted(found, key=lambda one: (not one.built, default and one is main))
 
 
 def training_optimizers(model: Any) -> list[Any]:
-    """List the optimizers that train a model; a part of it, such as a teacher, may have another."""
-    own = getattr(model, "optimizer", None)
+    """List the optimizers that train a model, without one of a part, such as a teacher's."""
+    main = getattr(model, "optimizer", None)
     if model is None or user_step(model) is None:
-        return [] if own is None else [own]
+        return [] if main is None else [main]
     parts = layers_of(model, include_self=False)
     of_parts = [part.optimizer for part in parts if getattr(part, "optimizer", None) is not None]
-    known = _with_held(of_parts)
+    known = _with_inner(of_parts)
     others = [one for one in optimizers_of(model) if all(one is not part for part in known)]
     return others or of_parts
 
 
 def inner_optimizers(model: Any) -> list[Any]:
-    """List those that make updates; the first one stands for a model in records."""
-    # A loss scale, or one of the user's own that shares variables among several, makes none.
-    stock = keras.optimizers.Optimizer.update_step
-    found = _with_held(training_optimizers(model))
-    return [o for o in found if type(o).update_step is not stock or len(_with_held([o])) == 1]
+    """List the optimizers that update weights. Records describe the first one."""
+    # A loss scale updates no weights, nor does a custom optimizer that distributes the variables
+    # among several optimizers.
+    stock = _Optimizer.update_step
+    found = _with_inner(training_optimizers(model))
+    return [o for o in found if type(o).update_step is not stock or len(_with_inner([o])) == 1]
 
 
-def _with_held(optimizers: list[Any]) -> list[Any]:
-    """List optimizers, each once, and those that they have as attributes or in one of them."""
+def _with_inner(optimizers: list[Any]) -> list[Any]:
+    """List optimizers and the optimizers among their attributes, each once."""
     found = list({id(one): one for one in optimizers}.values())
     for optimizer in found:
-        for one in keras.tree.flatten(list(vars(optimizer).values())):
-            if isinstance(one, keras.optimizers.Optimizer) and all(one is not o for o in found):
-                found.append(one)
+        for value in keras.tree.flatten(list(vars(optimizer).values())):
+            if isinstance(value, _Optimizer) and all(value is not other for other in found):
+                found.append(value)
     return found
 
 
 def updates_made(model: Any, batches: int = 0) -> int:
-    """Count what a model's optimizers did not skip, the most of them; without any, `batches`."""
+    """Return the largest update count of a model's optimizers, or `batches` if it has none."""
+    optimizers = _with_inner(training_optimizers(model))
     counts: list[Any] = [
-        keras.ops.convert_to_numpy(one.iterations)
-        for one in _with_held(training_optimizers(model))
-        if one.built
+        keras.ops.convert_to_numpy(one.iterations) for one in optimizers if one.built
     ]
     return max(map(int, counts), default=batches)

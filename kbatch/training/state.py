@@ -1,4 +1,4 @@
-"""The state of a model, kept while it is trained for a measurement, and the seeds of training."""
+"""Save and restore the state of a model around a measurement, and set random seeds."""
 
 import contextlib
 import operator
@@ -15,56 +15,57 @@ from kbatch.analysis.batch_sizes import is_integer
 from kbatch.library_internals import trained_by
 from kbatch.training.model import optimizers_of, user_step
 
-# What `fit` and kbatch set on a model itself.
+# Attributes that `fit` and kbatch set on a model.
 _ATTRIBUTES = ("train_step", "history", "stop_training")
 
 
 class KeptState:
-    """Weights, metrics, optimizer, seeds and train step of a built model, as they are now."""
+    """A copy of the weights, metrics, optimizer, seeds and train step of a built model."""
 
     def __init__(self, model: keras.Model):
         self._model: Any = model
-        found = [*model.variables, *self._model.metrics_variables]
+        variables = [*model.variables, *self._model.metrics_variables]
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built and user_step(model) is None:
-            # What is kept is its state before the first update; built again, a loss scale restarts.
+            # Build it now, to save its state before the first update: if it were built again after
+            # the measurement, a loss scale would restart.
             with self._model.distribute_strategy.scope():
                 optimizer.build(model.trainable_variables)
-        # A model with a train step of its own may have several, such as one for each network. That
-        # step builds them, so some of their variables are not there yet.
+        # A model with a custom train step may have several optimizers, such as one for each
+        # network. Its step builds them, so some of their variables may not exist yet.
         self._optimizers = [(one, len(one.variables)) for one in optimizers_of(model)]
-        self._firsts: dict[int, list[np.ndarray]] = {}
-        found += [variable for one, _ in self._optimizers for variable in one.variables]
-        self._variables = list({id(variable): variable for variable in found}.values())
+        self._initial_values: dict[int, list[np.ndarray]] = {}
+        variables += [variable for one, _ in self._optimizers for variable in one.variables]
+        self._variables = list({id(variable): variable for variable in variables}.values())
         self._values = copies_of(self._variables)
         self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}
         self._train_function = getattr(model, "train_function", None)
         self._steps = self._model.steps_per_execution
 
     def restore(self) -> None:
-        self._model.reset_metrics()  # Those that came since then were not kept.
+        self._model.reset_metrics()  # Metrics that were built later have no saved values.
         assign(self._variables, self._values)
-        for optimizer, kept in self._optimizers:
-            assign(optimizer.variables[kept:], self._first(optimizer, kept))
+        for optimizer, count in self._optimizers:
+            assign(optimizer.variables[count:], self._initial(optimizer, count))
         for name in _ATTRIBUTES:
             vars(self._model).pop(name, None)
         for name, value in self._attributes.items():
             setattr(self._model, name, value)
-        # Graphs may read the number of steps from a variable, as of a `GraphCount`.
+        # Graphs read the number of steps of a `GraphCount` from a variable.
         changed = getattr(self._steps, "changed", int)
         self._model.steps_per_execution = changed(int(self._steps))
         self._model.train_function = self._train_function
 
-    def _first(self, optimizer: Any, kept: int) -> list[np.ndarray]:
-        """Return the initial values of the variables that an optimizer has got since then."""
-        if len(optimizer.variables) == kept:
+    def _initial(self, optimizer: Any, count: int) -> list[np.ndarray]:
+        """Return the initial values of an optimizer's variables after the first `count`."""
+        if len(optimizer.variables) == count:
             return []
-        if id(optimizer) not in self._firsts:
+        if id(optimizer) not in self._initial_values:
             twin = type(optimizer).from_config(optimizer.get_config())
             with self._model.distribute_strategy.scope():
                 twin.build(trained_by(optimizer))
-            self._firsts[id(optimizer)] = copies_of(twin.variables[kept:])
-        return self._firsts[id(optimizer)]
+            self._initial_values[id(optimizer)] = copies_of(twin.variables[count:])
+        return self._initial_values[id(optimizer)]
 
 
 @contextlib.contextmanager
@@ -77,21 +78,21 @@ def kept_state(model: keras.Model) -> Iterator[KeptState]:
 
 
 def kept_variables(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Put the variables of a model back as they were, for calls that do not train."""
+    """Restore the variables of a model after calls that do not train."""
     return kept_values([*model.variables, *model.metrics_variables])
 
 
 @contextlib.contextmanager
 def kept_values(variables: Sequence[Any]) -> Iterator[None]:
-    kept = copies_of(variables)
+    values = copies_of(variables)
     try:
         yield
     finally:
-        assign(variables, kept)
+        assign(variables, values)
 
 
 def copies_of(variables: Sequence[Any]) -> list[np.ndarray]:
-    return [np.array(tf.convert_to_tensor(one.value)) for one in variables]
+    return [np.array(tf.convert_to_tensor(variable.value)) for variable in variables]
 
 
 def assign(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
@@ -111,8 +112,8 @@ def check_seed(seed: int | None) -> int | None:
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Seed Python, NumPy and Keras, and put the first two back afterwards."""
-    # TensorFlow's own global seed cannot be read; keras-tuner resets it before the next build.
+    """Seed Python, NumPy and Keras, and restore Python's and NumPy's state afterwards."""
+    # TensorFlow's global seed cannot be read. keras-tuner resets it before the next build.
     if seed is None:
         yield
         return
@@ -123,7 +124,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_seeds() -> Iterator[None]:
-    """Put the random numbers of Python, NumPy, Keras and TensorFlow back where they were."""
+    """Restore the random states of Python, NumPy, Keras and TensorFlow afterwards."""
     with _kept_generators(), library_internals.kept_seeds():
         yield
 
@@ -139,7 +140,7 @@ def _kept_generators() -> Iterator[None]:
 
 
 def seed_of(seed: int | None, *parts: int) -> int | None:
-    """Derive a seed for one use of several."""
+    """Derive a seed from a seed and the numbers of its use. Without a seed, return None."""
     if seed is None:
         return None
     return int(np.random.SeedSequence([seed, *parts]).generate_state(1)[0])

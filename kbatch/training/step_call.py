@@ -1,4 +1,4 @@
-"""The compiled train step of a model, called without `fit`, and the model put back as it was."""
+"""Call the compiled train step of a model without `fit`, and restore the model afterwards."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from kbatch.training.steps_per_execution import GraphCount, set_steps
 
 
 class StepCall:
-    """The train step of a model, called on batches outside of `fit`.
+    """The train step of a model, to be called on batches outside of `fit`.
 
-    `fit` takes longer than some small steps, and does not say when the device has finished. Here
-    each call waits for the device, or `wait` does after `launch`.
+    The overhead of `fit` is longer than some small steps, and `fit` does not show when the device
+    has finished. Here each call waits for the device, or `wait` does after `launch`.
 
     Args:
         model: The model.
-        state: Its state as it was, from `kept_state`.
+        state: The state of the model to restore, from `kept_state`.
         several: Whether one execution may run several steps, if the model allows it.
     """
 
@@ -29,10 +29,10 @@ class StepCall:
         self._model, self._state = model, state
         self._shapes: set[tuple[Any, ...]] = set()
         self._outputs: Any = ()
-        # A Python loop runs the steps of an eager model and of a `train_step` of its own.
+        # The steps of an eager model, or of a custom `train_step`, run in a Python loop.
         if several and not model.run_eagerly and user_step(model) is None:
             set_steps(model, int(model.steps_per_execution))
-        #: Whether one execution runs as many steps as it is asked for.
+        #: Whether one execution can run any number of steps.
         self.several = isinstance(model.steps_per_execution, GraphCount)
         model.make_train_function()
 
@@ -42,13 +42,13 @@ class StepCall:
         self.wait()
 
     def launch(self, batch: Any) -> None:
-        """Begin to train on a batch: a GPU may still be at work when this returns."""
+        """Start to train on a batch. A GPU may still be working when this returns."""
         self._shapes.add(_shapes_of(batch))
         # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
         self._outputs = self._model.train_function(iter((batch,)))
 
     def execute(self, batches: Any, steps: int) -> None:
-        """Make some steps on the batches of a dataset's iterator, as one execution if it may."""
+        """Run some steps on the batches of a dataset's iterator, in one execution if possible."""
         if self.several and self._model.steps_per_execution != steps:
             set_steps(self._model, steps)
         for _ in range(1 if self.several else steps):
@@ -56,31 +56,31 @@ class StepCall:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for all outputs of a step: one of them may lie on the host from the start."""
+        """Wait for all outputs of a step. One output is not enough: it may come from the host."""
         for output in keras.tree.flatten(self._outputs):
             np.asarray(output)
 
     def has_seen(self, batch: Any) -> bool:
-        """Return whether a batch of these shapes has been trained on: a new one may compile."""
+        """Return whether the step has run on a batch of these shapes. New shapes may compile."""
         return _shapes_of(batch) in self._shapes
 
     def restore(self) -> None:
-        """Put weights, optimizer state, random seeds and metrics back."""
+        """Restore weights, optimizer state, random seeds and metrics."""
         function = self._model.train_function
         self._state.restore()
-        self._model.train_function = function  # It is made once for all calls.
+        self._model.train_function = function  # Later calls use the same function.
 
 
 def check_one_device(model: keras.Model) -> None:
     if (replicas := replica_count(model)) > 1:
         raise InputError(
-            "The train step is measured on one device: build the model outside of "
+            "kbatch measures the train step on one device: build the model outside "
             f"`strategy.scope()`. Received: a model on {replicas} replicas."
         )
 
 
 def held_by_host(batch: Any) -> Any:
-    """Copy a batch to the host: each step then copies it to a GPU, as in `fit`."""
+    """Copy a batch to the host, so that each step copies it to the GPU, as in `fit`."""
     with tf.device("CPU:0"):
         return each_part(tf.identity, batch)
 

@@ -1,7 +1,7 @@
-"""How many train steps one execution runs: chosen by what a step takes, and set in a model.
+"""Choose and set `steps_per_execution`, the number of train steps in one execution.
 
-Several steps an execution give the same weights, to the last bit, in less time: Keras starts each
-execution from Python. As many as take about 100 ms are enough.
+Several steps per execution give exactly the same weights in less time, because Keras starts each
+execution from Python. An execution of about 100 ms is long enough.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,8 @@ from kbatch.training.model import user_step
 
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
-# Steps of a validation in one execution.
-_MOST_VALIDATED = 64
-FEWEST_STEADY = 3  # Of fewer steady steps, one that is disturbed would decide.
+_MOST_VALIDATED = 64  # Steps of a validation in one execution.
+FEWEST_STEADY = 3  # With fewer steady steps, a single disturbed step would decide the result.
 
 Steps = int | Literal["auto"] | None
 
@@ -32,15 +31,15 @@ class GraphCount(int):
 
     def __new__(cls, value: int, variable: Any = None, *, after: Any = None):
         self = super().__new__(cls, value)
-        self._after = after  # A variable: what a graph writes there is written before it reads.
-        with tf.init_scope(), tf.device("CPU:0"):  # Loops are counted there.
+        self._after = after  # A variable: the graph writes it before it reads the number.
+        with tf.init_scope(), tf.device("CPU:0"):  # The host counts the loop.
             self._variable = variable
             if variable is None:
                 self._variable = tf.Variable(tf.constant(value, tf.int32), trainable=False)
         return self
 
     def changed(self, value: int) -> "GraphCount":
-        """Return the number that the graphs of this one read from now on."""
+        """Change the number that graphs read from now on, and return it."""
         self._variable.assign(value)
         return GraphCount(value, self._variable, after=self._after)
 
@@ -50,7 +49,7 @@ class GraphCount(int):
             return tf.cast(self._variable.read_value(), dtype or tf.int32, name=name)
 
     def __eq__(self, other: object) -> bool:
-        # Keras asks while it traces whether it is 1, which makes a graph without a loop.
+        # While Keras traces, it compares the number with 1, to make a graph without a loop.
         return not tf.inside_function() and int(self) == other
 
     __hash__ = int.__hash__
@@ -60,53 +59,51 @@ class GraphCount(int):
 
 
 def counted_steps(model: Any, steps: int) -> GraphCount:
-    """Return a number of steps an execution, each of which asks for data when the last has ended.
+    """Return a `GraphCount` with which each step requests its data after the last step has ended.
 
-    Else a step would ask while another computes, and seem to wait for data that the pipeline has
-    time to make.
+    Otherwise a step would request data while another one computes, and its waiting time would
+    include that computation.
     """
     return GraphCount(steps, after=model.optimizer and model.optimizer.iterations)
 
 
-# Seconds of an execution of several steps.
-EXECUTION_S = 0.1
+EXECUTION_S = 0.1  # Seconds of an execution of several steps.
 
 
 def execution_steps(
     step_s: float, epoch_steps: int | None, *, execution_s: float = EXECUTION_S
 ) -> int:
-    """Return how many steps take about as long as an execution should, at most those of an epoch.
+    """Return how many steps take about `execution_s`, at most the steps of an epoch.
 
-    Keras starts each execution from Python, which takes as long as the step itself where that is
-    small. Beyond 100 ms that start no longer counts, and callbacks still act several times a
-    second.
+    Keras starts each execution from Python, which takes as long as a small step. In 100 ms that
+    start is negligible, and callbacks still act several times a second.
     """
     steps = max(1, round(execution_s / step_s))
     return steps if epoch_steps is None else min(epoch_steps, steps)
 
 
 class Training(NamedTuple):
-    """What one training is to run."""
+    """The batch size, length, budget and callbacks of a training run."""
 
     batch_size: int
-    epoch_steps: int | None  # None where it is not known.
+    epoch_steps: int | None  # None if unknown.
     epochs: int
     budget: Budget | None
     callbacks: Sequence[keras.callbacks.Callback]
 
 
 def why_one(model: Any, callbacks: Sequence[Any] = ()) -> str | None:
-    """Return why an execution must have one step, None where it may have several."""
+    """Return why an execution must have one step. If it may have several, return None."""
     if model.run_eagerly:
         return "the model is run eagerly"
     if user_step(model) is not None:
         return "the model has its own `train_step`"
-    acting = next((one for one in callbacks if acts_on_batches(one)), None)
-    return None if acting is None else f"`{type(acting).__name__}` acts on each batch"
+    names = [type(one).__name__ for one in callbacks if acts_on_batches(one)]
+    return f"`{names[0]}` acts on each batch" if names else None
 
 
 def steps_within(step_s: float, training: Training) -> int:
-    """Return as many steps as take about 100 ms, and leave enough executions to time."""
+    """Return how many steps take about 100 ms, with enough executions in the run to time them."""
     epoch_steps, budget = training.epoch_steps or 1, training.budget or Budget()
     ends = (
         epoch_steps * training.epochs,
@@ -116,7 +113,7 @@ def steps_within(step_s: float, training: Training) -> int:
     epochs, rest = divmod(int(min(end for end in ends if end is not None)), epoch_steps)
 
     def steady(steps: int) -> int:
-        """Count the executions that are like an earlier one: the last of an epoch has less."""
+        # The first execution compiles, and so does the first shorter one at the end of an epoch.
         executions = epochs * -(-epoch_steps // steps) + -(-rest // steps)
         return executions - (1 if steps >= epoch_steps else 2)
 
@@ -124,20 +121,20 @@ def steps_within(step_s: float, training: Training) -> int:
     while steps > 1 and steady(steps) < FEWEST_STEADY:
         steps -= 1
     executions = -(-epoch_steps // steps)
-    return -(-epoch_steps // executions)  # About as many in each.
+    return -(-epoch_steps // executions)  # Make all executions about equally long.
 
 
 def whole_steps(steps: int, epoch_steps: int | None, length: int) -> int:
-    """Return the most steps, up to `steps`, that make exactly `epoch_steps` updates an epoch.
+    """Return the largest number of steps, up to `steps`, with `epoch_steps` updates in an epoch.
 
     Args:
-        steps: Integer. The steps of an execution that are wanted.
-        epoch_steps: `steps_per_epoch` of `fit`, or `None`.
+        steps: Integer. The preferred steps per execution.
+        epoch_steps: `steps_per_epoch` of `fit`, or None.
         length: Integer. The cardinality of the dataset.
     """
-    # Keras 3.15 runs whole executions, and counts an execution that the data ended as a whole one:
-    # `steps_per_epoch=10` makes 12 updates in executions of 4. Data of unknown length that end with
-    # an execution leave the next epoch without an update.
+    # Keras 3.15 runs complete executions and counts an execution that the data ended as a complete
+    # one: `steps_per_epoch=10` makes 12 updates in executions of 4. If data of unknown length end
+    # together with an execution, the next epoch has no update.
     if epoch_steps is None or 0 <= length <= epoch_steps:  # Each epoch ends with the data.
         return steps
     if length == tf.data.UNKNOWN_CARDINALITY:
@@ -146,24 +143,24 @@ def whole_steps(steps: int, epoch_steps: int | None, length: int) -> int:
 
 
 def set_steps(model: Any, steps: int) -> None:
-    """Let an execution of a model run so many steps: its graphs read the number."""
+    """Set the steps per execution of a model, as a number that its graphs read."""
     known = model.steps_per_execution
     if isinstance(known, GraphCount):
         model.steps_per_execution = known.changed(steps)
     else:
         model.steps_per_execution = counted_steps(model, steps)
-        # What was made before runs the number of steps that was set then.
+        # In earlier traces the number is a constant.
         model.train_function = model.test_function = None
     if (steps > 1) != (int(known) > 1):
-        model.predict_function = None  # Its kind follows the number.
+        model.predict_function = None  # It is another function for several steps.
 
 
 def acts_on_batches(callback: Any) -> bool:
-    """Return whether a callback does at each train batch what it would not at every execution."""
+    """Return whether a callback must be called after each train batch, not each execution."""
     if _overrides(callback, _TRAIN_HOOKS):
         return True
-    counted = (getattr(callback, name, None) for name in ("save_freq", "update_freq"))
-    if any(one not in (None, "epoch") for one in counted):
+    frequencies = (getattr(callback, name, None) for name in ("save_freq", "update_freq"))
+    if any(frequency not in (None, "epoch") for frequency in frequencies):
         return True
     if isinstance(callback, keras.callbacks.TensorBoard):
         return profiles_batches(callback)
@@ -171,21 +168,21 @@ def acts_on_batches(callback: Any) -> bool:
 
 
 def _overrides(callback: Any, names: Sequence[str]) -> bool:
-    # kbatch's and keras-tuner's own are written for executions.
+    # The callbacks of kbatch, Keras and keras-tuner are written for executions.
     hooks = [getattr(callback, name, None) for name in names]
     owners = {str(getattr(hook, "__module__", None)).split(".")[0] for hook in hooks if hook}
     return bool(owners - {"keras", "keras_tuner", "kbatch"})
 
 
 class EndInTime(keras.callbacks.Callback):
-    """Sets the steps of each execution: fewer at an end, and all of a validation at once."""
+    """Sets the steps of each execution: fewer at the end of a run, and many in a validation."""
 
     def __init__(self, training: Training, clock: Any, *, endless: bool, validation: int):
         super().__init__()
         self._training, self._budget = training, training.budget or Budget()
         self._clock = clock  # A `TrainingClock`.
-        self._endless = endless  # Data that go on; else they end an execution.
-        # Steps of a validation, 0 where they are those of training.
+        self._endless = endless  # If False, the end of the data ends the last execution.
+        # Steps per execution in a validation. 0 means the same as in training.
         watched = any(_overrides(one, _TEST_HOOKS) for one in training.callbacks)
         self._validation = 0 if watched else min(validation, _MOST_VALIDATED)
         self._steps = 1
@@ -195,7 +192,7 @@ class EndInTime(keras.callbacks.Callback):
         self._steps = int(model.steps_per_execution)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None):
-        """Set the steps that are left; what overflows is made up by a further execution."""
+        # If an update overflows, a further execution replaces it.
         left = [self._steps]
         if self._endless:
             left.append((self._training.epoch_steps or 1) - batch)
@@ -204,13 +201,13 @@ class EndInTime(keras.callbacks.Callback):
         self._set(max(1, min(left)))
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        # Keras opens the iterator of a validation for the steps that are set when an epoch ends.
+        # When an epoch ends, Keras opens the iterator of the validation for the steps set then.
         most = self._training.epoch_steps
         ends = most is not None and batch + 1 >= most
         self._set((ends and self._validation) or self._steps)
 
     def on_test_begin(self, logs: Any = None):
-        """Run the steps that the iterator counts, also where the data ended an execution."""
+        # The validation must run the steps that its iterator counts.
         self._set(validation_steps(self.model) or self._steps)
 
     def on_test_end(self, logs: Any = None):
@@ -226,8 +223,8 @@ def check_epoch(asked: Steps, epoch_steps: int | None) -> None:
     """Check that an execution is not longer than an epoch."""
     if isinstance(asked, int) and epoch_steps is not None and asked > epoch_steps:
         raise InputError(
-            "An execution cannot have more steps than an epoch: give a smaller "
-            f"`steps_per_execution`, or leave out the largest `batch_sizes`. Received: "
+            "`steps_per_execution` must not be larger than the steps of an epoch: give a smaller "
+            "one, or leave out the largest `batch_sizes`. Received: "
             f"steps_per_execution={asked} for epochs of {epoch_steps} "
             f"{'step' if epoch_steps == 1 else 'steps'}."
         )

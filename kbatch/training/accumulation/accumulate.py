@@ -21,23 +21,23 @@ class Accumulation(NamedTuple):
     loss_denominator: LossDenominators = None
     moments_every: int = 0
     exact: bool = False
-    by_user: bool = False  # Whether who built the model asked for it: a search leaves it as it is.
+    by_user: bool = False  # Whether the build function chose it. A search does not change it then.
 
     def apply(self, model: keras.Model) -> keras.Model:
-        """Make a model accumulate in this way, without comparing parts with the whole."""
+        """Make a model accumulate in this way, without comparing parts with the whole batch."""
         stateful = [layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)]
         if stateful:
             raise ValueError(
-                "A stateful layer keeps one state a row, which micro-batches would mix: build it "
-                f"with `stateful=False`. Received: {stateful[0]} with stateful=True."
+                "Layers must not be stateful, because micro-batches would mix the states of rows: "
+                f"build them with `stateful=False`. Received: {stateful[0]} with stateful=True."
             )
         if self.exact:
             check_exact(model, self.loss_denominator, self.moments_every)
             return ExactTrainStep(model, self).install()
-        if user_step(model) is not None:  # What its loss is divided by is not known.
+        if user_step(model) is not None:  # The denominator of its loss is unknown.
             raise InputError(
-                "A `train_step` of your own goes through whole: to cut its batches, move the loss "
-                "into `compute_loss`, which Keras's step calls, or let the build function call "
+                "kbatch cannot cut the batches of a custom `train_step`: move its loss into "
+                "`compute_loss`, which Keras's step calls, or let the build function call "
                 "`kbatch.accumulate_gradients(model, micro_batch_size, exact=True)`. "
                 f"Received: model of class {type(model).__name__}."
             )
@@ -54,79 +54,81 @@ def accumulate_gradients(
 ) -> keras.Model:
     """Make a compiled model train on large batches in micro-batches.
 
-    The model's train step is replaced by one that sends `micro_batch_size` examples at a time
-    through the model, sums their gradients and applies them once. `fit`, callbacks, metrics,
-    schedules and saved files stay as they are: batch size is how many examples make an update,
-    micro-batch size is how many need memory at once.
+    kbatch replaces the model's train step by one that sends `micro_batch_size` examples at a time
+    through the model, sums their gradients and applies the sum once. `fit`, callbacks, metrics,
+    schedules and saved files do not change. The batch size is the number of examples per update,
+    the micro-batch size is the number of examples in memory at once.
 
     Example:
 
     >>> model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     >>> kbatch.accumulate_gradients(model, micro_batch_size=32)
-    >>> model.fit(x, y, batch_size=1024)  # 1024 examples an update, 32 in memory
+    >>> model.fit(x, y, batch_size=1024)  # 1024 examples per update, 32 in memory
 
-    Each output's loss is divided by what Keras divides it by: the values that it returned, valid
-    tokens or weights. A scalar from `add_loss`, from a loss function or from a `compute_loss` of
-    your own is taken to be a mean over the rows: where a loss function divides by something else,
-    such as the tokens of a mask of its own, give `loss_denominator`.
+    The loss of each output has the same denominator as in Keras: the number of returned values or
+    valid tokens, or the sum of weights. kbatch takes a scalar from `add_loss`, from a loss function
+    or from a custom `compute_loss` for a mean over the rows. If a loss function divides by another
+    number, such as the tokens of its own mask, give `loss_denominator`.
 
-    The first `fit` or `train_on_batch` with batches to cut sends up to 16 of 32 rows through the
-    model, whole and in parts, in float32 and without dropout. It warns where a loss term or the
-    gradient of a variable differs by more than 0.01 %, and of metric functions that return one
-    value for all rows, which become means over micro-batches. Other rows, a loss that changes
-    later, and a loop of your own are not checked. What your `compute_metrics` adds is not reported.
+    The first `fit` or `train_on_batch` with batches to cut compares up to 16 rows in parts with the
+    same rows as one batch, in float32 and without dropout. It warns if a loss term or the gradient
+    of a variable differs by more than 0.01 %. It also warns of metric functions that return one
+    value for all rows, because they become means over micro-batches. It does not check other rows,
+    a loss that changes later, or a custom training loop. Metrics that a custom `compute_metrics`
+    adds are not reported.
 
-    A model with a `train_step` of your own is refused: move its loss into `compute_loss`, or use
+    A model with a custom `train_step` is refused: move its loss into `compute_loss`, or use
     `exact=True`.
 
     With `exact=True` the train step, Keras's or yours, runs on the whole batch, as contrastive
-    losses, correlations and GANs need, and only its calls of layers are cut. The outputs of all
-    micro-batches are computed first. For a gradient each goes through the layer again, with the
-    same draws of `keras.random`, and backpropagates its part (Gao et al. 2021, arXiv:2101.06983).
-    The price is one forward pass, and three times the memory of the outputs of the whole batch.
-    Each row of an output must depend on that row alone, so BatchNormalization is not exact. A loss
-    that a layer adds counts as a mean. No rows are compared.
+    losses, correlations and GANs require. Only its calls of layers are cut. First, the outputs of
+    all micro-batches are computed. For the gradient, each micro-batch goes through the layer again,
+    with the same draws of `keras.random`, and backpropagates its part (Gao et al. 2021,
+    arXiv:2101.06983). This costs one more forward pass, and three times the memory of the outputs
+    of the whole batch. Each row of an output must depend on that row only, so BatchNormalization is
+    not exact. A loss that a layer adds counts as a mean. No rows are compared.
 
     Args:
         model: A compiled model. It is changed.
-        micro_batch_size: Examples in a micro-batch. A batch that it does not divide ends in a
-            smaller one, and each example keeps its weight.
-        exact: Whether the train step runs on the whole batch. Excludes `moments_every`,
-            `loss_denominator` and several replicas. A layer that draws with `tf.random` raises an
-            error in training.
-        loss_denominator: Function `(y_true, y_pred) -> scalar` that returns the number by which the
-            loss of these rows is divided, or a dict of such functions by output name. None keeps
-            the function that the model already has, or else divides as described above. Ignored
-            for a loss with `reduction="sum"`.
-        moments_every: Every how many updates, from the first of an epoch on, to measure the two
-            moments behind the gradient noise scale, reported as `gradient_variance` (tr(Sigma))
-            and `gradient_squared_norm` (|G|^2), means over the epoch; 0 for never. Every eighth
-            costs about 3 %. Not under a strategy of several replicas.
+        micro_batch_size: Integer. Examples in a micro-batch. The last micro-batch of a batch may be
+            smaller. All examples have the same weight.
+        exact: Boolean. Whether the train step runs on the whole batch. It cannot be combined with
+            `moments_every`, `loss_denominator` or several replicas. A layer that draws with
+            `tf.random` raises an error in training. Default: False.
+        loss_denominator: Function `(y_true, y_pred) -> scalar` that returns the denominator of the
+            loss of these rows, or a dict of such functions by output name. If None, the model keeps
+            the function that it already has, or uses the denominators described above. Ignored
+            for a loss with `reduction="sum"`. Default: None.
+        moments_every: Integer. Measure the two moments of the gradient noise scale every this many
+            updates, beginning with the first of an epoch. The logs have their means over the epoch
+            as `gradient_variance` (tr(Sigma)) and `gradient_squared_norm` (|G|^2). 8 costs about
+            3 % of the time, 0 measures nothing. With several replicas nothing is measured.
+            Default: 0.
 
     Returns:
         The same model.
 
     Raises:
-        TypeError: If `model` is no Keras model, `micro_batch_size` or `moments_every` is no
-            integer, or `exact` is no bool.
-        ValueError: If `micro_batch_size` is not positive or `moments_every` negative; if the model
-            is not compiled, has an optimizer that already accumulates, or a `train_step` of its own
-            without `exact`; if `loss_denominator` is no function, or does not return a scalar in
-            training; or if `exact` is combined with anything that it excludes, as listed above.
+        TypeError: If `model` is not a Keras model, `micro_batch_size` or `moments_every` is not an
+            integer, or `exact` is not a bool.
+        ValueError: If `micro_batch_size` is not positive or `moments_every` is negative; if the
+            model is not compiled, has an optimizer that already accumulates, or has a custom
+            `train_step` and `exact` is False; if `loss_denominator` is not a function, or does not
+            return a scalar in training; if `exact` is combined with an argument listed above.
         tf.errors.InvalidArgumentError: In training, if `loss_denominator` is not positive over a
-            batch; XLA leaves this check out.
+            batch. XLA does not check this.
     """
     check_model(model)
     check_denominators(loss_denominator, model)
     if not isinstance(exact, bool):
         raise TypeError(f"`exact` must be True or False. Received: exact={exact!r}.")
     size = check_size(micro_batch_size, "micro_batch_size")
-    wrong = "`moments_every` must be an integer, the number of updates, or 0 for never. "
-    wrong += f"Received: moments_every={moments_every!r}."
-    if not is_integer(moments_every):
-        raise TypeError(wrong)
-    if moments_every < 0:
-        raise ValueError(wrong)
+    if not is_integer(moments_every) or moments_every < 0:
+        kind = ValueError if is_integer(moments_every) else TypeError
+        raise kind(
+            "`moments_every` must be an integer: a number of updates, or 0 to measure nothing. "
+            f"Received: moments_every={moments_every!r}."
+        )
     Accumulation(size, loss_denominator, int(moments_every), exact, by_user=True).apply(model)
     if not exact:
         check_at_first_training(model)

@@ -1,14 +1,14 @@
 """Moving statistics of BatchNormalization over an accumulated batch.
 
-Each call of a layer has statistics of its own. Those of the entries seen so far (weight W, mean,
-variance) and of a micro-batch (weight w, mean_k, var_k) join, with d = mean_k - mean and
+Each call of a layer has its own statistics. The statistics of the entries so far (weight W, mean,
+var) and of a micro-batch (weight w, mean_k, var_k) are combined, with d = mean_k - mean and
 s = w / (W + w), to
 
     mean + d s        var + (var_k - var) s + d^2 s (1 - s)
 
-Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance", equation 2.1. At
-the end they are those of the whole batch, and the moving statistics advance by them as Keras's
-do: once a call, in the order of the calls.
+Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance", equation 2.1. The
+result is the statistics of the whole batch. The moving statistics are then updated as in Keras:
+once for each call, in the order of the calls.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from kbatch.training.model import batch_norms
 class CallStatistics(NamedTuple):
     """Statistics of the entries so far in one call of a layer, each of shape (channels,)."""
 
-    weight: tf.Tensor  # W, how many entries are not masked.
+    weight: tf.Tensor  # W, the number of entries that are not masked.
     mean: tf.Tensor
     variance: tf.Tensor
 
@@ -36,22 +36,22 @@ BatchStatistics = tuple[tuple[CallStatistics, ...], ...]
 
 
 class BatchNormUpdate:
-    """Advances the moving statistics of a model's BatchNormalization layers once an update."""
+    """Updates the moving statistics of a model's BatchNormalization layers once per update."""
 
     def __init__(self, model: keras.Model):
-        # One that renormalises keeps Keras's way: its statistics do not join.
+        # The statistics of a layer with `renorm` cannot be combined, so Keras updates them.
         self._layers = [
             layer
             for layer in batch_norms(model)
             if layer.trainable and not getattr(layer, "renorm", False)
         ]
         self._before = [_moving(layer) for layer in self._layers]
-        # The calls of each layer in the latest pass; none where they cannot be seen from here: in
-        # a loop or function inside the model, or in a `call` that computes something else.
+        # The calls of each layer in the last pass. The list is empty if the calls cannot be
+        # observed: within a loop or function in the model, or in a custom `call`.
         self._calls: list[list[Any]] = [[] for _ in self._layers]
 
     def init(self, forward: Callable[[Any], Any], inputs: Any) -> BatchStatistics:
-        """Start with no entries for each call of each layer."""
+        """Return statistics without entries for each call of each layer."""
         if not self._layers or tf.executing_eagerly():
             return ()
 
@@ -59,24 +59,24 @@ class BatchNormUpdate:
             with self.observed():
                 forward(inputs)
 
-        # A loop must know what it carries, so one pass is traced and thrown away.
+        # A loop must know its variables before it begins, so trace one pass to count the calls.
         specs = each_part(open_spec, inputs)
         tf.function(trace, autograph=False).get_concrete_function(specs)
         return tuple(
-            tuple(_nothing(layer) for _ in calls or [None])
+            tuple(_no_entries(layer) for _ in calls or [None])
             for layer, calls in zip(self._layers, self._calls, strict=True)
         )
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Keep the statistics of each call of each layer in a pass, begun as before the update."""
+        """Collect the statistics of all calls in a pass, which starts from the old ones."""
         graph = tf.compat.v1.get_default_graph()
         self._calls = [[] for _ in self._layers]
         with contextlib.ExitStack() as stack:
             for layer, before, calls in zip(self._layers, self._before, self._calls, strict=True):
                 _assign(layer, *before)
-                keep = functools.partial(_keep, layer, calls, graph)
-                stack.enter_context(batch_norm_moments(layer, keep))
+                collect = functools.partial(_collect, layer, calls, graph)
+                stack.enter_context(batch_norm_moments(layer, collect))
             yield
         for calls in self._calls:
             if None in calls:
@@ -85,10 +85,11 @@ class BatchNormUpdate:
     def add(self, sums: BatchStatistics, rows: tf.Tensor) -> BatchStatistics:
         added = []
         for index, (layer, calls) in enumerate(zip(self._layers, self._calls, strict=True)):
-            # Moved ones are averaged: that is exact but for how far micro-batches differ.
+            # If calls cannot be observed, average the moving statistics over micro-batches. This
+            # ignores the variance between micro-batches.
             moved = CallStatistics(tf.fill(layer.moving_mean.shape, rows), *_moving(layer))
             new = calls or [moved]
-            totals = sums[index] if sums else [_nothing(layer) for _ in new]
+            totals = sums[index] if sums else [_no_entries(layer) for _ in new]
             pairs = zip(totals, new, strict=True)
             added.append(tuple(_joined(*pair, between=bool(calls)) for pair in pairs))
         return tuple(added)
@@ -104,10 +105,10 @@ class BatchNormUpdate:
             _assign(layer, mean, variance)
 
 
-def _keep(
+def _collect(
     layer: Any, calls: list[Any], graph: Any, moments: Callable[..., Any], inputs: Any, mask: Any
 ) -> Any:
-    """Compute the statistics of a call, and keep them where they are of the same graph."""
+    """Compute the moments of a call, and collect them if they belong to the same graph."""
     mean, variance = moments(inputs, mask)
     if tf.compat.v1.get_default_graph() is not graph:
         calls.append(None)
@@ -133,12 +134,12 @@ def _joined(total: CallStatistics, new: CallStatistics, *, between: bool) -> Cal
     return CallStatistics(together, total.mean + difference * share, variance)
 
 
-def _nothing(layer: Any) -> CallStatistics:
+def _no_entries(layer: Any) -> CallStatistics:
     return CallStatistics(*[tf.zeros(layer.moving_mean.shape)] * 3)
 
 
 def _moving(layer: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    # A copy: the variable changes while the loop runs.
+    # Copies, because the variables change while the loop runs.
     mean, variance = (
         tf.cast(tf.identity(tf.convert_to_tensor(variable)), tf.float32)
         for variable in (layer.moving_mean, layer.moving_variance)

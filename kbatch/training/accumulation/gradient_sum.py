@@ -1,4 +1,4 @@
-"""A batch cut into micro-batches, the sum of their gradients, and the moments of these."""
+"""Cut a batch into micro-batches, sum their gradients, and measure the gradients' moments."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from kbatch.training.data.forms import each_part, is_composite, parts_of, row_co
 
 
 def sources(variables: Sequence[Any]) -> list[Any]:
-    """List what a tape knows variables by: outside of replicas, what the first device has."""
+    """List the values that a tape watches; outside replicas, the copies on the first device."""
     values = [variable.value for variable in variables]
     if not tf.distribute.in_cross_replica_context():
         return values
@@ -19,23 +19,23 @@ def sources(variables: Sequence[Any]) -> list[Any]:
 
 
 def init(variables: Sequence[Any]) -> tuple[tf.Tensor, ...]:
-    """Make a zero for each variable, in float32 where the variable has half precision."""
+    """Make a zero tensor for each variable, in float32 if the variable has half precision."""
     half = ("float16", "bfloat16")
     return tuple(tf.zeros(v.shape, "float32" if v.dtype in half else v.dtype) for v in variables)
 
 
 def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor, ...]:
-    """Add the gradients of one micro-batch; a None gradient leaves its sum as it is."""
+    """Add the gradients of one micro-batch. A gradient of None does not change its sum."""
 
     def added(total: tf.Tensor, gradient: Any) -> tf.Tensor:
         if gradient is None:
             return total
         if isinstance(gradient, tf.IndexedSlices):
-            # Only the rows that were looked up move; a dense copy of an embedding costs more.
-            # Slices of int32 are made on the host beside a GPU, those of int64 are not.
+            # Add only the rows that were looked up: a dense copy of an embedding costs more. With
+            # a GPU, TensorFlow computes slices with int32 indices on the host.
             indices = tf.cast(gradient.indices, tf.int64)[:, None]
             return tf.tensor_scatter_nd_add(total, indices, tf.cast(gradient.values, total.dtype))
-        # A gradient of unknown shape would be broadcast along an axis of length 1.
+        # Without this check, a gradient of unknown shape could be broadcast along an axis.
         return total + tf.ensure_shape(tf.cast(gradient, total.dtype), total.shape)
 
     return tuple(added(s, g) for s, g in zip(sums, gradients, strict=True))
@@ -44,7 +44,7 @@ def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor,
 def finalize(
     sums: Sequence[tf.Tensor], variables: Sequence[Any], connected: Sequence[bool]
 ) -> list[tf.Tensor | None]:
-    """Return the optimizer its gradients, None for a variable that the loss does not reach."""
+    """Return the gradients for the optimizer: None if the loss does not reach a variable."""
     return [
         tf.cast(s, v.dtype) if reached else None
         for s, v, reached in zip(sums, variables, connected, strict=True)
@@ -52,34 +52,34 @@ def finalize(
 
 
 class MicroBatches(NamedTuple):
-    leaves: Any  # Nested tensors of shape (rows, ...), with None where a part is absent.
+    leaves: Any  # Nested tensors of shape (rows, ...). A part may be None.
     rows: tf.Tensor
-    known_rows: int | None  # If the graph knows them.
-    size: int  # The last one may have fewer.
+    known_rows: int | None  # None if the number is unknown in the graph.
+    size: int  # Rows of a micro-batch. The last one may be smaller.
 
     def part(self, start: tf.Tensor | int, size: tf.Tensor | int) -> Any:
         return each_part(lambda leaf: rows_between(leaf, start, size), self.leaves)
 
     def fold(self, add: Callable[[Any, Any], Any], sums: Any, *, fixed: bool) -> Any:
-        """Add up micro-batches one after the other: that saves the memory."""
-        # XLA wants one size in the loop (`fixed`), one that is in the batch, for it compiles a loop
-        # that never runs too.
+        """Call `add` for one micro-batch after the other, so that only one is in memory."""
+        # XLA needs one fixed size in the loop, which must not be larger than the batch, because XLA
+        # also compiles a loop that never runs.
         end = self.rows // self.size * self.size if fixed else self.rows
 
-        def one(start: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
+        def step(start: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
             rest = self.rows if fixed else self.rows - start
             return start + self.size, add(sums, self.part(start, tf.minimum(self.size, rest)))
 
         start = tf.constant(0)
-        if tf.executing_eagerly():  # Sums may change their structure there.
+        if tf.executing_eagerly():  # Here the sums may change their structure.
             while start < end:
-                start, sums = one(start, sums)
+                start, sums = step(start, sums)
         else:
             loop = (start, sums)
-            _, sums = tf.while_loop(lambda start, _: start < end, one, loop, parallel_iterations=1)
+            _, sums = tf.while_loop(lambda start, _: start < end, step, loop, parallel_iterations=1)
         if not fixed:
             return sums
-        # XLA compiles the branch also where there is no rest, but not for zero rows.
+        # XLA compiles this branch also if no rows remain, and cannot compile it for zero rows.
         rest = self.rows - end
         size = tf.maximum(rest, 1)
         return tf.cond(rest > 0, lambda: add(sums, self.part(self.rows - size, size)), lambda: sums)
@@ -92,54 +92,53 @@ def cut(batch: Any, size: int) -> MicroBatches:
     known = {length for length in lengths if length is not None}
     if len(known) > 1:
         raise ValueError(
-            "Every part of a batch (inputs, targets, sample weights) must have the same number "
-            f"of rows: check their first axes. Received: shapes={[p.shape for p in present]}."
+            "All parts of a batch (inputs, targets, sample weights) must have the same number of "
+            f"rows: check their first axes. Received: shapes={[p.shape for p in present]}."
         )
     rows, checks = row_count(present[0]), []
     if len(known) != 1:
-        message = "Every part of a batch must have the same number of rows."
+        message = "All parts of a batch must have the same number of rows."
         checks = [tf.debugging.assert_equal(row_count(p), rows, message) for p in present[1:]]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return MicroBatches(leaves, tf.identity(rows), lengths[0], size)
 
 
 def as_tensor(leaf: Any) -> Any:
-    """Make a tensor of a part of a batch, unless it is ragged or sparse."""
+    """Convert a part of a batch to a tensor. Ragged and sparse tensors stay as they are."""
     if is_composite(leaf):
         return leaf
     tensor = tf.convert_to_tensor(leaf)
     if tensor.shape.rank == 0:
         raise ValueError(
-            "Every part of a batch needs a batch axis: batch the dataset first. "
+            "All parts of a batch must have a batch axis: batch the dataset first. "
             f"Received: a scalar of dtype {tensor.dtype.name}."
         )
     return tensor
 
 
 class MomentMeans:
-    """The two moments behind the gradient noise scale, from the gradients of the micro-batches.
+    """The two moments of the gradient noise scale, from the gradients of the micro-batches.
 
-    With K micro-gradients g_k, each the mean over n_k of the N examples, w_k = n_k / N:
+    With K micro-gradients g_k, each the mean over n_k of N examples, and w_k = n_k / N:
 
         m = sum_k w_k |g_k|^2        M = |sum_k w_k g_k|^2
         S = (m - M) N / (K - 1)      unbiased for tr(Sigma), the variance of one example's gradient
         G2 = M - S / N               unbiased for |G|^2, the squared norm of the true gradient
 
-    McCandlish et al. (2018), arXiv:1812.06162, appendix A.1. The noise scale is mean(S) over
-    mean(G2): average first, divide last.
-
-    They are means over the measured updates of an epoch: every n-th, and always the first.
+    McCandlish et al. (2018), arXiv:1812.06162, appendix A.1. The noise scale is mean(S) / mean(G2):
+    average first, divide last. The means are over the measured updates of an epoch: every n-th,
+    and always the first.
     """
 
     def __init__(self, every: int):
         self._every = every
-        # Updates of the epoch so far; sums of S and of G2, and the updates behind them. No model
-        # owns them, so that no weights file knows them.
+        # The updates of the epoch so far, and the sums of S, of G2 and of the measured updates. The
+        # model does not track these variables, so they are not saved with its weights.
         self._updates = tf.Variable(tf.zeros([]), trainable=False)
         self._sums = tf.Variable(tf.zeros([3]), trainable=False)
 
     def due(self, model: Any) -> tf.Tensor:
-        """Count an update; return whether it is to be measured."""
+        """Count an update, and return whether to measure it."""
         epoch_begins = tf.equal(tf.convert_to_tensor(loss_tracker_of(model).count), 0.0)
         due = epoch_begins | tf.equal(tf.math.floormod(self._updates, self._every), 0.0)
         self._updates.assign(tf.where(epoch_begins, 0.0, self._updates) + 1.0)
@@ -149,33 +148,33 @@ class MomentMeans:
     def add(
         self, micro: tf.Tensor, whole: tf.Tensor, rows: tf.Tensor, steps: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Add m and M of an update of `rows` examples in `steps` parts; return the means so far.
+        """Add m and M of an update of `rows` examples in `steps` parts, and return the means.
 
-        They are NaN where it was not due.
+        m is NaN in an update that is not measured.
         """
         rows, steps = tf.cast(rows, tf.float32), tf.cast(steps, tf.float32)
         variance = (micro - whole) * rows / tf.maximum(steps - 1.0, 1.0)
-        # A single micro-batch tells nothing about the noise; overflows the optimizer skips too.
+        # A single micro-batch shows no noise. The optimizer skips updates that overflow.
         counts = (steps > 1.0) & tf.math.is_finite(micro + whole)
-        found = tf.where(counts, tf.stack([variance, whole - variance / rows, 1.0]), tf.zeros([3]))
-        self._sums.assign_add(found)
+        terms = tf.where(counts, tf.stack([variance, whole - variance / rows, 1.0]), tf.zeros([3]))
+        self._sums.assign_add(terms)
         variance, squared = tf.unstack(self._sums[:2] / self._sums[2])
         return {"gradient_variance": variance, "gradient_squared_norm": squared}
 
 
 def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """Sum the squares of all elements of all gradients, as float32."""
-    # In float16 squares would overflow before the loss scale is divided out, or vanish.
+    """Sum the squares of all elements of all gradients, in float32."""
+    # In float16 the squares of scaled gradients would overflow, or become zero.
     return tf.add_n([tf.zeros([]), *(_squares(g) for g in gradients if g is not None)])
 
 
 def _squares(gradient: Any) -> tf.Tensor:
     if not isinstance(gradient, tf.IndexedSlices):
         return 2.0 * tf.nn.l2_loss(tf.cast(gradient, tf.float32))
-    # A row looked up twice has one gradient. `tf.unique` would number the distinct indices, but XLA
-    # compiles it to a loop over them, five times slower for 32,768 (TensorFlow 2.21). In int64:
-    # without XLA much of TensorFlow's int32 arithmetic runs on the host beside a GPU, which then
-    # waits for it.
+    # Add the gradients of a row that was looked up several times. `tf.unique` could number the
+    # indices, but XLA compiles it to a loop, which is five times slower for 32,768 indices
+    # (TensorFlow 2.21). Use int64, because with a GPU TensorFlow computes much int32 arithmetic on
+    # the host.
     indices = tf.cast(gradient.indices, tf.int64)
     order = tf.cast(tf.argsort(indices), tf.int64)
     ordered = tf.gather(indices, order)

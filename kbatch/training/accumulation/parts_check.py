@@ -1,8 +1,9 @@
-"""Whether the parts of a batch train a model as the whole does: a check by value.
+"""Check by value whether a batch in parts trains a model in the same way as the whole batch.
 
-No list of layers and losses can decide it: a loss that a layer adds may be a sum, a `call` may mix
-rows. So a batch goes through whole, by Keras's own loss, and in parts of unequal size, and what
-comes out is compared: with the weights as they are, and where they moved to.
+No list of layers and losses can decide this: a loss that a layer adds may be a sum, and a `call`
+may mix rows. So the same rows go through the model as one batch, with Keras's loss, and in parts of
+unequal size. Losses, gradients and outputs are compared, first with the current weights and again
+after some moves of the weights.
 """
 
 import contextlib
@@ -17,76 +18,59 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kbatch import library_internals as internals
 from kbatch.device.failures import failure_text
-from kbatch.library_internals import (
-    added_by,
-    build_symbolically,
-    compile_loss_of,
-    compute_loss,
-    forward,
-    layers_in_float32,
-    layers_of,
-    output_losses_of,
-    replaced_draws,
-)
 from kbatch.records.notes import Note
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.gradient_sum import as_tensor
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
-from kbatch.training.data.forms import (
-    arrays_of,
-    each_part,
-    first_rows,
-    is_composite,
-    is_dataset,
-    open_spec,
-    parts_of,
-    row_count,
-    rows_between,
-)
+from kbatch.training.data import forms
 from kbatch.training.model import batch_norms, installed_step, replica_count
 from kbatch.training.state import kept_state, kept_values
 
-# In float32 sums in another order differ by some 1e-6.
-EQUAL_UP_TO = 1e-4
-# A GPU adds up in an order of its own each time, and what differs by less than this leaves a
-# comparison up to 1e-4 its meaning.
-_STILL_UP_TO = 1e-5
-# How far the weights move: a share of the norm of each, so that what was zero at first counts.
+EQUAL_UP_TO = 1e-4  # In float32, sums in another order differ by about 1e-6.
+# Two equal passes may differ by this much, because a GPU adds in a new order each time.
+_REPEATS_UP_TO = 1e-5
+# The weights move this often, by this share of their norms, so that weights that start at zero
+# have an effect.
 _MOVES, _MOVE = 3, 0.03
-# What is zero but for rounding, such as the gradient of a key's bias, is held against all others.
+# A gradient that is zero except for rounding, such as the gradient of a key's bias, is compared
+# with this share of the norm of all gradients.
 _SMALLEST_SHARE = 0.01
 
-# What a pass brings, by kind, in the order in which they tell what is wrong: the "loss" of an
-# output, the one with what layers "added", the "gradient" of a variable, the "state" that a layer
-# keeps in its `call`. That a "layer" mixes rows shows in the outputs.
+# The results of a pass by kind: the "loss" of each output, the total loss with "added" losses of
+# layers, the "gradient" of each variable, the "state" that layers write in `call`, and the outputs
+# ("layer"), which show whether a layer mixes rows. The first kind that differs names the cause.
 _Pass = dict[str, list[np.ndarray]]
 _KINDS = ("loss", "added", "gradient", "state")
 
 
 def parts_note(model: keras.Model, rows: Any) -> Note | None:
-    """Say how a batch in parts trains otherwise than the whole, in float32 without dropout.
+    """Compare a batch in parts with the whole batch, in float32 and without dropout.
 
-    Returns None where it trains as the whole does.
+    Returns:
+        A note about the difference, or None if there is none.
     """
     batch = _compared_rows(keras.utils.unpack_x_y_sample_weight(rows))
-    compile_loss = compile_loss_of(model)
-    if int(row_count(batch)) < 2:
+    compile_loss = internals.compile_loss_of(model)
+    if int(forms.row_count(batch)) < 2:
         return _not_compared("a batch of one example has no parts")
     try:
         if not (model.built and (compile_loss is None or compile_loss.built)):
             with model.distribute_strategy.scope():
-                build_symbolically(model, each_part(as_tensor, batch))
-        # Rounding to half precision hides what is compared.
-        halves = [layer for layer in layers_of(model) if "16" in (layer.compute_dtype or "")]
+                internals.build_symbolically(model, forms.each_part(as_tensor, batch))
+        # Rounding to half precision would hide differences.
+        halves = [
+            layer for layer in internals.layers_of(model) if "16" in (layer.compute_dtype or "")
+        ]
         with (
             model.distribute_strategy.scope(),
             kept_state(model),
-            layers_in_float32(halves),
+            internals.layers_in_float32(halves),
             _exact_and_eager(),
         ):
             return _compared(model, batch)
-    # Whatever a model raises here, training may raise as well, and says more.
+    # The model's code may raise anything. Training may raise the same error with a better message.
     except Exception as error:
         return _not_compared(failure_text(error))
 
@@ -98,34 +82,34 @@ def _not_compared(reason: str) -> Note:
 
 def _compared(model: keras.Model, batch: Any) -> Note | None:
     passes = _Passes(model, batch)
-    first = passes.whole()
-    if not _is_finite(first):
+    whole = passes.whole()
+    if not _is_finite(whole):
         return _not_compared("the loss or its gradient is not finite")
     again = passes.whole()
-    if not max(_largest_difference(first, again, kind)[0] for kind in _KINDS) <= _STILL_UP_TO:
-        return _not_compared("its randomness cannot be held still")
-    pairs = [(first, passes.parts())]
+    if not max(_largest_difference(whole, again, kind)[0] for kind in _KINDS) <= _REPEATS_UP_TO:
+        return _not_compared("its random draws cannot be repeated")
+    pairs = [(whole, passes.parts())]
     for _ in range(_MOVES):
-        passes.move(first["gradient"])
-        first = passes.whole()
-    # At first outputs may be alike for all rows, so that only gradients differ.
-    if _is_finite(first):
-        pairs.append((first, passes.parts()))
+        passes.move(whole["gradient"])
+        whole = passes.whole()
+    # With the initial weights the outputs may be equal for all rows, so that only gradients differ.
+    if _is_finite(whole):
+        pairs.append((whole, passes.parts()))
     kinds = (*_KINDS, "layer")
-    found = {kind: max(_largest_difference(*pair, kind) for pair in pairs) for kind in kinds}
-    kind = next((kind for kind in _KINDS if found[kind][0] > EQUAL_UP_TO), None)
+    largest = {kind: max(_largest_difference(*pair, kind) for pair in pairs) for kind in kinds}
+    kind = next((kind for kind in _KINDS if largest[kind][0] > EQUAL_UP_TO), None)
     if kind is None:
         return None
-    difference, index = found[kind]
-    where = passes.name(kind, index)
+    difference, index = largest[kind]
+    name = passes.name(kind, index)
     if not np.isfinite(difference):
         return _not_compared(
-            f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
+            f"{name} is not finite on a part: it may divide by 0, see `loss_denominator`"
         )
-    rows = int(row_count(batch))
+    rows = int(forms.row_count(batch))
     percent = f"{100 * difference:{'.2g' if difference < 0.99 else ',.0f'}}"
-    text = f"{where} differed by {percent} % in a comparison on {rows} examples"
-    if found["layer"][0] <= EQUAL_UP_TO:
+    text = f"{name} differed by {percent} % in a comparison on {rows} examples"
+    if largest["layer"][0] <= EQUAL_UP_TO:
         if kind == "added" and output_losses.has_own_loss(model):
             kind = "loss"
         return Note.of("parts_differ", found=text, source=None if kind == "gradient" else kind)
@@ -138,22 +122,22 @@ def _compared(model: keras.Model, batch: Any) -> Note | None:
 
 
 class _Passes:
-    """A batch sent through a model, whole or in parts, without an update."""
+    """Sends a batch through a model, whole or in parts, without an update."""
 
     def __init__(self, model: Any, batch: Any):
-        self._model, self._batch, self._rows = model, batch, int(row_count(batch))
+        self._model, self._batch, self._rows = model, batch, int(forms.row_count(batch))
         trained = {id(variable) for variable in model.trainable_variables}
         self._state = [one for one in model.variables if id(one) not in trained]
-        # An update takes BatchNormalization's moving statistics on once, whatever is cut.
-        apart = trained | {id(one) for layer in batch_norms(model) for one in layer.weights}
-        self._kept_in_call = [one for one in model.weights if id(one) not in apart]
-        self._totals: Sequence[tf.Tensor] = ()  # What the losses of the outputs are divided by.
-        layers = layers_of(model)
-        self._recurrent = any(isinstance(one, keras.layers.RNN) for one in layers)
+        # The accumulating step updates the statistics of BatchNormalization once for all parts.
+        excluded = trained | {id(one) for layer in batch_norms(model) for one in layer.weights}
+        self._written_in_call = [one for one in model.weights if id(one) not in excluded]
+        self._totals: Sequence[tf.Tensor] = ()  # The denominators of the losses of the outputs.
+        layers = internals.layers_of(model)
+        self._recurrent = any(isinstance(layer, keras.layers.RNN) for layer in layers)
         self._graph: Any = tf.function(self._one_pass, autograph=False)
 
     def whole(self) -> _Pass:
-        """Send the batch through as Keras's own train step does."""
+        """Send the batch through as Keras's train step does."""
         return self._added_up([(self._batch, None)])
 
     def parts(self) -> _Pass:
@@ -161,54 +145,60 @@ class _Passes:
         cuts = sorted({0, max(1, self._rows // 8), max(1, self._rows // 3), self._rows})
 
         def part(start: int, end: int) -> tuple[Any, float]:
-            rows = each_part(lambda leaf: rows_between(leaf, start, end - start), self._batch)
+            rows = forms.each_part(
+                lambda leaf: forms.rows_between(leaf, start, end - start), self._batch
+            )
             return rows, (end - start) / self._rows
 
         return self._added_up([part(*ends) for ends in itertools.pairwise(cuts)])
 
     def move(self, gradients: Sequence[np.ndarray]) -> None:
-        """Move the weights down their gradients, each by a share of its norm."""
+        """Move each weight against its gradient, by a share of the weight's norm."""
         for variable, gradient in zip(self._model.trainable_variables, gradients, strict=True):
             value = _wide(variable.value)
             length = _MOVE * max(np.linalg.norm(value), 1.0)
             variable.assign(value - length * gradient / max(np.linalg.norm(gradient), 1e-30))
 
     def name(self, kind: str, index: int) -> str:
-        """Name what differed."""
-        model, losses = self._model, output_losses_of(self._model)
+        """Describe a result that differed."""
+        model, losses = self._model, internals.output_losses_of(self._model)
         if kind == "gradient":
             return f"the gradient of {model.trainable_variables[index].path}"
         if kind == "state":
-            return f"{self._kept_in_call[index].path}, which a layer keeps in its `call`,"
+            return f"{self._written_in_call[index].path}, which a layer changes in its `call`,"
         if kind == "loss":
-            one = losses[index]
-            return f"the loss {one.loss.name if len(losses) == 1 else one.name or one.loss.name}"
-        adding = [f"{one.name} ({type(one).__name__})" for one in layers_of(model) if added_by(one)]
+            entry = losses[index]
+            alone = len(losses) == 1 or not entry.name
+            return f"the loss {entry.loss.name if alone else entry.name}"
+        adding = [
+            f"{one.name} ({type(one).__name__})"
+            for one in internals.layers_of(model)
+            if internals.added_by(one)
+        ]
         alone = output_losses.has_own_loss(model) or not adding
         return "the loss" if alone else f"the loss that {' or '.join(adding)} adds"
 
     def _added_up(self, parts: Sequence[tuple[Any, float | None]]) -> _Pass:
-        """Send parts through and add up what they bring, before what layers keep is put back."""
+        """Send parts through the model, add their results, and restore the state of layers."""
         with kept_values(self._state):
-            found = [self._sent(*part) for part in parts]
-            state = [_wide(one.value) for one in self._kept_in_call]
-        # One by one: an output that is no value a row has another length in parts.
-        by_kind = {kind: zip(*(one[kind] for one in found), strict=True) for kind in found[0]}
-        outputs = [np.concatenate([one.ravel() for one in ones]) for ones in by_kind.pop("layer")]
-        added = {kind: [np.sum(one, axis=0) for one in ones] for kind, ones in by_kind.items()}
-        return added | {"layer": outputs, "state": state}
+            passes = [self._sent(*part) for part in parts]
+            state = [_wide(variable.value) for variable in self._written_in_call]
+        by_kind = {kind: zip(*(one[kind] for one in passes), strict=True) for kind in passes[0]}
+        # If an output is not one value per row, its parts together have another length.
+        outputs = [np.concatenate([p.ravel() for p in group]) for group in by_kind.pop("layer")]
+        sums = {kind: [np.sum(p, axis=0) for p in groups] for kind, groups in by_kind.items()}
+        return sums | {"layer": outputs, "state": state}
 
     def _sent(self, rows: Any, share: float | None) -> _Pass:
-        """Send rows through, a share of those of the batch or all; return what to compare."""
-        rows = each_part(as_tensor, rows)
-        given = (None, ()) if share is None else (tf.constant(share), self._totals)
+        """Send rows through the model: the whole batch, or a share of it."""
+        rows = forms.each_part(as_tensor, rows)
+        arguments = (None, ()) if share is None else (tf.constant(share), self._totals)
         send: Any = self._one_pass
-        # Outside of a graph the loop of a recurrent layer takes far longer than to trace it.
-        if self._recurrent:
-            specs = each_part(tf.type_spec_from_value, given)
-            send = self._graph.get_concrete_function(each_part(open_spec, rows), *specs)
-        found, self._totals = send(rows, *given)
-        return {kind: [_wide(one) for one in ones] for kind, ones in found.items()}
+        if self._recurrent:  # Running its loop eagerly takes far longer than tracing it.
+            specs = forms.each_part(tf.type_spec_from_value, arguments)
+            send = self._graph.get_concrete_function(forms.each_part(forms.open_spec, rows), *specs)
+        results, self._totals = send(rows, *arguments)
+        return {kind: [_wide(value) for value in values] for kind, values in results.items()}
 
     def _one_pass(
         self, rows: Any, share: tf.Tensor | None, totals: Sequence[tf.Tensor]
@@ -216,7 +206,7 @@ class _Passes:
         model, (x, y, sample_weight) = self._model, rows
         with still_draws():
             with tf.GradientTape() as tape:
-                y_pred = forward(model, x, training=True)
+                y_pred = internals.forward(model, x, training=True)
                 added = list(model.losses)
                 if share is None and output_losses.need_counting(model):
                     totals = output_losses.denominators(model, (y, y_pred, sample_weight))
@@ -228,35 +218,35 @@ class _Passes:
                     added_losses=added,
                 )
                 if share is None:
-                    loss = compute_loss(model, x, y, y_pred, sample_weight)
+                    loss = internals.compute_loss(model, x, y, y_pred, sample_weight)
             variables = model.trainable_weights
             gradients: Any = tape.gradient(loss, gradient_sum.sources(variables))
-        outputs = [one for one in parts_of(y_pred) if isinstance(one, tf.Tensor)]
+        outputs = [output for output in forms.parts_of(y_pred) if isinstance(output, tf.Tensor)]
         return {
-            "layer": [one for one in outputs if one.dtype.is_floating],
+            "layer": [output for output in outputs if output.dtype.is_floating],
             "loss": list(losses),
             "added": [loss],
             "gradient": [
-                tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
-                for variable, one in zip(variables, gradients, strict=True)
+                tf.zeros(variable.shape) if gradient is None else tf.convert_to_tensor(gradient)
+                for variable, gradient in zip(variables, gradients, strict=True)
             ],
         }, list(totals)
 
 
-def _is_finite(found: _Pass) -> bool:
-    return all(np.isfinite(one).all() for kind in _KINDS for one in found[kind])
+def _is_finite(results: _Pass) -> bool:
+    return all(np.isfinite(value).all() for kind in _KINDS for value in results[kind])
 
 
 def _largest_difference(whole: _Pass, parts: _Pass, kind: str) -> tuple[float, int]:
-    """Return the largest difference of a kind, over the norm of what differs, and which it is."""
-    norms = [np.linalg.norm(one) for one in whole[kind]]
+    """Return the largest relative difference of a kind of results, and the index of the result."""
+    norms = [np.linalg.norm(value) for value in whole[kind]]
     least = max(_SMALLEST_SHARE * float(np.linalg.norm(norms)), 1e-30)
-    found = [(0.0, 0)]
-    for i, (one, other) in enumerate(zip(whole[kind], parts[kind], strict=True)):
-        if one.shape == other.shape:
-            difference = float(np.linalg.norm(other - one) / max(norms[i], least))
-            found.append((np.inf if np.isnan(difference) else difference, i))
-    return max(found)
+    differences = [(0.0, 0)]
+    for i, (value, other) in enumerate(zip(whole[kind], parts[kind], strict=True)):
+        if value.shape == other.shape:
+            difference = float(np.linalg.norm(other - value) / max(norms[i], least))
+            differences.append((np.inf if np.isnan(difference) else difference, i))
+    return max(differences)
 
 
 def _wide(value: Any) -> np.ndarray:
@@ -264,8 +254,8 @@ def _wide(value: Any) -> np.ndarray:
 
 
 def _compared_rows(rows: Any) -> Any:
-    """Take every second row, from those with little in them to those with much: parts differ."""
-    leaves, count = parts_of(rows), int(row_count(rows))
+    """Take every second row, sorted by the number of filled values, so that the parts differ."""
+    leaves, count = forms.parts_of(rows), int(forms.row_count(rows))
     if count < 4 or any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
         return rows
     # Padding is 0 and a missing label NaN or negative.
@@ -273,26 +263,26 @@ def _compared_rows(rows: Any) -> Any:
     numbers = [leaf for leaf in dense if leaf.dtype.kind in "iufb"]
     filled = sum(((leaf > 0).reshape(count, -1).sum(1) for leaf in numbers), np.zeros(count))
     order = np.argsort(filled, kind="stable")
-    return each_part(lambda leaf: tf.gather(leaf, order[::2]), rows)
+    return forms.each_part(lambda leaf: tf.gather(leaf, order[::2]), rows)
 
 
 @contextlib.contextmanager
 def _exact_and_eager() -> Iterator[None]:
-    """Leave out TensorFloat-32, which is off by 1e-3, and graphs that would keep still draws."""
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    within = tf.config.functions_run_eagerly()
+    """Turn off TensorFloat-32, which has errors of 1e-3, and graphs, which would keep the draws."""
+    tensor_float_32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    eager = tf.config.functions_run_eagerly()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     tf.config.run_functions_eagerly(True)
     try:
         yield
     finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
-        tf.config.run_functions_eagerly(within)
+        tf.config.experimental.enable_tensor_float_32_execution(tensor_float_32)
+        tf.config.run_functions_eagerly(eager)
 
 
 def still_draws() -> contextlib.AbstractContextManager[None]:
-    """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all."""
-    # The first part would draw what the first rows of the whole get, and later parts would not.
+    """Make Keras's random draws equal for all rows, and let dropout keep all values."""
+    # Otherwise the rows of later parts would get other draws than in the whole batch.
 
     def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         if name == "dropout":
@@ -305,11 +295,11 @@ def still_draws() -> contextlib.AbstractContextManager[None]:
 
         return drawn
 
-    return replaced_draws(still)
+    return internals.replaced_draws(still)
 
 
 def check_at_first_training(model: Any) -> None:
-    """Let a model compare rows of the first data that it is given to train on, and warn."""
+    """Make a model compare rows of its first training data in parts, and warn of a difference."""
     for name in ("fit", "train_on_batch"):
         setattr(model, name, functools.partial(_checked_training, model, name))
 
@@ -317,54 +307,56 @@ def check_at_first_training(model: Any) -> None:
 def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     step = installed_step(model)
     names = list(inspect.signature(getattr(keras.Model, name)).parameters)[1:]
-    given = dict(zip(names, args, strict=False)) | kwargs
+    arguments = dict(zip(names, args, strict=False)) | kwargs
     cut, note = False, None
     try:
-        rows, at_once = _first_rows(given, batched=name == "train_on_batch")
+        rows, batch_size = _first_rows(arguments, batched=name == "train_on_batch")
         frozen = model.built and not model.trainable_weights
         if isinstance(step, AccumulatingTrainStep) and not frozen:
             size = step.how.micro_batch_size
-            cut = at_once > size * replica_count(model)
-            most = min(rows_to_compare(size), int(row_count(rows)))
-            note = parts_note(model, first_rows(rows, most)) if cut else None
-    # Data in which this finds no rows `fit` may take all the same.
+            cut = batch_size > size * replica_count(model)
+            most = min(rows_to_compare(size), int(forms.row_count(rows)))
+            note = parts_note(model, forms.first_rows(rows, most)) if cut else None
+    # `fit` may accept data from which this cannot take rows.
     except Exception as error:
         cut, note = True, _not_compared(failure_text(error))
     if cut:
-        for own, hook in list(vars(model).items()):
+        for attribute, hook in list(vars(model).items()):
             if getattr(hook, "func", None) is _checked_training:
-                del vars(model)[own]
+                del vars(model)[attribute]
         if note is not None:
             warnings.warn(note, stacklevel=2)
         if isinstance(step, AccumulatingTrainStep):
             step.warns = True
             step.warn_of_metrics()
     if "x" in kwargs:
-        kwargs["x"] = given["x"]
-    elif args and "x" in given:
-        args = (given["x"], *args[1:])
+        kwargs["x"] = arguments["x"]
+    elif args and "x" in arguments:
+        args = (arguments["x"], *args[1:])
     return getattr(type(model), name)(model, *args, **kwargs)
 
 
 def rows_to_compare(micro_batch_size: int | None = None) -> int:
-    """Return how many rows to compare where batches are cut into parts of a size."""
-    # Half of them are compared, up to 16 in parts of 2, 3 and 11. Fewer than four tell little.
+    """Return how many rows `parts_note` needs for a micro-batch size."""
+    # It compares every second row: up to 16, in parts of 2, 3 and 11, and at least 4.
     return 2 * min(16, max(micro_batch_size or 16, 4))
 
 
-def _first_rows(given: dict[str, Any], *, batched: bool) -> tuple[Any, int]:
-    """Return some rows of what training is given, and how many there are in a batch."""
-    x: Any = given.get("x")
+def _first_rows(arguments: dict[str, Any], *, batched: bool) -> tuple[Any, int]:
+    """Return some rows of the training data, and the batch size."""
+    x: Any = arguments.get("x")
     if inspect.isgenerator(x):
         batch = next(x)
-        given["x"] = (one for one in itertools.chain([batch], x))
-    elif isinstance(x, keras.utils.PyDataset) or is_dataset(x):
-        batch = next(iter(x)) if is_dataset(x) else x[0]
+        arguments["x"] = (batch for batch in itertools.chain([batch], x))
+    elif isinstance(x, keras.utils.PyDataset) or forms.is_dataset(x):
+        batch = next(iter(x)) if forms.is_dataset(x) else x[0]
     else:
-        parts = {"x": x, "y": given.get("y"), "weight": given.get("sample_weight")}
-        first: Any = each_part(lambda part: part[: rows_to_compare()], parts)
-        rows, _ = arrays_of(**first, class_weight=given.get("class_weight"))
-        whole = len(parts_of(x)[0]) if batched else given.get("batch_size") or 32
-        return each_part(np.asarray, rows), whole
-    batch = each_part(lambda part: part if is_composite(part) else np.asarray(part), batch)
-    return batch, int(row_count(batch))
+        parts = {"x": x, "y": arguments.get("y"), "weight": arguments.get("sample_weight")}
+        first: Any = forms.each_part(lambda part: part[: rows_to_compare()], parts)
+        rows, _ = forms.arrays_of(**first, class_weight=arguments.get("class_weight"))
+        batch_size = len(forms.parts_of(x)[0]) if batched else arguments.get("batch_size") or 32
+        return forms.each_part(np.asarray, rows), batch_size
+    batch = forms.each_part(
+        lambda part: part if forms.is_composite(part) else np.asarray(part), batch
+    )
+    return batch, int(forms.row_count(batch))

@@ -1,7 +1,7 @@
 """A train step that accumulates the gradient over micro-batches.
 
-One `tf.while_loop` over the micro-batches, then one `apply_gradients`: the optimizer, its
-schedule, its moving averages and its loss scale see one large batch.
+One `tf.while_loop` runs over the micro-batches, then one `apply_gradients` follows. So the
+optimizer, its schedule, its moving averages and its loss scale see one large batch.
 """
 
 import warnings
@@ -10,16 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from kbatch.library_internals import (
-    build_symbolically,
-    compile_loss_of,
-    forward,
-    layers_of,
-    loss_tracker_of,
-    metric_functions,
-    output_losses_of,
-    replaced_applies,
-)
+from kbatch import library_internals as internals
 from kbatch.records.notes import Note
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
@@ -29,15 +20,15 @@ from kbatch.training.model import TrainStep, check_model, user_step
 
 
 class AccumulatingTrainStep(TrainStep):
-    """The custom `tf.GradientTape` train step behind `accumulate_gradients`."""
+    """The custom `tf.GradientTape` train step of `accumulate_gradients`."""
 
     def __init__(self, model: keras.Model, how: Any):
         super().__init__(model)
         self.loss_denominator = how.loss_denominator or self.loss_denominator
         self.how = how._replace(loss_denominator=self.loss_denominator)  # An `Accumulation`.
-        # Of metrics whose function returns one value for all rows: means over micro-batches here.
+        # Metrics whose function returns one value for all rows become means over micro-batches.
         self.batch_metrics: set[str] = set()
-        self.warns = False  # Of `batch_metrics`, which are known when the step is traced.
+        self.warns = False  # Whether to warn of `batch_metrics` after the step is traced.
         self._moments = MomentMeans(how.moments_every) if how.moments_every else None
 
     def warn_of_metrics(self) -> None:
@@ -48,14 +39,13 @@ class AccumulatingTrainStep(TrainStep):
 
     def _update(self, data: Any) -> dict[str, Any]:
         model = self.model
-        # It may have been compiled again, or frozen, since the step was installed.
-        check_model(model)
+        check_model(model)  # It may have been compiled again after the step was installed.
         batch = prepared_batch(model, data, self.how.micro_batch_size)
         if model.built and not model.trainable_weights:
-            return super()._update(data)  # Keras warns of it.
+            return super()._update(data)  # Keras warns that nothing is trainable.
 
         means = self._moments if replicas_in_step() == 1 else None
-        due, found = means and means.due(model), {}
+        due, moments = means and means.due(model), {}
         update = Update(model, batch, due)
         sums = update.accumulate()
         self.batch_metrics = update.batch_metrics
@@ -63,29 +53,29 @@ class AccumulatingTrainStep(TrainStep):
         if means is not None and due is not None:
             micro = tf.where(due, sums.micro_sq_norm, float("nan"))
             whole = tf.cond(due, lambda: squared_norm(sums.gradients), lambda: tf.zeros([]))
-            scale = model.optimizer.scale_loss(tf.ones([]))  # The update may move it.
+            scale = model.optimizer.scale_loss(tf.ones([]))  # Read it before the update changes it.
             count = -(-batch.rows // batch.size)
-            found = means.add(micro / scale**2, whole / scale**2, batch.rows, count)
+            moments = means.add(micro / scale**2, whole / scale**2, batch.rows, count)
         update.apply(sums)
-        return model.get_metrics_result() | found
+        return model.get_metrics_result() | moments
 
 
 def prepared_batch(model: Any, data: Any, size: int) -> MicroBatches:
-    """Cut a batch, and build what a loop or branch cannot build."""
+    """Cut a batch, and build the model and its losses, which a loop or branch could not build."""
     batch = cut(keras.utils.unpack_x_y_sample_weight(data), size)
     if tf.distribute.has_strategy():
-        return batch  # Keras has built it, outside the replicas.
-    parts, compile_loss = parts_of(batch.leaves), compile_loss_of(model)
+        return batch  # Keras has built the model outside the replicas.
+    parts, compile_loss = parts_of(batch.leaves), internals.compile_loss_of(model)
     if not tf.executing_eagerly() and all(isinstance(part, tf.Tensor) for part in parts):
-        build_symbolically(model, batch.leaves)
+        internals.build_symbolically(model, batch.leaves)
         return batch
 
     def passed(x: Any, y: Any, sample_weight: Any) -> None:
-        y_pred = forward(model, x, training=False)
+        y_pred = internals.forward(model, x, training=False)
         if compile_loss is not None:
             compile_loss(y, y_pred, sample_weight)
 
-    # Neither layers that run eagerly only nor ragged and sparse rows have symbols.
+    # Layers that only run eagerly, and ragged or sparse rows, cannot be built symbolically.
     if not model.built or not (compile_loss is None or compile_loss.built):
         if not tf.executing_eagerly():
             specs = each_part(open_spec, batch.leaves)
@@ -98,35 +88,35 @@ def prepared_batch(model: Any, data: Any, size: int) -> MicroBatches:
 
 
 def replicas_in_step() -> int:
-    """Return on how many devices the step that runs or is traced now runs at once."""
+    """Return the number of devices of the step that runs or is traced now."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 class Sums(NamedTuple):
-    """What an update is made of, over its micro-batches so far: `micro_sq_norm` is w_k |g_k|^2."""
+    """Sums over the micro-batches so far."""
 
     gradients: tuple[Any, ...]
     loss: tf.Tensor
     output_losses: tuple[tf.Tensor, ...]
-    micro_sq_norm: tf.Tensor
+    micro_sq_norm: tf.Tensor  # The sum of w_k |g_k|^2.
     batch_statistics: BatchStatistics
 
 
 class Update:
-    """One optimizer update: zeros, one `_add` a micro-batch, apply."""
+    """One optimizer update: start with zeros, `_add` each micro-batch, `apply`."""
 
     def __init__(self, model: Any, batch: MicroBatches, measured: tf.Tensor | None):
         self.batch_metrics: set[str] = set()
         self.model = model
         self.batch = batch
-        self._measured = measured  # Whether this update measures the moments; None where none does.
+        self._measured = measured  # Whether to measure the moments. None if no update does.
         self.batch_norm = BatchNormUpdate(model)
         self._totals: tuple[tf.Tensor, ...] = ()
-        # Which variables the loss reaches; known once a micro-batch has been traced.
+        # Whether the loss reaches each variable. This is known after a micro-batch was traced.
         self._connected = [False] * len(model.trainable_weights)
 
     def accumulate(self) -> Sums:
-        """Run all micro-batches, one after the other: that is what saves the memory."""
+        """Run one micro-batch after the other, so that only one is in memory."""
         model, batch = self.model, self.batch
         if output_losses.need_counting(model):
             self._totals = self._denominators()
@@ -135,7 +125,9 @@ class Update:
             tf.zeros([]),
             self._no_losses(),
             tf.zeros([]),
-            self.batch_norm.init(lambda x: forward(model, x, training=True), batch.leaves[0]),
+            self.batch_norm.init(
+                lambda x: internals.forward(model, x, training=True), batch.leaves[0]
+            ),
         )
         return batch.fold(self._add, zeros, fixed=model.jit_compile)
 
@@ -145,21 +137,21 @@ class Update:
         gradients = gradient_sum.finalize(sums.gradients, variables, self._connected)
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         self.batch_norm.finalize(sums.batch_statistics)
-        # It was divided by the replicas for the sum over them.
+        # On several replicas the loss was divided by their number.
         loss = sums.loss * replicas_in_step()
-        loss_tracker_of(model).update_state(loss, sample_weight=self.batch.rows)
-        trackers = getattr(compile_loss_of(model), "metrics", ())
+        internals.loss_tracker_of(model).update_state(loss, sample_weight=self.batch.rows)
+        trackers = getattr(internals.compile_loss_of(model), "metrics", ())
         for tracker, loss in zip(trackers, sums.output_losses, strict=False):
-            # As in Keras, by rows only where their number is known before the step runs.
+            # Keras weights by rows only if their number is known in the graph.
             tracker.update_state(loss * replicas_in_step(), sample_weight=self.batch.known_rows)
 
     def _add(self, sums: Sums, micro_batch: tuple[Any, Any, Any]) -> Sums:
-        """Add what a micro-batch (x, y, sample_weight) brings, which is w_k of the batch."""
+        """Add the loss, gradients and statistics of a micro-batch (x, y, sample_weight)."""
         model, (x, y, sample_weight) = self.model, micro_batch
         rows_share = tf.cast(row_count(x), tf.float32) / tf.cast(self.batch.rows, tf.float32)
         with tf.GradientTape() as tape:
             with self.batch_norm.observed():
-                y_pred = forward(model, x, training=True)
+                y_pred = internals.forward(model, x, training=True)
                 added_losses = list(model.losses)
             loss, losses = output_losses.part_of_batch_loss(
                 model,
@@ -193,19 +185,19 @@ class Update:
         )
 
     def _count(self, data: tuple[Any, Any, Any], y_pred: Any) -> None:
-        """Count rows in the metrics, and note which functions return one value for all rows."""
+        """Update the metrics, and collect metric functions that return one value for all rows."""
         x, y, sample_weight = data
 
-        def noting(metric: Any, function: Any) -> Any:
-            def noted(*args: Any, **kwargs: Any) -> Any:
+        def watched(metric: Any, function: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
                 values = function(*args, **kwargs)
                 if len(values.shape) == 0:
                     self.batch_metrics.add(metric.name)
                 return values
 
-            return noted
+            return call
 
-        with metric_functions(self.model, noting):
+        with internals.metric_functions(self.model, watched):
             self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
     def _denominators(self) -> tuple[tf.Tensor, ...]:
@@ -213,57 +205,58 @@ class Update:
 
         def add(sums: tuple[tf.Tensor, ...], part: Any) -> tuple[tf.Tensor, ...]:
             x, y, sample_weight = part
-            y_pred = forward(model, x, training=False)
+            y_pred = internals.forward(model, x, training=False)
             counted = output_losses.denominators(model, (y, y_pred, sample_weight))
             return tuple(s + c for s, c in zip(sums, counted, strict=True))
 
         if model.jit_compile:
-            return add(self._no_losses(), batch.leaves)  # XLA drops what the masks do not need.
-        # In a graph what the masks do not need is dropped too, except for recurrent layers: then
-        # the memory is that of a micro-batch.
+            return add(self._no_losses(), batch.leaves)  # XLA computes only the masks.
+        # A graph also computes only the masks, except in recurrent layers. Micro-batches limit the
+        # memory of these.
         return batch.fold(add, self._no_losses(), fixed=False)
 
     def _no_losses(self) -> tuple[tf.Tensor, ...]:
-        return tuple(tf.zeros([]) for _ in output_losses_of(self.model))
+        return tuple(tf.zeros([]) for _ in internals.output_losses_of(self.model))
 
 
-# The gradient of an embedding has a row for each token that was looked up, so that a word that
-# occurs n times has n rows. Keras's optimizers square them apart, where the square of the gradient
-# is that of their sum: Adam and RMSprop then take another step than for the gradient itself, which
-# is what is accumulated over micro-batches.
+# The gradient of an embedding has one row for each token that was looked up, so a word that occurs
+# n times has n rows. Keras's optimizers square each of these rows, although the gradient is their
+# sum. So the step of Adam or RMSprop differs from the step for the gradient itself, which
+# micro-batches accumulate.
 
 
 def sum_sparse_gradients(model: keras.Model) -> keras.Model:
-    """Make a compiled model add up gradient rows of equal indices, where that matters."""
+    """Make a compiled model add up gradient rows of equal indices, if its optimizer needs this."""
     return SummingTrainStep(model).install() if differ_in_parts(model) else model
 
 
 def differ_in_parts(model: keras.Model) -> bool:
-    """Return whether Keras's optimizer may treat sparse gradients otherwise than their sum."""
-    # SGD is linear in the gradient as long as it is not clipped.
+    """Return whether the optimizer's step may differ if sparse gradients are summed first."""
+    # SGD without clipping is linear in the gradient.
     if user_step(model) is not None or not model.compiled:
         return False
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
     if type(optimizer) is keras.optimizers.SGD and not any(clips):
         return False
-    trained = [layer for layer in layers_of(model) if layer.trainable]
-    own = (not type(layer).__module__.startswith("keras.") for layer in trained)
-    return any(own) or any(isinstance(layer, keras.layers.Embedding) for layer in trained)
+    trained = [layer for layer in internals.layers_of(model) if layer.trainable]
+    return any(
+        isinstance(layer, keras.layers.Embedding) or not type(layer).__module__.startswith("keras.")
+        for layer in trained
+    )
 
 
 class SummingTrainStep(TrainStep):
-    """Keras's own step on the whole batch, but for the gradients that the optimizer gets."""
+    """Keras's step on the whole batch, with sparse gradients summed for the optimizer."""
 
     def _update(self, data: Any) -> dict[str, Any]:
         applied: list[Any] = []
-        with replaced_applies(lambda *arguments: applied.append(arguments)):
+        with internals.replaced_applies(lambda *arguments: applied.append(arguments)):
             logs = keras.Model.train_step(self.model, data)
         for optimizer, gradients, variables in applied:
             # A dense gradient has one row for each index.
             dense = [
-                tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one
-                for one in gradients
+                tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients
             ]
             optimizer.apply(dense, variables)
         return logs

@@ -1,4 +1,4 @@
-"""Data in batches: made of arrays, cut for validation, and counted as they reach a train step."""
+"""Batches of arrays, validation data in blocks, and meters of the batches that are trained on."""
 
 import math
 from collections.abc import Iterator
@@ -10,27 +10,28 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import cache_file, inputs_of_dataset, is_op_determinism_enabled
-from kbatch.training.data.forms import (
-    arrays_of,
-    as_dataset,
-    batches_of,
-    called_for,
-    each_part,
-    first_of_each,
-    gives_batches,
-    is_batched,
-    is_composite,
-    is_dataset,
-    open_spec,
-    parts_of,
-    spec_of,
-)
+from kbatch.training.data import forms
 from kbatch.training.model import replica_count
 
-MOST_BLOCKS = 50  # Of consecutive validation examples, at most.
+MOST_BLOCKS = 50  # Blocks of consecutive validation examples.
 
 _ENDLESS = 2**62
 _NUMBER, _NUMBERS = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
+
+
+class Batches(NamedTuple):
+    """Training data in batches of one size, with their validation data."""
+
+    dataset: tf.data.Dataset
+    validation_data: Any  # A dataset in validation batches; for several replicas it may be arrays.
+    validation_batch_size: int
+    validation_batches: int | None  # An upper bound; None if unknown.
+    examples: int | None  # An upper bound for an epoch; None if unknown.
+    # Names the order of the rows of arrays. None if it was drawn without a seed, and for a dataset,
+    # whose order shows only in its batches.
+    order: str | None
+    of_dataset: bool
+    epoch_steps: int | None  # Steps of an epoch if `dataset` is endless, else None.
 
 
 def sized(examples: int, size: int) -> list[int]:
@@ -39,24 +40,16 @@ def sized(examples: int, size: int) -> list[int]:
     return [size] if full and not rest else [*[size] * full, rest]
 
 
-def held_batches(arrays: Any, batch_size: int) -> tf.data.Dataset:
-    """Return arrays as they are, in batches."""
-    with tf.device("CPU:0"):
-        whole = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays))
-        rows = len(parts_of(arrays)[0])
-    return _pipeline(rebatched(whole, sized(rows, batch_size)), -(-rows // batch_size))
-
-
 def endless(batch: Any) -> tf.data.Dataset:
-    """Return a batch again and again."""
+    """Return a dataset that repeats one batch."""
     options = tf.data.Options()
-    # To free an iterator that TensorFlow tunes takes longer the longer it has lived.
+    # The longer a tuned iterator has run, the longer TensorFlow takes to free it.
     options.autotune.enabled = False
     return tf.data.Dataset.from_tensors(batch).repeat().with_options(options)
 
 
 def _pipeline(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
-    """Leave a pipeline of known length as it is: to tune or to rewrite it does not pay."""
+    """Give a dataset its length, and turn off tuning and graph rewriting, which do not pay here."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
@@ -65,32 +58,32 @@ def _pipeline(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
 
 
 class ArrayRows:
-    """Arrays as tensors, and the graphs that draw an order of their rows and gather them."""
+    """Arrays as tensors, with the graphs that shuffle and gather their rows."""
 
     def __init__(self, arrays: Any, *, shuffle: bool):
         # tf.data would pack a list into one tensor.
         arrays = keras.tree.lists_to_tuples(arrays)
         with tf.device("CPU:0"):
-            tensors = each_part(tf.convert_to_tensor, arrays)
-            self._parts = parts_of(tensors)
+            tensors = forms.each_part(tf.convert_to_tensor, arrays)
+            self._parts = forms.parts_of(tensors)
             self.examples: int = self._parts[0].shape[0]
             count = tf.constant(self.examples, tf.int64)
-        whole = tf.data.Dataset.from_tensors(tensors).element_spec
-        self._spec = tf.nest.map_structure(of_any_length, whole)
+        spec = tf.data.Dataset.from_tensors(tensors).element_spec
+        self._spec = tf.nest.map_structure(of_any_length, spec)
         self._count, self._shuffle = count, shuffle
         self._order = _traced(self._numbers, _NUMBER, _NUMBER)
         self._gather = _traced(self._rows, _NUMBERS)
 
     def endless(self, batch_size: int, *, seed: int | None, first_epoch: int) -> tf.data.Dataset:
-        """Return batches of one epoch after the other, each in an order of its own."""
+        """Return the batches of all epochs, one after the other, each epoch in a new order."""
         epochs = tf.data.Dataset.range(first_epoch, _ENDLESS)
         chosen = self._chosen(self._order, epochs, batch_size, seed)
         batches = map_traced(self._gather, chosen, self._spec)
         return _pipeline(batches.prefetch(2), tf.data.INFINITE_CARDINALITY)
 
     def epoch(self, batch_size: int, *, seed: int | None, first_epoch: int) -> tf.data.Dataset:
-        """Return the batches of an epoch, in the next order each time they were read to the end."""
-        # Keras makes iterators that it does not read, or of which it reads one batch.
+        """Return the batches of one epoch. The order changes when the last batch was read."""
+        # Keras makes iterators from which it reads one batch or none: they must not count.
         with tf.device("CPU:0"):
             read = tf.Variable(tf.constant(first_epoch, tf.int64), trainable=False)
         steps = -(-self.examples // batch_size)
@@ -111,7 +104,7 @@ class ArrayRows:
         return [tf.gather(part, chosen) for part in self._parts]
 
     def _numbers(self, epoch: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return the numbers of the rows in the order of an epoch."""
+        """Return the row numbers in the order of an epoch."""
         numbers: Any = tf.range(self._count)
         random: Any = tf.random
         if not self._shuffle:
@@ -121,7 +114,7 @@ class ArrayRows:
     def _chosen(
         self, order: Any, epochs: tf.data.Dataset, batch_size: int, seed: int | None
     ) -> tf.data.Dataset:
-        """Return the numbers of the rows of each batch."""
+        """Return a dataset of the row numbers of each batch."""
         seed = int(np.random.randint(2**31)) if seed is None else seed
         seeds = tf.data.Dataset.from_tensors(np.int64(seed)).repeat()
         orders = map_traced(order, tf.data.Dataset.zip(epochs, seeds), _NUMBERS)
@@ -132,13 +125,13 @@ def _traced(function: Any, *specs: tf.TensorSpec) -> Any:
     return tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
-# `tf.data` traces each function that is mapped for each dataset and makes it ready for each
-# iterator, and `Dataset.rebatch` maps one that changes nothing: beside small models that takes
-# longer than to read the data.
+# `Dataset.map` traces its function for each dataset and instantiates it for each iterator, and
+# `Dataset.rebatch` maps an identity. With small models that takes longer than reading the data, so
+# the next two functions call the operations of these methods directly.
 
 
 def map_traced(function: Any, dataset: tf.data.Dataset, spec: Any) -> tf.data.Dataset:
-    """Map a concrete function, whose results have this spec, over a dataset of dense tensors."""
+    """Map a concrete function over a dataset of dense tensors; its results have this spec."""
     return _dataset_of(
         tf.raw_ops.MapDataset,
         spec,
@@ -151,7 +144,7 @@ def map_traced(function: Any, dataset: tf.data.Dataset, spec: Any) -> tf.data.Da
 
 
 def rebatched(dataset: tf.data.Dataset, sizes: list[int]) -> tf.data.Dataset:
-    """Cut and join batches of dense tensors to these sizes, in turn and again and again."""
+    """Cut and join batches of dense tensors to these sizes, repeating the list of sizes."""
     with tf.device("CPU:0"):
         return _dataset_of(
             tf.raw_ops.RebatchDatasetV2,
@@ -163,8 +156,8 @@ def rebatched(dataset: tf.data.Dataset, sizes: list[int]) -> tf.data.Dataset:
 
 
 def _dataset_of(op: Any, spec: Any, **arguments: Any) -> tf.data.Dataset:
-    tensors = [one for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
-    types, shapes = [one.dtype for one in tensors], [one.shape for one in tensors]
+    tensors = [part for part in tf.nest.flatten(spec) if isinstance(part, tf.TensorSpec)]
+    types, shapes = [part.dtype for part in tensors], [part.shape for part in tensors]
     variant = op(**arguments, output_types=types, output_shapes=shapes)
     return tf.data.experimental.from_variant(variant, spec)
 
@@ -178,12 +171,15 @@ def of_known_size(batches: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
 
 def of_any_length(spec: Any) -> Any:
-    return open_spec(spec) if isinstance(spec, tf.TensorSpec) else spec  # Else there is no part.
+    """Open the first axis of a spec; a part that is None has a spec without axes."""
+    return forms.open_spec(spec) if isinstance(spec, tf.TensorSpec) else spec
 
 
-# Keras's own, and that of data of unknown length, so that there are blocks enough of a small set.
+# Keras's default. Data of unknown length are validated in such batches, so that a small set still
+# has several blocks.
 _DEFAULT_BATCH_SIZE = 32
-_FEWEST_AGAIN = 8  # Different rows that repeat; fewer may be equal by chance.
+_LEAST_REPEATED_ROWS = 8  # Fewer different rows may be equal by chance.
+#: By `validation_steps`: full batches and further rows before the data repeat, None if they do not.
 Cuts = dict[int | None, tuple[int, int] | None]
 
 
@@ -197,26 +193,34 @@ def in_blocks(
     train_batch_size: int | None = None,
     whole: bool = False,
 ) -> tuple[Any, int, int | None]:
-    """Cut validation data into blocks: all of them, or `steps` batches as Keras counts these.
+    """Cut validation data into batches that do not cross blocks of consecutive examples.
 
-    Steps count the batches of a dataset as it is given, and batches of 32 of other data: all batch
-    sizes of a search are validated on the same examples. Rows that repeat are validated once.
-    `cuts` keeps by `steps` where they begin to repeat, so that the data are looked at once. A data
-    function that raises for `batch_size` is called with `train_batch_size`. If `whole`, all blocks
-    but the last have `batch_size` rows.
+    All batch sizes of a search are validated on the same examples: the whole data, or `steps`
+    batches as Keras counts them (batches of the given dataset, or of 32 examples of other data).
+    Rows that repeat are validated once.
 
-    Return a dataset in batches, the size of a batch, and how many there are at most. Arrays of
-    which no blocks are measured stay arrays.
+    Args:
+        data: Validation data in any form, or None.
+        model: The model to validate. Arrays do not need it.
+        batch_size: Largest batch size.
+        steps: The `validation_steps` of `fit`. If None, all data are used.
+        cuts: A cache of the places at which the data begin to repeat.
+        train_batch_size: A data function that raises an error for `batch_size` is called with this.
+        whole: Whether all batches except the last one must have `batch_size` rows.
+
+    Returns:
+        The data in batches, their batch size, and an upper bound of the number of batches. With
+        several replicas arrays stay arrays, because no blocks are measured then.
     """
     if data is None:
         return None, batch_size, None
-    if isinstance(data, Iterator) and not gives_batches(data):
+    if isinstance(data, Iterator) and not forms.gives_batches(data):
         raise InputError(
-            "An iterator as `validation_data` is used up by the first trial: give arrays, or what "
-            f"`tf.data.Dataset.from_generator` makes. Received: a {type(data).__name__}."
+            "`validation_data` must not be an iterator, because the first trial would use it up: "
+            "give arrays or a `tf.data.Dataset.from_generator`. "
+            f"Received: a {type(data).__name__}."
         )
-    # Of several replicas no blocks are measured, and Keras averages the first batch over them: it
-    # must be shared evenly.
+    # Keras averages the results of a batch over the replicas, so they must share it evenly.
     replicas = replica_count(model) if hasattr(model, "distribute_strategy") else 1
     cuts = {} if cuts is None else cuts
 
@@ -224,54 +228,57 @@ def in_blocks(
         size = batch_size + -batch_size % replicas
         return size if rows is None else min(size, max(replicas, rows - rows % replicas))
 
-    if not gives_batches(data):
-        arrays, given = arrays_of(*keras.utils.unpack_x_y_sample_weight(data))
-        rows = given if steps is None else min(given, steps * _DEFAULT_BATCH_SIZE)
+    if not forms.gives_batches(data):
+        arrays, length = forms.arrays_of(*keras.utils.unpack_x_y_sample_weight(data))
+        rows = length if steps is None else min(length, steps * _DEFAULT_BATCH_SIZE)
         if steps not in cuts:
-            cuts[steps] = _before_repeat([each_part(lambda leaf: leaf[:rows], arrays)])
+            cuts[steps] = _before_repeat([forms.each_part(lambda leaf: leaf[:rows], arrays)])
         rows = (cuts[steps] or (0, rows))[1]
-        if rows < given:
-            data, arrays = (each_part(lambda leaf: leaf[:rows], one) for one in (data, arrays))
+        if rows < length:
+            data = forms.each_part(lambda leaf: leaf[:rows], data)
+            arrays = forms.each_part(lambda leaf: leaf[:rows], arrays)
         if replicas > 1:
             return data, shared(rows), -(-rows // shared(rows))
         size = batch_size if whole else _block_part(rows, batch_size)
-        batches = held_batches(arrays, size)
+        with tf.device("CPU:0"):
+            one_batch = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays))
+        batches = _pipeline(rebatched(one_batch, sized(rows, size)), -(-rows // size))
         if whole and rows % size == 0:
             batches = of_known_size(batches, size)
         return batches, size, -(-rows // size)
-    data = as_dataset(data)
-    spec = data.element_spec if is_dataset(data) else None
-    dense = [one.shape for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
+    data = forms.as_dataset(data)
+    spec = data.element_spec if forms.is_dataset(data) else None
+    dense = [part.shape for part in tf.nest.flatten(spec) if isinstance(part, tf.TensorSpec)]
     padded = not all(shape.rank and shape[1:].is_fully_defined() for shape in dense)
-    if not is_dataset(data):
+    if not forms.is_dataset(data):
         size = batch_size if steps is None else _DEFAULT_BATCH_SIZE
         try:
-            data = called_for(data, model, size)
+            data = forms.called_for(data, model, size)
         except InputError:
             raise
-        except Exception:  # A function that trains this trial may validate it too.
+        except Exception:  # The user's function may accept only the batch size of training.
             if train_batch_size in (None, size):
                 raise
-            data = called_for(data, model, train_batch_size)
-    # Elements of a batch.
-    count = 1 if is_batched(spec_of(data), model) else _DEFAULT_BATCH_SIZE
-    data = data if steps is None else data.take(steps * count)
+            data = forms.called_for(data, model, train_batch_size)
+    elements_per_batch = 1 if forms.is_batched(forms.spec_of(data), model) else _DEFAULT_BATCH_SIZE
+    data = data if steps is None else data.take(steps * elements_per_batch)
     if steps not in cuts:
         endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
-        looks = not endless and (steps is not None or _may_repeat(data))
-        cuts[steps] = _before_repeat(data if count == 1 else data.batch(count)) if looks else None
+        cuts[steps] = None
+        if not endless and (steps is not None or _may_repeat(data)):
+            batched = data if elements_per_batch == 1 else data.batch(elements_per_batch)
+            cuts[steps] = _before_repeat(batched)
     if cut := cuts[steps]:
         full, rest = cut
-        if count > 1:
-            data = data.take(full * count + rest)
+        if elements_per_batch > 1:
+            data = data.take(full * elements_per_batch + rest)
         else:
-            part = first_of_each(data.skip(full).take(1), rest)
+            part = forms.first_of_each(data.skip(full).take(1), rest)
             data = data.take(full).concatenate(part) if rest else data.take(full)
-    # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
-    if padded and count == 1:
+    # Batches that are padded to different lengths cannot be joined: they are used as they are.
+    if padded and elements_per_batch == 1:
         return data, batch_size, _length(data)
-    # The length of what is batched again is not known.
-    rows = most_examples(data, model)
+    rows = most_examples(data, model)  # `batches_of` loses the length.
     if replicas > 1:
         size = shared(rows)
     elif whole:
@@ -280,37 +287,39 @@ def in_blocks(
         size = min(batch_size, _DEFAULT_BATCH_SIZE)
     else:
         size = _block_part(rows, batch_size)
-    return batches_of(data, model, size, whole=whole), size, rows and -(-rows // size)
+    return forms.batches_of(data, model, size, whole=whole), size, rows and -(-rows // size)
 
 
 def _may_repeat(dataset: Any) -> bool:
     """Return whether a stage of a dataset repeats rows, or joins datasets that may be equal."""
-    own = type(dataset).__name__
+    name = type(dataset).__name__
     return (
-        "Repeat" in own or "Concatenate" in own or any(map(_may_repeat, inputs_of_dataset(dataset)))
+        "Repeat" in name
+        or "Concatenate" in name
+        or any(map(_may_repeat, inputs_of_dataset(dataset)))
     )
 
 
 def _before_repeat(batches: Any) -> tuple[int, int] | None:
-    """Return how many batches, and rows of the next one, come before all rows repeat.
+    """Find the place from which all rows repeat: full batches and further rows before it.
 
-    None if they do not: some rows may be equal by chance.
+    Return None if they do not repeat. A few rows may be equal by chance.
     """
     sizes, keys = [], []
     for batch in batches:
-        parts = parts_of(batch)
-        if any(map(is_composite, parts)):
+        parts = forms.parts_of(batch)
+        if any(map(forms.is_composite, parts)):
             return None
         parts = [np.asarray(part) for part in parts]
         sizes.append(len(parts[0]))
         keys += [hash(b"".join(part[i].tobytes() for part in parts)) for i in range(sizes[-1])]
-    found, place = np.array(keys, np.int64), 0
+    hashes, place = np.array(keys, np.int64), 0
     for _ in range(100):
-        place = found.tobytes().find(found[:_FEWEST_AGAIN].tobytes(), place + 1)
-        rows = place // found.itemsize
-        if place < 0 or len(set(keys[rows:])) < _FEWEST_AGAIN:
+        place = hashes.tobytes().find(hashes[:_LEAST_REPEATED_ROWS].tobytes(), place + 1)
+        rows = place // hashes.itemsize
+        if place < 0 or len(set(keys[rows:])) < _LEAST_REPEATED_ROWS:
             return None
-        if rows and np.array_equal(found[rows:], found[:-rows]):
+        if rows and np.array_equal(hashes[rows:], hashes[:-rows]):
             ends = np.cumsum([0, *sizes])
             full = int(np.searchsorted(ends, rows, side="right")) - 1
             return full, int(rows - ends[full])
@@ -318,9 +327,9 @@ def _before_repeat(batches: Any) -> tuple[int, int] | None:
 
 
 def most_examples(dataset: tf.data.Dataset, model: keras.Model | None) -> int | None:
-    """Return the most examples that a dataset can have, from its length and its first batch."""
+    """Return an upper bound of a dataset's examples, from its length and its first batch."""
     cardinality = _length(dataset)
-    if cardinality is None or not is_batched(spec_of(dataset), model):
+    if cardinality is None or not forms.is_batched(forms.spec_of(dataset), model):
         return cardinality
     first = [keras.tree.flatten(batch)[0] for batch in dataset.take(1)]
     return cardinality * first[0].shape[0] if first else 0
@@ -332,45 +341,46 @@ def _length(dataset: tf.data.Dataset) -> int | None:
 
 
 def _block_part(examples: int, most: int) -> int:
-    """Return the batch size of a validation: one batch is a block, or several are."""
+    """Return a validation batch size, at most `most`, that divides a block into equal batches."""
     block = max(1, -(-examples // MOST_BLOCKS))
     return -(-block // -(-block // most))
 
 
 def fill_caches(dataset: Any, most: int | None) -> None:
-    """Fill the caches that training reads to their end, up to `most` examples."""
-    # The first trial would pay for all others, and seem to be slow. Where each epoch ends with the
-    # data, `most` is None. A full cache takes some microseconds an element.
-    waiting = [dataset]
-    while waiting:
-        stage = waiting.pop()
-        known = most is None or 0 <= int(stage.cardinality()) <= most
-        if cache_file(stage) is not None and known:
-            # All are skipped, in C++; of a number beyond 32 bits none would be.
+    """Fill the caches of a dataset before training, so that the first trial is not slower.
+
+    `most` is the number of examples that an epoch reads. If None, it reads all of them. Caches that
+    an epoch does not read to their end stay empty.
+    """
+    stages = [dataset]
+    while stages:
+        stage = stages.pop()
+        reads_all = most is None or 0 <= int(stage.cardinality()) <= most
+        if cache_file(stage) is not None and reads_all:
+            # `skip` reads the elements in C++. With a number of more than 32 bits it skips none.
             for _ in stage.skip(2**31 - 1):
                 pass
-        if "Take" not in type(stage).__name__:  # It leaves a rest.
-            waiting += inputs_of_dataset(stage)
+        if "Take" not in type(stage).__name__:  # `take` may not read its inputs to their end.
+            stages += inputs_of_dataset(stage)
 
 
 class InputReading(NamedTuple):
     batches: int
     examples: int
-    largest_batch: int  # Examples in it.
-    wait_s: float | None  # From requests for batches to their arrivals; None where unknown.
-    shape_number: float  # Tells the shapes of the last batch from others.
-    order: str | None = None  # Fingerprint of the first batch: it tells orders apart, if known.
+    largest_batch: int  # Examples of the largest batch.
+    wait_s: float | None  # Sum of the times from the request to the arrival; None if unknown.
+    shape_number: float  # Equal for batches of equal shapes: here of the last batch.
+    order: str | None = None  # Fingerprint of the first batch, which differs between orders.
 
 
 class InputMeter:
-    """Counts in the graph what really reaches the train step."""
+    """Counts the batches and examples that reach the train step, in the graph of the dataset."""
 
-    # A `batch_size` argument says nothing about a dataset, which brings its own.
     def __init__(self):
         with tf.device("CPU:0"):
             self._totals = tf.Variable(tf.zeros([6], tf.float64), trainable=False)
-        self.see_order = False  # Whether it takes a fingerprint of the first batch.
-        self._functions: dict[str, Any] = {}  # Traced, by what they take.
+        self.see_order = False  # Whether to take a fingerprint of the first batch.
+        self._functions: dict[str, Any] = {}  # Traced functions, by name and signature.
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_functions": {}}  # Graphs cannot be copied.
@@ -379,19 +389,19 @@ class InputMeter:
         self.set_totals(tf.zeros_like(self._totals))
 
     def totals(self) -> np.ndarray:
-        """Return what was counted so far, to count on from there later."""
+        """Return the counts so far; `set_totals` continues from them."""
         return self._totals.numpy()
 
     def set_totals(self, totals: Any) -> None:
         self._totals.assign(totals)
 
     def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
-        """Make a dataset of the same batches that counts them as they are taken."""
-        # The time is stamped when a batch is asked for, and when it is there. The largest batch is
-        # counted from zero.
+        """Return a dataset of the same batches that counts them when they are taken."""
+        # The largest batch starts at zero again. The first stage stamps the time of a request, the
+        # last one the time of arrival.
         self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1, 1], tf.float64))
         moment, spec = tf.TensorSpec([], tf.float64), dataset.element_spec
-        parts = [one for one in tf.nest.flatten(spec) if one.value_type is not type(None)]
+        parts = [part for part in tf.nest.flatten(spec) if part.value_type is not type(None)]
         requests = tf.data.Dataset.range(1).repeat()
         requests = map_traced(self._traced(_asked, tf.TensorSpec([], tf.int64)), requests, moment)
         counted = tf.data.Dataset.zip(requests, dataset)
@@ -400,7 +410,7 @@ class InputMeter:
         else:
             counted = counted.map(tf.autograph.experimental.do_not_convert(self._count))
         options = tf.data.Options()
-        # A prefetch after the meter would hide the waiting.
+        # A prefetch after the meter would hide the waiting time.
         options.experimental_optimization.inject_prefetch = False
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
         counted = counted.with_options(options)
@@ -412,8 +422,7 @@ class InputMeter:
     def _traced(self, function: Any, *specs: tf.TensorSpec) -> Any:
         key = repr((function.__name__, self.see_order, specs))
         if key not in self._functions:
-            made = tf.function(function, autograph=False)
-            self._functions[key] = made.get_concrete_function(*specs)
+            self._functions[key] = _traced(function, *specs)
         return self._functions[key]
 
     def begin_epoch(self) -> None:
@@ -432,9 +441,9 @@ class InputMeter:
         return self._count(asked_s, list(parts))
 
     def _count(self, asked_s: tf.Tensor, batch: Any) -> Any:
-        leaves = parts_of(batch)
+        leaves = forms.parts_of(batch)
         ranks = [leaf.shape.rank for leaf in leaves]
-        # Else all parts have the same rows, and nothing else varies.
+        # If no other axis varies, the number of rows shows the shapes of all parts.
         vary = None in ranks or any(None in leaf.shape[1:].as_list() for leaf in leaves)
         shapes = [
             leaf.bounding_shape(out_type=tf.int64)
@@ -444,7 +453,8 @@ class InputMeter:
         ]
         rows = shape_number = tf.cast(shapes[0][0], tf.float64)
         if vary:
-            # The lengths of all axes, each times a root of its own: equal for equal shapes.
+            # The sum of the lengths of all axes, each times the root of another integer, is the
+            # same for equal shapes only.
             lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
             roots = tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
             shape_number = tf.reduce_sum(lengths * roots)
@@ -455,13 +465,13 @@ class InputMeter:
         totals = [batches + 1, examples + rows, tf.maximum(largest, rows), wait_s + waited_s]
         if self.see_order:
             first = tf.equal(batches, 0)
-            most = tf.where(first, tf.int64.max, 0)  # A condition would take longer.
-            texts = tf.strings.join([tf.io.serialize_tensor(one[:most]) for one in tensors])
-            seen = tf.strings.to_hash_bucket_fast(texts, 2**52)  # Exact as a float.
-            order = tf.where(first, tf.cast(seen, tf.float64), order)
+            most = tf.where(first, tf.int64.max, 0)  # `tf.cond` takes longer.
+            texts = tf.strings.join([tf.io.serialize_tensor(part[:most]) for part in tensors])
+            fingerprint = tf.strings.to_hash_bucket_fast(texts, 2**52)  # Exact as a float64.
+            order = tf.where(first, tf.cast(fingerprint, tf.float64), order)
         update = self._totals.assign(tf.stack([*totals, shape_number, order]))
         with tf.control_dependencies([update]):
-            return each_part(tf.identity, batch)
+            return forms.each_part(tf.identity, batch)
 
 
 def _asked(number: tf.Tensor) -> tf.Tensor:
@@ -469,22 +479,23 @@ def _asked(number: tf.Tensor) -> tf.Tensor:
 
 
 def _now_s() -> tf.Tensor:
-    # A clock is no deterministic operation.
+    # TensorFlow refuses `tf.timestamp` if operations must be deterministic.
     return tf.constant(np.nan, tf.float64) if is_op_determinism_enabled() else tf.timestamp()
 
 
 class StepMeter(InputMeter):
-    """Counts what several replicas train on by the steps that the host sees end."""
+    """Counts the batches and examples of several replicas by the steps that end on the host.
 
-    # A strategy takes batches ahead of the steps, and one more to build the model from, so that its
-    # input tells neither how many were trained on nor who waited. Batches are full but for the last
-    # one of an epoch, where the examples of an epoch are known; an execution is one step.
+    A distribution strategy reads batches ahead of the steps, and one more to build the model, so
+    its input does not show what was trained on. Each step is taken for one full batch, except the
+    last one of an epoch with a known number of examples.
+    """
+
     def __init__(self, batch_size: int):
         super().__init__()
         self._batch_size = batch_size
         self._batches = self._examples = self._last = 0
-        # Examples of an epoch, and those that no step has trained on.
-        self._epoch = self._left = math.inf
+        self._epoch = self._left = math.inf  # Examples of an epoch, and those not trained on yet.
 
     def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
         self._epoch = math.inf if examples is None else examples

@@ -1,9 +1,9 @@
-"""The forms that training data are given in."""
+"""The forms of training data: arrays, datasets, PyDatasets and functions that make batches."""
 
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -15,12 +15,25 @@ from kbatch.library_internals import (
     declared_structure,
     inputs_of_dataset,
 )
+from kbatch.records.notes import Note
+
+SAMPLE_ROWS = 64  # At most, in the sample of the data.
+_SAMPLED_ELEMENTS = 16
+_MOST_COPIED_BYTES = 2**26  # Larger arrays in a PyDataset are shared, not copied.
 
 FORMS = (
-    "Give arrays (NumPy, pandas, tensors, SciPy's CSR, nested in dicts or tuples), a "
+    "Give arrays (NumPy, pandas, tensors, SciPy's CSR, or dicts or tuples of these), a "
     "`tf.data.Dataset`, a Grain dataset of batches, a `keras.utils.PyDataset`, or a function "
     "`batch_size -> tf.data.Dataset` (or PyDataset)."
 )
+
+
+class Sample(NamedTuple):
+    """Some rows of the data, and the number of examples."""
+
+    rows: Any  # Inputs, targets and perhaps weights: nested NumPy arrays of shape (rows, ...).
+    examples: int | None  # An upper bound for a long dataset of batches; None if unknown.
+    note: Note | None = None  # A reader should know this about the choice of rows.
 
 
 def is_dataset(data: Any) -> bool:
@@ -28,30 +41,30 @@ def is_dataset(data: Any) -> bool:
 
 
 def gives_batches(data: Any) -> bool:
-    """Return whether data make batches: a dataset, a PyDataset, or a function that returns one."""
+    """Return whether data are a dataset, a PyDataset, or a function that returns one of these."""
     return isinstance(data, (tf.data.Dataset, keras.utils.PyDataset)) or callable(data)
 
 
 def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> Any:
     """Make a dataset of the batches of a PyDataset, read by as many threads as it has workers.
 
-    Anything else is returned as it is.
+    Other data are returned unchanged.
     """
     if not isinstance(data, keras.utils.PyDataset):
         return data
-    known = [
-        _read(data, i) for i in range(min(2, 2 if data.num_batches is None else data.num_batches))
-    ]
-    if not known:
+    # Axes that differ between the first two batches have no fixed length.
+    first = [_read(data, i) for i in range(2 if data.num_batches is None else data.num_batches)[:2]]
+    if not first:
         raise InputError(
             "The data have no batches: give a `PyDataset` with at least one. "
             "Received: a PyDataset with num_batches=0."
         )
-    spec = keras.tree.map_structure(_common_spec, *known)
+    spec = keras.tree.map_structure(_common_spec, *first)
     rng = np.random.default_rng(seed)
 
     def epoch() -> Iterator[int]:
-        # As Keras does, also before the first one. Threads may read batches until an epoch begins.
+        # Keras calls both before the first epoch too. Here threads may still be reading batches of
+        # an epoch when it ends, so `on_epoch_end` is called before the next one begins.
         data.on_epoch_end()
         data.on_epoch_begin()
         count = data.num_batches
@@ -61,36 +74,29 @@ def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> 
             yield from itertools.count() if count is None else range(count)
 
     def batch(number: tf.Tensor) -> Any:
-        dtypes = [part.dtype for part in keras.tree.flatten(spec)]
+        specs = keras.tree.flatten(spec)
         parts = tf.numpy_function(
-            lambda i: keras.tree.flatten(_read(data, int(i))), [number], dtypes
+            lambda i: keras.tree.flatten(_read(data, int(i))), [number], [s.dtype for s in specs]
         )
-        shaped = [
-            tf.ensure_shape(p, s.shape)
-            for p, s in zip(parts, keras.tree.flatten(spec), strict=True)
-        ]
+        shaped = [tf.ensure_shape(p, s.shape) for p, s in zip(parts, specs, strict=True)]
         return keras.tree.pack_sequence_as(spec, shaped)
 
     numbers = tf.data.Dataset.from_generator(epoch, output_signature=tf.TensorSpec((), tf.int64))
     return numbers.map(batch, num_parallel_calls=max(1, data.workers), deterministic=True)
 
 
-# Larger arrays in a PyDataset are not copied.
-_MOST_COPIED_BYTES = 2**26
-
-
 def fresh_copy(data: Any) -> tuple[Any, str | None]:
-    """Copy a PyDataset, whose hooks and reads may change it; return why it could not be copied.
+    """Copy a PyDataset, because its hooks may change it; also return why it cannot be copied.
 
-    Large arrays are shared. Other data are returned as they are.
+    Large arrays are shared. Other data are returned unchanged.
     """
     if not isinstance(data, keras.utils.PyDataset):
         return data, None
-    held = [one for value in vars(data).values() for one in keras.tree.flatten(value)]
-    large = [one for one in held if getattr(one, "nbytes", 0) > _MOST_COPIED_BYTES]
+    values = [leaf for value in vars(data).values() for leaf in keras.tree.flatten(value)]
+    large = [leaf for leaf in values if getattr(leaf, "nbytes", 0) > _MOST_COPIED_BYTES]
     try:
-        return copy.deepcopy(data, {id(one): one for one in large}), None
-    except Exception as error:  # Files, locks and the user's own objects raise anything.
+        return copy.deepcopy(data, {id(leaf): leaf for leaf in large}), None
+    except Exception as error:  # Files, locks and the user's own objects may raise anything.
         return data, f"{type(error).__name__}: {error}"
 
 
@@ -115,9 +121,9 @@ def batches_of(
     seed: int | None = None,
     whole: bool = False,
 ) -> tf.data.Dataset:
-    """Return data that make batches in batches of one size.
+    """Return a dataset of batches of one size from a dataset, a PyDataset or a function.
 
-    If `whole`, batches of data that drop their remainder drop theirs too.
+    If `whole`, drop the last incomplete batch of a dataset that drops its own.
     """
     data = as_dataset(data, shuffle=shuffle, seed=seed)
     if not is_dataset(data):
@@ -125,9 +131,8 @@ def batches_of(
     if is_batched(spec_of(data), model):
         endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
         known = all(p.shape[:1].is_fully_defined() for p in tf.nest.flatten(data.element_spec))
-        # Its length is unknown to TensorFlow.
         data = data.rebatch(batch_size, drop_remainder=whole and known)
-        if endless:
+        if endless:  # After `rebatch` TensorFlow no longer knows it.
             data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         return data
     return data.batch(batch_size)
@@ -140,8 +145,8 @@ def called_for(
     dataset = as_dataset(function(batch_size), **order)
     if not is_dataset(dataset):
         raise InputError(
-            "A data function must return a `tf.data.Dataset` or a `keras.utils.PyDataset`: it is "
-            "called with the batch size. "
+            "A data function is called with a batch size and must return a `tf.data.Dataset` or a "
+            "`keras.utils.PyDataset`. "
             f"Received: a {type(dataset).__name__} for batch_size={batch_size}."
         )
     if not is_batched(spec_of(dataset, batched=True), model):
@@ -153,9 +158,9 @@ def called_for(
 
 
 def spec_of(dataset: tf.data.Dataset, *, batched: bool = False) -> Any:
-    """Return the spec of an element; of batches that drop the remainder, with an open first axis.
+    """Return the spec of an element, with an open first axis if the elements are batches.
 
-    `batched` says that the elements are batches if they may be.
+    `batched` says that elements which may be batches are batches.
     """
     spec: Any = dataset.element_spec
     parts = tf.nest.flatten(spec)
@@ -172,7 +177,7 @@ def _ends_in_batches(dataset: Any) -> bool:
 
 
 def each_part(change: Callable[[Any], Any], nested: Any) -> Any:
-    """Change each part of nested data, but for those that are None."""
+    """Apply a function to each part of nested data that is not None."""
     return keras.tree.map_structure(lambda leaf: None if leaf is None else change(leaf), nested)
 
 
@@ -182,7 +187,7 @@ def parts_of(nested: Any) -> list[Any]:
 
 
 def is_composite(part: Any) -> bool:
-    """Return whether a part of a batch is ragged or sparse, and so no array."""
+    """Return whether a part of a batch is a ragged or sparse tensor."""
     return isinstance(part, (tf.RaggedTensor, tf.SparseTensor))
 
 
@@ -199,7 +204,7 @@ def open_spec(part: Any) -> tf.TypeSpec:
 def rows_between(part: Any, start: Any, size: Any) -> Any:
     if isinstance(part, tf.RaggedTensor):
         return part[start : start + size]
-    # tf.slice, since XLA takes a moving start there as long as the size is fixed.
+    # In `tf.slice` XLA accepts a start that varies, as long as the size is fixed.
     sparse = isinstance(part, tf.SparseTensor)
     rest = part.dense_shape[1:] if sparse else tf.shape(part)[1:]
     begin = tf.concat([tf.cast([start], rest.dtype), tf.zeros_like(rest)], axis=0)
@@ -226,7 +231,7 @@ def first_rows(batch: Any, rows: int) -> Any:
 
 
 def first_of_each(batches: Any, rows: int) -> Any:
-    """Return the first rows of each batch of a dataset; anything else as it is."""
+    """Return the first rows of each batch of a dataset. Other data are returned unchanged."""
     if not is_dataset(batches):
         return batches
     several = isinstance(batches.element_spec, tuple)
@@ -234,9 +239,9 @@ def first_of_each(batches: Any, rows: int) -> Any:
 
 
 def arrays_of(x: Any, y: Any = None, weight: Any = None, class_weight: Any = None) -> Any:
-    """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their rows."""
-    # No tensor is made of an array: that would start TensorFlow's devices, and a worker process
-    # would find the GPU taken.
+    """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their length."""
+    # This must not make tensors: they would start TensorFlow's devices in this process, and a
+    # worker process could then not use the GPU.
     if class_weight is not None:
         if weight is not None:
             raise InputError(
@@ -245,14 +250,14 @@ def arrays_of(x: Any, y: Any = None, weight: Any = None, class_weight: Any = Non
             )
         check_class_weight(y)
         weight = class_weight_to_sample_weights(np.asarray(y), class_weight)
-    given = (x, y, weight)
-    while given[-1] is None:
-        given = given[:-1]
-    arrays: Any = each_part(_array, given)
+    parts = (x, y, weight)
+    while parts[-1] is None:
+        parts = parts[:-1]
+    arrays: Any = each_part(_array, parts)
     lengths = [leaf.shape[0] for leaf in parts_of(arrays)]
     if len(set(lengths)) != 1:
         raise InputError(
-            "Inputs, targets and sample weights must have as many rows as each other. "
+            "Inputs, targets and sample weights must have the same number of rows. "
             f"Received, in this order: {', '.join(map(str, lengths))} rows."
         )
     check_targets(arrays[1] if len(arrays) > 1 else None)
@@ -261,11 +266,11 @@ def arrays_of(x: Any, y: Any = None, weight: Any = None, class_weight: Any = Non
 
 
 def check_class_weight(y: Any) -> None:
-    """Check that there is one output, whose targets `class_weight` weighs, as Keras does."""
+    """Check that there is one output: Keras accepts `class_weight` for no other model."""
     if keras.tree.is_nested(y):
         raise InputError(
-            "`class_weight` is for models with a single output: give `sample_weight`, an array for "
-            f"each output. Received: y with {len(keras.tree.flatten(y))} parts."
+            "`class_weight` requires a model with a single output: give `sample_weight` with one "
+            f"array for each output. Received: y with {len(keras.tree.flatten(y))} parts."
         )
 
 
@@ -276,8 +281,8 @@ def check_targets(y: Any) -> None:
         if dtype == tf.string or getattr(dtype, "kind", None) in ("O", "S", "U"):
             shape = ", ".join(["examples", *map(str, leaf.shape[1:])])
             raise InputError(
-                "Targets are numbers to a loss: give each label's index "
-                "(`np.unique(y, return_inverse=True)[1]`). "
+                "Targets must be numbers: give the index of each label, "
+                "`np.unique(y, return_inverse=True)[1]`. "
                 f"Received: y of shape ({shape}) and dtype {dtype}."
             )
 
@@ -286,15 +291,15 @@ def _array(leaf: Any) -> Any:
     composite = is_composite(leaf)
     if tf.is_tensor(leaf) and not composite:
         return leaf
-    if hasattr(leaf, "columns") and hasattr(leaf, "astype"):  # A frame of pandas.
-        leaf = _of_one_type(leaf, dict(leaf.dtypes))
+    if hasattr(leaf, "columns") and hasattr(leaf, "astype"):  # A pandas DataFrame.
+        leaf = _frame_array(leaf, dict(leaf.dtypes))
     if hasattr(leaf, "toarray") and hasattr(leaf, "__getitem__"):  # A sparse matrix of SciPy.
         leaf = leaf.toarray()
     array = None if composite or not hasattr(leaf, "__array__") else np.asarray(leaf)
     if array is None or array.ndim == 0:
         kind = type(leaf)
         raise InputError(
-            f"kbatch has to change the batch size, which a {kind.__name__} does not allow. "
+            f"kbatch cannot change the batch size of a {kind.__name__}. "
             f"{FORMS} Received: {kind.__module__}.{kind.__name__}."
         )
     if hasattr(leaf, "to_frame") and array.ndim == 1:
@@ -302,24 +307,24 @@ def _array(leaf: Any) -> Any:
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
 
 
-def _of_one_type(frame: Any, dtypes: dict[Any, Any]) -> np.ndarray:
-    """Return the columns of a frame as one array, in the float type of Keras where one is float."""
+def _frame_array(frame: Any, dtypes: dict[Any, Any]) -> np.ndarray:
+    """Return the columns of a frame as one array, in Keras's float type if any column is float."""
     kinds = {getattr(dtype, "kind", "O") for dtype in dtypes.values()}
     try:
-        found = np.asarray(frame.astype(keras.config.floatx()) if "f" in kinds else frame)
+        array = np.asarray(frame.astype(keras.config.floatx()) if "f" in kinds else frame)
     except (TypeError, ValueError):
-        found = np.asarray(frame)
-    if found.dtype == object and not all(isinstance(one, (str, bytes)) for one in found.flat):
+        array = np.asarray(frame)
+    if array.dtype == object and not all(isinstance(value, (str, bytes)) for value in array.flat):
         raise InputError(
             "The columns of a data frame must be numbers of one type: give "
-            f"`frame.astype({keras.config.floatx()!r})`, and numbers in the place of text. "
+            f"`frame.astype({keras.config.floatx()!r})`, and replace text by numbers. "
             f"Received: columns {', '.join(f'{name} ({dtype})' for name, dtype in dtypes.items())}."
         )
-    return found
+    return array
 
 
 def is_batched(spec: Any, model: keras.Model | None) -> bool:
-    # As in Keras, a feature of shape (rows,) fits an input of shape (rows, 1).
+    """Return whether the elements of a dataset are batches, by its spec and the model's inputs."""
     features: Any = spec[0] if isinstance(spec, tuple) else spec
     pairs = _paired(features, model)
     if pairs is None:
@@ -329,15 +334,16 @@ def is_batched(spec: Any, model: keras.Model | None) -> bool:
         rows = {part.shape[0] if part.shape.rank else None for part in parts}
         if rows == {None} and all(part.shape.rank for part in parts):
             return True
-        if len(rows - {None}) > 1:  # The parts of a batch have as many rows as each other.
+        if len(rows - {None}) > 1:  # The parts of a batch have the same number of rows.
             return False
         raise InputError(
-            "Neither its shapes nor a model without declared inputs show whether a dataset is "
-            "batched: give a model that begins with `keras.Input`, or give a function "
-            f"`batch_size -> dataset.batch(batch_size)`. Received: element_spec={spec}."
+            "kbatch cannot see whether the dataset is batched: give a model that begins with "
+            "`keras.Input`, or a function `batch_size -> dataset.batch(batch_size)`. "
+            f"Received: element_spec={spec}."
         )
 
     def fits(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:
+        # As in Keras, a feature of shape (rows,) fits an input of shape (rows, 1).
         column = len(expected) > 1 and expected[-1] == 1
         return shape.is_compatible_with(expected) or bool(
             column and shape.is_compatible_with(expected[:-1])
@@ -351,17 +357,17 @@ def is_batched(spec: Any, model: keras.Model | None) -> bool:
     if batches or examples:
         return batches
     raise InputError(
-        "The dataset fits the model neither as batches nor as single examples: compare "
-        "`dataset.element_spec` with `model.inputs`. Received: shapes "
+        "The shapes of a dataset must fit the model's inputs, as batches or as single examples: "
+        "compare `dataset.element_spec` with `model.inputs`. Received: shapes "
         f"{[tuple(p.shape) for p, _ in pairs]} for inputs of shapes {[e for _, e in pairs]}."
     )
 
 
 def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]]] | None:
-    """Pair each feature with the shape of its input, None where they cannot be paired."""
+    """Pair each feature with the shape of its input; return None if that is not possible."""
     structure, tensors = declared_structure(model), getattr(model, "inputs", None) or []
-    if isinstance(features, dict):  # Keras takes inputs of a dict by their names.
-        named = structure if isinstance(structure, dict) else {one.name: one for one in tensors}
+    if isinstance(features, dict):  # Keras finds the inputs of a dict by their names.
+        named = structure if isinstance(structure, dict) else {t.name: t for t in tensors}
         if named.keys() <= features.keys():
             features = [features[name] for name in named]
             tensors = keras.tree.flatten([*named.values()])
@@ -370,3 +376,71 @@ def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]
     if not tensors or not known or len(parts) != len(tensors):
         return None
     return [(part, tuple(t.shape)) for part, t in zip(parts, tensors, strict=True)]
+
+
+def sample_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sample]:
+    """Read the first elements of a dataset as batches and as single examples.
+
+    Returns:
+        The spec of an element, a sample that takes elements as batches (None if an element has a
+        part without axes), and a sample that takes them as single examples.
+    """
+    spec = spec_of(dataset)
+    for part in tf.nest.flatten(spec):
+        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+            kind = part.value_type.__name__
+            raise InputError(
+                f"kbatch cannot take rows from a {kind}: convert the data with `.to_tensor()` or "
+                "`tf.sparse.to_dense`. A search with `micro_batch_size=None` trains whole batches "
+                f"and can use such data. Received: a dataset with a {kind}."
+            )
+    may_be_batches = all(part.shape.rank != 0 for part in keras.tree.flatten(spec))
+    cardinality = int(dataset.cardinality())
+    batches, examples = _SampleReader(cardinality), _SampleReader(cardinality)
+    for element in dataset.take(_SAMPLED_ELEMENTS):
+        arrays = each_part(np.asarray, element)
+        # The rank of a result of `tf.py_function` is known only now.
+        may_be_batches = may_be_batches and all(part.ndim for part in keras.tree.flatten(arrays))
+        examples.add(each_part(lambda leaf: leaf[None], arrays))
+        if may_be_batches:
+            batches.add(arrays)
+    if not examples.counts:
+        raise InputError("The dataset is empty: give one with elements. Received: no element.")
+    return spec, batches.sample() if may_be_batches else None, examples.sample()
+
+
+class _SampleReader:
+    """Collects the rows of the element with the largest examples."""
+
+    def __init__(self, cardinality: int):
+        self.counts: list[int] = []  # Rows of each element.
+        self._cardinality = cardinality
+        self._row_bytes: list[float] = []
+        self._rows: Any = None
+
+    def add(self, element: Any) -> None:
+        leaves = parts_of(element)
+        count = leaves[0].shape[0]
+        row_bytes = sum(leaf.nbytes for leaf in leaves) / max(1, count)
+        if row_bytes > max(self._row_bytes, default=-1.0):  # A view would keep the whole element.
+            self._rows = each_part(lambda leaf: np.array(leaf[:SAMPLE_ROWS]), element)
+        self._row_bytes.append(row_bytes)
+        self.counts.append(count)
+
+    def sample(self) -> Sample:
+        examples = None
+        if self._cardinality >= 0:
+            seen_all = self._cardinality <= len(self.counts)
+            examples = sum(self.counts) if seen_all else self._cardinality * max(self.counts)
+        differ = len(set(self._row_bytes)) > 1
+        note = Note.of("rows_differ", elements=len(self.counts)) if differ else None
+        return Sample(self._rows, examples, note)
+
+
+def held_on_device(batch: Any) -> Any:
+    """Copy a batch to the first GPU, if there is one. Texts stay on the host."""
+    gpus = tf.config.list_logical_devices("GPU")
+    if not gpus:
+        return batch
+    with tf.device(gpus[0].name):
+        return each_part(lambda leaf: leaf if leaf.dtype == tf.string else tf.identity(leaf), batch)

@@ -1,4 +1,4 @@
-"""The data of a training, in whatever form `fit` takes them: a sample of rows, and batches."""
+"""The data arguments of `fit`, in any form: sample rows of them, and make batches of one size."""
 
 import dataclasses
 import inspect
@@ -6,7 +6,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,57 +22,23 @@ from kbatch.library_internals import (
 )
 from kbatch.page.numbers import percent
 from kbatch.records.notes import Note
-from kbatch.training.data.batches import ArrayRows, Cuts, in_blocks, most_examples, of_known_size
-from kbatch.training.data.forms import (
-    FORMS,
-    arrays_of,
-    as_dataset,
-    batches_of,
-    called_for,
-    check_class_weight,
-    each_part,
-    fresh_copy,
-    gives_batches,
-    is_batched,
-    is_dataset,
-    open_spec,
-    parts_of,
-    rows_of,
-    spec_of,
+from kbatch.training.data import forms
+from kbatch.training.data.batches import (
+    ArrayRows,
+    Batches,
+    Cuts,
+    in_blocks,
+    most_examples,
+    of_known_size,
 )
 from kbatch.training.model import build_ahead, user_step
 from kbatch.training.state import check_seed, seed_of
 
-_MOST_ROWS = 64
-_ELEMENTS_LOOKED_AT = 16
-# Labels are classes if each value has at least this many rows on average.
-# A split is noted if training lacks the classes of more than this share of the validation rows, or
-# if validation lacks classes that a random split lacks with a chance of less than exp(-7).
-_ROWS_OF_A_CLASS, _MANY_UNSEEN, _SURE_LOG_CHANCE = 5, 0.1, -7.0
-
-
-class Sample(NamedTuple):
-    """Some rows of the data, and how many there are in all."""
-
-    rows: Any  # Inputs, targets and perhaps weights: nested NumPy arrays of shape (rows, ...).
-    # None where it is not known; of a long dataset of batches at most so many.
-    examples: int | None
-    note: Note | None = None  # What a reader must know of the choice.
-
-
-class Batches(NamedTuple):
-    """Training data in batches of one size, and what they are validated on."""
-
-    dataset: tf.data.Dataset
-    validation_data: Any  # A dataset in validation batches; for several replicas it may be arrays.
-    validation_batch_size: int
-    validation_batches: int | None  # At most, None where that is not known.
-    examples: int | None  # At most in an epoch, None where that is not known.
-    # Tells the order of arrays from others, None where it is drawn without a seed; of a dataset
-    # only its batches show it.
-    order: str | None
-    of_dataset: bool
-    epoch_steps: int | None  # Of a dataset that goes on with the next epoch.
+# Labels are taken for classes if each value has at least this many rows on average.
+_LEAST_ROWS_PER_CLASS = 5
+# `check_split` warns if training lacks the classes of more than this share of validation rows, or
+# if a random split would miss as many classes in validation with a chance of less than exp(-7).
+_UNSEEN_SHARE, _LOG_CHANCE = 0.1, -7.0
 
 
 def training_dataset(
@@ -87,8 +53,8 @@ def training_dataset(
 ) -> tf.data.Dataset:
     """Make a dataset of batches of one size with the pipeline of a search.
 
-    Each epoch reads the rows of arrays in another order. The arrays stay in memory once; of
-    batches, only the next few are made ahead.
+    Each epoch reads the rows of arrays in a new order. The arrays are in memory once, and only the
+    next few batches are made ahead.
 
     Example:
 
@@ -98,27 +64,27 @@ def training_dataset(
     ```
 
     Args:
-        x: What `BatchSizeTuner.search` takes as `x`: an array (NumPy, pandas, tensor, or a CSR
-            matrix of SciPy, which is made dense) or several in dicts, lists or tuples; or a
-            `tf.data.Dataset` of batches of any size or of single examples, a Grain dataset of
-            batches, a `keras.utils.PyDataset`, or a function `batch_size -> tf.data.Dataset`.
-        y: Targets of arrays in the same forms, or `None`.
-        batch_size: Integer. Rows of a batch; the last one of an epoch has what is left.
+        x: The data, in a form that `BatchSizeTuner.search` takes: an array (NumPy, pandas, tensor,
+            or a CSR matrix of SciPy, which is made dense) or several in dicts, lists or tuples; a
+            `tf.data.Dataset` of batches of any size or of single examples; a Grain dataset of
+            batches; a `keras.utils.PyDataset`; or a function `batch_size -> tf.data.Dataset`.
+        y: Targets, if `x` is arrays, in the same forms. Default: None.
+        batch_size: Integer. Rows of a batch. The last batch of an epoch may be smaller.
             Default: 32.
-        sample_weight: Weights of the rows of arrays in the loss, or `None`.
+        sample_weight: Weights of the rows in the loss, if `x` is arrays. Default: None.
         shuffle: Boolean. Whether each epoch reads the rows of arrays, or the batches of a
             `PyDataset`, in a new order. Default: True.
-        seed: Integer or `None`. The first training run of each trial of a search with this seed
-            reads its rows in the same orders. If `None`, the orders differ from call to call.
-        model: The model to train, or `None`. Needed only if the shapes of a dataset do not show
-            whether its elements are batches.
+        seed: Integer. The orders are then the same as in the first training run of each trial of a
+            search with this seed. If None, they differ from call to call. Default: None.
+        model: The model to train. It is needed only if the shapes of a dataset do not show
+            whether its elements are batches. Default: None.
 
     Returns:
-        A `tf.data.Dataset` of `x`, `(x, y)` or `(x, y, sample_weight)`. Beside it `fit` takes no
-        `batch_size`; `shuffle=False` only stops Keras's warning that it shuffles no dataset.
+        A `tf.data.Dataset` of `x`, `(x, y)` or `(x, y, sample_weight)`. Do not give `fit` a
+        `batch_size` with it. `shuffle=False` in `fit` turns off Keras's warning about datasets.
 
     Raises:
-        ValueError: If a search cannot train with the data, if parts have unequal lengths, or if
+        ValueError: If a search cannot train with the data, if its parts have unequal lengths, or if
             there are fewer examples than `batch_size`.
     """
     if not is_integer(batch_size) or batch_size < 1:
@@ -128,16 +94,16 @@ def training_dataset(
         )
     size = int(batch_size)
     data = TrainingData(x, y, sample_weight, shuffle=shuffle)
-    # As in the first `fit` of an execution, from its first epoch.
-    first = seed_of(check_seed(seed), 0, 0)
-    return data.batches(size, model, seed=first, largest_batch_size=size).dataset
+    # A search derives the seed of the first `fit` of a trial in the same way.
+    fit_seed = seed_of(check_seed(seed), 0, 0)
+    return data.batches(size, model, seed=fit_seed, largest_batch_size=size).dataset
 
 
 @dataclasses.dataclass(eq=False)
 class TrainingData:
-    """The data arguments of `fit`, and what was read of them: a dataset is sampled once.
+    """The data arguments of `fit`, and a sample of their rows, which is read once.
 
-    A copy that travels to another process has the sample alone, or the function that makes data.
+    A copy that is sent to another process holds only the sample, or the function that makes data.
     """
 
     x: Any = None
@@ -147,22 +113,21 @@ class TrainingData:
     validation_data: Any = None
     validation_split: float = 0.0
     shuffle: bool = True
-    # Known rows, until a model tells what they are: the spec of an element of a dataset (None of
-    # arrays, whose rows are examples), a sample of batches (None if a part of the elements has no
-    # axis), and a sample of examples.
-    sampled: dataclasses.InitVar[tuple[Any, Sample | None, Sample] | None] = None
+    # The result of `sample_elements`; for arrays, the first two values are None. Both samples of a
+    # dataset are kept, because only a model shows whether its elements are batches.
+    sampled: dataclasses.InitVar[tuple[Any, forms.Sample | None, forms.Sample] | None] = None
 
     def __post_init__(self, sampled: Any):
-        self.given = [vars(self)[field.name] for field in dataclasses.fields(self)]
+        self.as_given = [vars(self)[name] for name in _DATA]
         self.x, self.validation_data = map(dataset_of_grain, (self.x, self.validation_data))
         self._sample = sampled
         makes_batches = isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
         self.is_function = callable(self.x) and not makes_batches
         self._cuts: Cuts = {}  # Where validation data begin to repeat.
-        # Of `x` and the validation data, if they are a `PyDataset`: those of the last training run.
+        # Copies that the last training run used, if `x` or the validation data are a `PyDataset`.
         self._copies: dict[str, Any] = {}
         self.not_copied: str | None = None  # Why training runs share a `PyDataset`.
-        self._rows: ArrayRows | None = None  # All, with the graphs that shuffle and gather them.
+        self._rows: ArrayRows | None = None  # All rows, with the graphs that shuffle them.
 
     def __reduce__(self):
         if self.is_function:
@@ -171,38 +136,41 @@ class TrainingData:
 
     @classmethod
     def of_example(cls, example: Any) -> "TrainingData":
-        """Take one example, x or (x, y) without a batch axis, for a sample of unknown data."""
-        # As in Keras, a tuple is (x, y).
+        """Use one example, x or (x, y) without a batch axis, as the sample of unknown data."""
         parts = example if isinstance(example, tuple) else (example,)
-        rows, _ = arrays_of(*each_part(lambda leaf: np.asarray(leaf)[None], parts))
-        return cls(sampled=(None, None, Sample(each_part(np.asarray, rows), None)))
+        rows, _ = forms.arrays_of(*forms.each_part(lambda leaf: np.asarray(leaf)[None], parts))
+        return cls(sampled=(None, None, forms.Sample(forms.each_part(np.asarray, rows), None)))
 
     def arguments(self) -> tuple[str, ...]:
         """Return the form of `x`, and the names of the other data arguments that were given."""
-        known = "PyDataset" if isinstance(self.x, keras.utils.PyDataset) else "arrays"
-        form = "dataset" if is_dataset(self.x) else "function" if self.is_function else known
+        if forms.is_dataset(self.x):
+            form = "dataset"
+        elif self.is_function:
+            form = "function"
+        else:
+            form = "PyDataset" if isinstance(self.x, keras.utils.PyDataset) else "arrays"
         names = ("y", "sample_weight", "class_weight")
         return (form, *(name for name in names if getattr(self, name) is not None))
 
     def is_same(self, other: "TrainingData") -> bool:
-        return all(map(operator.is_, self.given, other.given))
+        return all(map(operator.is_, self.as_given, other.as_given))
 
     def check(self) -> None:
-        """Refuse data of which no rows can be taken; a dataset is read."""
+        """Raise an error if no rows can be taken from the data; a dataset is read for this."""
         if self.is_function:
-            self._check_given()
+            self._check_arguments()
         else:
             self._sampled()
 
-    def some_rows(self, model: Any) -> Sample | None:
-        """Return rows of the data; None of a function, which makes datasets of any batch size.
+    def some_rows(self, model: Any) -> forms.Sample | None:
+        """Return rows of the data, or None for a function, which makes datasets of any batch size.
 
-        Of a dataset they are those of its largest element: the longest sequence needs most memory.
+        For a dataset, return rows of its largest element: the longest sequence needs most memory.
         """
         if self.is_function:
             return None
         spec, batches, examples = self._sampled()
-        batched = spec is not None and is_batched(spec, model)
+        batched = spec is not None and forms.is_batched(spec, model)
         return (batches if batched else None) or examples
 
     def build(self, model: keras.Model, batch_size: int = 1) -> None:
@@ -213,99 +181,101 @@ class TrainingData:
         known = self.some_rows(model)
         if known is not None:
             check_labels(model, keras.utils.unpack_x_y_sample_weight(known.rows)[1])
-            spec = each_part(open_spec, known.rows)
+            spec = forms.each_part(forms.open_spec, known.rows)
         elif model.built:
             return
         else:
-            spec = called_for(self.x, model, batch_size).element_spec
+            spec = forms.called_for(self.x, model, batch_size).element_spec
         if model.built or user_step(model) is not None:
             build_ahead(model, spec)
         else:
             build_symbolically(model, spec)
 
     def repeated(self, rows: int, model: keras.Model) -> tf.data.Dataset:
-        """Return endless batches of so many rows of the sample, or those of a data function."""
+        """Return endless batches of `rows` rows of the sample, or those of a data function."""
         known = self.some_rows(model)
         if known is None:
-            return called_for(self.x, model, rows)
+            return forms.called_for(self.x, model, rows)
         # tf.data would pack a list into one tensor.
         parts = keras.tree.lists_to_tuples(known.rows)
         count = keras.tree.flatten(parts)[0].shape[0]
-        # A length that is not known until it runs: one graph serves all sizes.
+        # The size is a tensor, so that one graph serves all sizes.
         sizes = tf.data.Dataset.from_tensors(tf.constant(rows)).repeat()
         return sizes.map(
-            lambda size: each_part(lambda leaf: tf.gather(leaf, tf.range(size) % count), parts)
+            lambda size: forms.each_part(
+                lambda leaf: tf.gather(leaf, tf.range(size) % count), parts
+            )
         )
 
     def sample(self, rows: int, model: keras.Model, *, fewest: int | None = None) -> Any:
-        """Return a batch of so many rows, on the device.
+        """Return a batch of `rows` rows, on the device.
 
         Raises:
-            DataEnded: If a data function gives fewer than that, or than `fewest`.
+            DataEnded: If a data function gives fewer than `fewest` rows. If that is None, `rows`.
         """
         batch = next(iter(self.repeated(rows, model)), None)
-        found = 0 if batch is None else rows_of(batch)
-        if found < (fewest or rows):
-            raise DataEnded(found)
-        return held_on_device(batch)
+        count = 0 if batch is None else forms.rows_of(batch)
+        if count < (fewest or rows):
+            raise DataEnded(count)
+        return forms.held_on_device(batch)
 
     def largest_rows(self, above: float, model: Any) -> Any:
-        """Return a batch with the rows that have the largest inputs, and others.
+        """Return a batch of the rows with the largest inputs, and of some evenly spaced rows.
 
-        If no input is a float above `above`, return None. Of a dataset, only the sample is read.
+        If no float input is larger than `above`, return None. Only the sample of a dataset is used.
         """
         x, y, weight, _ = self._split()
-        if gives_batches(x):
-            found = self.sample(_MOST_ROWS, model, fewest=1)
+        if forms.gives_batches(x):
+            data = self.sample(forms.SAMPLE_ROWS, model, fewest=1)
         else:
-            found, _ = arrays_of(x, y, weight, self.class_weight)
-        leaves = parts_of(keras.utils.unpack_x_y_sample_weight(found)[0])
-        floats = [np.asarray(one) for one in leaves if "float" in str(one.dtype)]
-        floats = [one for one in floats if max(one.max(), -one.min()) > above]
+            data, _ = forms.arrays_of(x, y, weight, self.class_weight)
+        inputs = forms.parts_of(keras.utils.unpack_x_y_sample_weight(data)[0])
+        floats = [np.asarray(array) for array in inputs if "float" in str(array.dtype)]
+        floats = [array for array in floats if max(array.max(), -array.min()) > above]
         if not floats:
             return None
-        sizes = sum(np.abs(one).reshape(len(one), -1).max(1) for one in floats)
-        half, count = _MOST_ROWS // 2, len(floats[0])
-        rows = [np.argsort(sizes)[-half:], np.linspace(0, count - 1, half).astype(int)]
-        chosen = np.unique(np.concatenate(rows))
-        return each_part(lambda one: tf.convert_to_tensor(np.asarray(one)[chosen]), found)
+        sizes = sum(np.abs(array).reshape(len(array), -1).max(1) for array in floats)
+        half, count = forms.SAMPLE_ROWS // 2, len(floats[0])
+        spaced = np.linspace(0, count - 1, half).astype(int)
+        rows = np.unique([*np.argsort(sizes)[-half:], *spaced])
+        return forms.each_part(lambda leaf: tf.convert_to_tensor(np.asarray(leaf)[rows]), data)
 
     def batches(
         self,
         batch_size: int,
-        model: Any = None,  # Arrays need none.
+        model: Any = None,  # Arrays do not need it.
         *,
         seed: int | None,
-        largest_batch_size: int = 1,  # The data must fill it once.
+        largest_batch_size: int = 1,  # The data must have at least this many examples.
         validation_batch_size: int = 1,
         validation_steps: int | None = None,
-        endless: bool = False,  # Arrays go on from epoch to epoch: to begin an iterator takes time.
+        endless: bool = False,  # One iterator over all epochs of arrays: a new one takes time.
         first_epoch: int = 0,  # Arrays begin with the order of this epoch.
-        fresh: bool | None = None,  # Whether a `PyDataset` is a new copy or the last one.
-        whole: bool = False,  # The model may take full batches only, with a known size.
+        fresh: bool | None = None,  # True: copy a `PyDataset`. False: use the last copy again.
+        whole: bool = False,  # The model may need full batches only, of a known size.
     ) -> Batches:
-        """Return all rows in batches of one size, each epoch of arrays in an order of its own."""
+        """Return all rows in batches of one size; arrays are shuffled again for each epoch."""
         x, y, weight, validation_data = self._split()
         if fresh is not None:
-            x, validation_data = (
-                self._copied(name, one, fresh)
-                for name, one in (("x", x), ("validation_data", validation_data))
-            )
+            x = self._copied("x", x, fresh)
+            validation_data = self._copied("validation_data", validation_data, fresh)
         order = epoch_steps = None
-        if of_dataset := gives_batches(x):
+        if of_dataset := forms.gives_batches(x):
             order_of = {"shuffle": self.shuffle, "seed": seed}
-            dataset = batches_of(x, model, batch_size, whole=whole, **order_of)
+            dataset = forms.batches_of(x, model, batch_size, whole=whole, **order_of)
             examples = None
-            if is_dataset(x):  # What was read of it knows more than its first batch.
+            if forms.is_dataset(x):  # The sample was read from more than the first batch.
                 known = self._sample and self.some_rows(model)
                 examples = known.examples if known else most_examples(x, model)
             if self.class_weight is not None:
-                check_class_weight(keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[1])
+                forms.check_class_weight(
+                    keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[1]
+                )
                 dataset = dataset.map(make_class_weight_map_fn(self.class_weight))
             dataset = dataset.prefetch(tf.data.AUTOTUNE)
         else:
             if self._rows is None:
-                arrays, _ = arrays_of(x, y, weight, self.class_weight)
+                arrays, _ = forms.arrays_of(x, y, weight, self.class_weight)
                 self._rows = ArrayRows(arrays, shuffle=self.shuffle)
             examples = self._rows.examples
             if endless:
@@ -335,120 +305,128 @@ class TrainingData:
 
     def _copied(self, name: str, data: Any, fresh: bool) -> Any:
         if fresh or name not in self._copies:
-            self._copies[name], why = fresh_copy(data)
+            self._copies[name], why = forms.fresh_copy(data)
             self.not_copied = self.not_copied or why
         return self._copies[name]
 
     def count_examples(self, build: Callable[[], keras.Model], batch_size: int) -> int | None:
-        """Count the training examples of an epoch, None where they are not known before it.
+        """Count the training examples of an epoch; return None if the data do not show it.
 
-        A data function is called with `batch_size`; what a batch is depends on the model.
+        A data function is called with `batch_size`. The model shows whether a dataset is batched.
         """
         x, y, weight, _ = self._split()
-        if not gives_batches(x):
-            return arrays_of(x, y, weight, self.class_weight)[1]
+        if not forms.gives_batches(x):
+            return forms.arrays_of(x, y, weight, self.class_weight)[1]
         if isinstance(x, keras.utils.PyDataset):
             return x.num_batches and x.num_batches * keras.tree.flatten(x[0])[0].shape[0]
         model = build()
-        return most_examples(x if is_dataset(x) else called_for(x, model, batch_size), model)
+        return most_examples(
+            x if forms.is_dataset(x) else forms.called_for(x, model, batch_size), model
+        )
 
     def count_validated(self, build: Callable[[], keras.Model]) -> int:
-        """Count the examples of a validation; 0 if there is none or the number is not known."""
+        """Count the validation examples; return 0 if there are none or the number is unknown."""
         data = self._split()[-1]
         if data is None or callable(data):
             return 0
-        if not gives_batches(data):
-            return rows_of(data)
+        if not forms.gives_batches(data):
+            return forms.rows_of(data)
         if isinstance(data, keras.utils.PyDataset):
             return (data.num_batches or 0) * keras.tree.flatten(data[0])[0].shape[0]
-        return (most_examples(data, build()) if is_dataset(data) else None) or 0
+        return (most_examples(data, build()) if forms.is_dataset(data) else None) or 0
 
     def check_split(self) -> Note | None:
-        """Say if `validation_split` parts labels that are sorted by class."""
-        _, trained, _, validated = self._split()
-        if validated is None or validated is self.validation_data:
+        """Return a note if `validation_split` splits labels that are sorted by class."""
+        _, y_train, _, validation_data = self._split()
+        if validation_data is None or validation_data is self.validation_data:
             return None
-        labels = [_classes(one) for one in (trained, validated[1])]
-        if labels[0] is None or labels[1] is None:
+        trained, validated = _classes(y_train), _classes(validation_data[1])
+        if trained is None or validated is None:
             return None
-        known, counts = np.unique(labels[0], return_counts=True)
-        found, rows = np.unique(labels[1]), len(labels[1])
-        if not rows or counts.mean() < _ROWS_OF_A_CLASS:
+        classes, counts = np.unique(trained, return_counts=True)
+        if not len(validated) or counts.mean() < _LEAST_ROWS_PER_CLASS:
             return None
-        unseen, there = float(np.mean(~np.isin(labels[1], known))), np.isin(known, found)
-        # The chance that rows drawn at random lack the other classes, whichever these are.
-        log_chance = math.log(math.comb(len(known), there.sum()))
-        log_chance += rows * math.log(max(counts[there].sum(), 0.5) / counts.sum())
-        if unseen > _MANY_UNSEEN:
+        unseen = float(np.mean(~np.isin(validated, classes)))
+        in_validation = np.isin(classes, validated)
+        # The chance that a random split lacks as many classes, whichever these are.
+        log_chance = math.log(math.comb(len(classes), in_validation.sum()))
+        share = max(counts[in_validation].sum(), 0.5) / counts.sum()
+        log_chance += len(validated) * math.log(share)
+        if unseen > _UNSEEN_SHARE:
             what = f"training lacks the classes of {percent(unseen)} of the validation examples"
-        elif log_chance < _SURE_LOG_CHANCE:
-            what = f"the validation examples are of {len(found)} of {len(known)} classes"
+        elif log_chance < _LOG_CHANCE:
+            count = len(np.unique(validated))
+            what = f"the validation examples are of {count} of {len(classes)} classes"
         else:
             return None
         return Note.of("split_by_class", what=what)
 
-    def _check_given(self) -> None:
+    def _check_arguments(self) -> None:
         if self.x is None:
+            raise InputError(f"Training data `x` are required. {forms.FORMS} Received: x=None.")
+        if forms.gives_batches(self.x) and not (self.y is None and self.sample_weight is None):
             raise InputError(
-                f"There is no training data: `x` is missing. {FORMS} Received: x=None."
-            )
-        if gives_batches(self.x) and not (self.y is None and self.sample_weight is None):
-            raise InputError(
-                "A dataset brings its own targets and sample weights, as (x, y) or "
+                "A dataset contains its targets and sample weights, as (x, y) or "
                 "(x, y, sample_weight): leave out `y` and `sample_weight`. "
                 f"Received: y of type {type(self.y).__name__}, sample_weight of type "
                 f"{type(self.sample_weight).__name__}."
             )
 
     def _split(self) -> tuple[Any, Any, Any, Any]:
-        """Return inputs, targets and weights to train on, and what to validate on."""
-        self._check_given()
-        whole = self.x, self.y, self.sample_weight
+        """Return training inputs, targets and weights, and the validation data."""
+        self._check_arguments()
+        arrays = self.x, self.y, self.sample_weight
         if not self.validation_split or self.validation_data is not None:
-            return (*whole, self.validation_data)
-        if gives_batches(self.x):
-            raise InputError(
-                "`validation_split` splits arrays only: give `validation_data` beside a dataset. "
-                f"Received: validation_split={self.validation_split}."
-            )
+            return (*arrays, self.validation_data)
         share = self.validation_split
+        if forms.gives_batches(self.x):
+            raise InputError(
+                "`validation_split` splits arrays only: give `validation_data` with a dataset. "
+                f"Received: validation_split={share}."
+            )
+        # Keras would silently leave rows out.
+        if not isinstance(share, numbers.Real) or not 0 < share < 1:
+            raise InputError(
+                "`validation_split` must be a share of the rows, more than 0 and less than 1: "
+                "leave it out to train without validation. "
+                f"Received: validation_split={share!r}."
+            )
         try:
-            # Keras would leave rows out, and say nothing.
-            if not isinstance(share, numbers.Real) or not 0 < share < 1:
-                raise ValueError(
-                    "`validation_split` must be a share of the rows above 0 and below 1: leave it "
-                    f"out to validate on none. Received: validation_split={share!r}."
-                )
-            split: Any = train_validation_split(whole, validation_split=share)
+            split: Any = train_validation_split(arrays, validation_split=share)
         except (ValueError, TypeError) as error:
             raise InputError(str(error)[:300]) from error
         return (*split[0], split[1])
 
-    def _sampled(self) -> tuple[Any, Sample | None, Sample]:
-        # To read a dataset again may fill a buffer of shuffling.
-        if self._sample is None:
-            self._check_given()
-            data: Any = as_dataset(fresh_copy(self.x)[0])
-            self._sample = _first_elements(data) if is_dataset(data) else self._first_rows()
-        return self._sample
-
-    def _first_rows(self) -> tuple[None, None, Sample]:
+    def _sampled(self) -> tuple[Any, forms.Sample | None, forms.Sample]:
+        """Sample the data once: to read a dataset again may fill a shuffle buffer again."""
+        if self._sample is not None:
+            return self._sample
+        self._check_arguments()
+        data: Any = forms.as_dataset(forms.fresh_copy(self.x)[0])
+        if forms.is_dataset(data):
+            self._sample = forms.sample_elements(data)
+            return self._sample
         first: Any = keras.tree.map_structure(
             lambda leaf: (
-                leaf[:_MOST_ROWS]
+                leaf[: forms.SAMPLE_ROWS]
                 if hasattr(leaf, "__getitem__") and getattr(leaf, "shape", None) != ()
                 else leaf
             ),
             {"x": self.x, "y": self.y, "weight": self.sample_weight},
         )
-        rows, count = arrays_of(**first, class_weight=self.class_weight)
+        rows, count = forms.arrays_of(**first, class_weight=self.class_weight)
         if not count:
             raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
-        return None, None, Sample(each_part(np.asarray, rows), rows_of(self.x))
+        self._sample = (
+            None,
+            None,
+            forms.Sample(forms.each_part(np.asarray, rows), forms.rows_of(self.x)),
+        )
+        return self._sample
 
 
 def _classes(y: Any) -> np.ndarray | None:
-    """Return the class of each row, one-hot or as an index. If it is no class, return None."""
+    """Return the class index of each row, or None if the targets are not classes."""
     if not hasattr(y, "__array__"):
         return None
     y = np.asarray(y)
@@ -460,81 +438,20 @@ def _classes(y: Any) -> np.ndarray | None:
 
 
 def check_labels(model: Any, y: Any) -> None:
-    """Refuse one-hot labels where the loss takes an index of each, and the reverse."""
+    """Raise an error if labels are one-hot and the loss takes class indices, or the reverse."""
     outputs, loss = getattr(model, "outputs", None) or (), getattr(model, "loss", None)
     if user_step(model) is not None or len(outputs) != 1 or not isinstance(y, np.ndarray):
         return
     if 1 in (outputs[0].shape[-1], *y.shape):
         return
-    lacks = {"sparse_categorical_crossentropy": 0, "categorical_crossentropy": 1}
-    axes = lacks.get(str(getattr(loss, "name", loss)))  # That labels have fewer than outputs.
+    # Labels of the wrong kind have this many axes fewer than the outputs.
+    wrong = {"sparse_categorical_crossentropy": 0, "categorical_crossentropy": 1}
+    axes = wrong.get(str(getattr(loss, "name", loss)))
     if axes == len(outputs[0].shape) - y.ndim:
-        give = "keras.utils.to_categorical(y)" if axes else "y.argmax(axis=-1)"
-        raise InputError(f"The loss takes other labels: give `{give}`. Received: loss={loss!r}.")
-
-
-def _first_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sample]:
-    """Read elements one after the other, as batches where they may be, and as examples."""
-    spec = spec_of(dataset)
-    for part in tf.nest.flatten(spec):
-        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
-            kind = part.value_type.__name__
-            raise InputError(
-                f"No rows can be taken out of a {kind}: convert the data with `.to_tensor()` or "
-                "`tf.sparse.to_dense`. A search trains them in whole batches with "
-                f"`micro_batch_size=None`. Received: a dataset with a {kind}."
-            )
-    may_be_batches = all(part.shape.rank != 0 for part in keras.tree.flatten(spec))
-    cardinality = int(dataset.cardinality())
-    batches, examples = _Reading(cardinality), _Reading(cardinality)
-    for element in dataset.take(_ELEMENTS_LOOKED_AT):
-        arrays = each_part(np.asarray, element)
-        # The rank of what `tf.py_function` returns is known only now.
-        may_be_batches = may_be_batches and all(part.ndim for part in keras.tree.flatten(arrays))
-        examples.add(each_part(lambda leaf: leaf[None], arrays))
-        if may_be_batches:
-            batches.add(arrays)
-    if not examples.counts:
-        raise InputError("The dataset is empty: give one that has elements. Received: no element.")
-    return spec, batches.sample() if may_be_batches else None, examples.sample()
-
-
-class _Reading:
-    """Elements read as batches, or as examples of one row: the rows of the largest one."""
-
-    def __init__(self, cardinality: int):
-        self.counts: list[int] = []  # Rows of each element.
-        self._cardinality = cardinality
-        self._row_bytes: list[float] = []
-        self._rows: Any = None
-
-    def add(self, element: Any) -> None:
-        leaves = parts_of(element)
-        count = leaves[0].shape[0]
-        size = sum(leaf.nbytes for leaf in leaves) / max(1, count)
-        if size > max(self._row_bytes, default=-1.0):  # A view would keep the whole element.
-            self._rows = each_part(lambda leaf: np.array(leaf[:_MOST_ROWS]), element)
-        self._row_bytes.append(size)
-        self.counts.append(count)
-
-    def sample(self) -> Sample:
-        """Return the rows, with at most how many there are in the dataset."""
-        examples = None
-        if self._cardinality >= 0:
-            seen_all = self._cardinality <= len(self.counts)
-            examples = sum(self.counts) if seen_all else self._cardinality * max(self.counts)
-        differ = len(set(self._row_bytes)) > 1
-        note = Note.of("rows_differ", elements=len(self.counts)) if differ else None
-        return Sample(self._rows, examples, note)
-
-
-def held_on_device(batch: Any) -> Any:
-    """Copy a batch to the first GPU, where there is one; texts stay where they are."""
-    gpus = tf.config.list_logical_devices("GPU")
-    if not gpus:
-        return batch
-    with tf.device(gpus[0].name):
-        return each_part(lambda leaf: leaf if leaf.dtype == tf.string else tf.identity(leaf), batch)
+        give = "one-hot labels: give `keras.utils.to_categorical(y)`"
+        if not axes:
+            give = "integer labels: give `y.argmax(axis=-1)`"
+        raise InputError(f"This loss needs {give}. Received: loss={loss!r}.")
 
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
@@ -542,7 +459,7 @@ _DATA = tuple(field.name for field in dataclasses.fields(TrainingData))
 
 
 class FitCall:
-    """The arguments of one call of `fit`."""
+    """The arguments of one call of `fit`, bound to their names."""
 
     def __init__(
         self,
@@ -554,30 +471,31 @@ class FitCall:
         """Bind arguments to the signature of `keras.Model.fit`, unless `named` has their names.
 
         Raises:
-            TypeError: If that does not take them.
+            TypeError: If that signature does not accept the arguments.
         """
         if named is None:
             bound = _SIGNATURE.bind(None, *arguments, **keywords)
             bound.apply_defaults()
             named = {name: bound.arguments[name] for name in bound.arguments if name != "self"}
         self.arguments, self.keywords = arguments, keywords
-        self.named = named  # All, with the defaults of Keras.
+        self.named = named  # All arguments, with Keras's defaults.
         self.data = TrainingData(**{name: named[name] for name in _DATA if name in named})
         self.callbacks: list[Any] = keras.tree.flatten(named.get("callbacks") or [])
-        #: Epochs of a complete training run; a custom `fit` may take no such argument.
+        #: Epochs of a complete training run. A custom `fit` may have no such argument.
         self.epochs: int = named.get("epochs", 1) - named.get("initial_epoch", 0)
 
     @classmethod
     def of_search(
         cls, arguments: Sequence[Any], keywords: Mapping[str, Any], *, stock_fit: bool = False
     ) -> "FitCall":
-        """Bind the arguments of a search, whose `HyperModel.fit` may take others than Keras's."""
+        """Bind the arguments of a search; a custom `HyperModel.fit` may have its own names."""
         try:
             return cls(arguments, keywords)
         except TypeError as error:
             if stock_fit:
                 raise InputTypeError(
-                    f"`search` takes what `keras.Model.fit` takes. Received: a call that {error}."
+                    "`search` takes the arguments of `keras.Model.fit`. "
+                    f"Received: a call that {error}."
                 ) from error
             places = {f"argument {i + 1}": value for i, value in enumerate(arguments)}
             return cls(arguments, keywords, named=places | dict(keywords))
@@ -593,6 +511,6 @@ class FitCall:
         return FitCall(arguments, keywords, named={**self.named, "callbacks": callbacks})
 
     def without(self, *names: str) -> dict[str, Any]:
-        """Return what was given beside the data and these."""
+        """Return the arguments without the data and these names."""
         left_out = (*_DATA, *names)
         return {name: value for name, value in self.named.items() if name not in left_out}
