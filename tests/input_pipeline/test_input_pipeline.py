@@ -231,7 +231,7 @@ TEXTS = models.rows(3)[0], np.array(["a", "b", "c"])
         ({"model": 3}, TypeError, "that builds one.*Received: 3, a int"),
         ({"model": lambda: None}, TypeError, "return model"),
         ({"model": keras.Sequential([keras.layers.Dense(1)])}, ValueError, "must be compiled"),
-        ({"data": TEXTS}, InputError, "give each label's index"),
+        ({"data": TEXTS}, InputError, "give the index"),
         ({"time_budget_s": 0}, ValueError, "time_budget_s=0"),
         ({"cache_bytes": -1}, ValueError, "cache_bytes=-1"),
         ({"data": models.rows(9), "batch_size": 1.5}, TypeError, r"batch_size=1\.5"),

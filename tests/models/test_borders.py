@@ -176,7 +176,7 @@ def without_weights():
 
 
 def test_what_cannot_be_searched_is_refused_with_what_to_give(tmp_path):
-    with pytest.raises(ValueError, match="no trainable weights"):
+    with pytest.raises(ValueError, match="must have trainable weights"):
         searched(tmp_path / "1", without_weights, X, X, objective="loss")
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")

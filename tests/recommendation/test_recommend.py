@@ -73,9 +73,9 @@ def test_where_few_examples_fit_the_rest_goes_through_in_parts(batch_sizes):
         ({"seed": -1}, ValueError, "`seed` must be"),
         ({"build": 3}, TypeError, "must be a compiled"),
         ({"batch_sizes": (32, 512)}, InputError, "leave the sizes above 400 out"),
-        ({"data": (learnable(9)[0], learnable(8)[1])}, InputError, "as many rows as each other"),
+        ({"data": (learnable(9)[0], learnable(8)[1])}, InputError, "same number of rows"),
         ({"data": (iter([]), None)}, InputError, "Give arrays"),
-        ({"data": (lambda size: None, np.zeros(3))}, InputError, "brings its own targets"),
+        ({"data": (lambda size: None, np.zeros(3))}, InputError, "contains its targets"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_measured(arguments, error, words, capsys):

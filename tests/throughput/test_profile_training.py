@@ -74,7 +74,7 @@ BAD = {
     "no time": ({"time_budget_s": 0}, InputError, "time_budget_s"),
     "endless": ({"time_budget_s": float("inf")}, InputError, "time_budget_s"),
     "no memory": ({"memory_limit_bytes": -1}, ValueError, "memory_limit_bytes"),
-    "targets twice": ({"x": tf.data.Dataset.range(3)}, InputError, "brings its own targets"),
+    "targets twice": ({"x": tf.data.Dataset.range(3)}, InputError, "contains its targets"),
     "no loss": ({"build": keras.Sequential([keras.layers.Dense(3)])}, ValueError, "compile"),
 }
 

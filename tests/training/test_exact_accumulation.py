@@ -327,11 +327,11 @@ class Ragged(Stepping):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Ragged, "no gradient by such values.*a RaggedTensor for lambda"),
+        (Ragged, "no gradients of ragged.*a RaggedTensor for lambda"),
         (Penalised, "gradient penalty"),
         (Early, r"before an optimizer applies.*early.*\(Early\)"),
-        (Reduced, r"return values a row.*\(Reduced\) with shape \(\)"),
-        (Halved, r"return values a row.*\(Halved\) with shape"),
+        (Reduced, r"one value per row.*\(Reduced\) with shape \(\)"),
+        (Halved, r"one value per row.*\(Halved\) with shape"),
     ],
 )
 def test_a_step_that_cannot_be_computed_again_is_refused(kind, said):

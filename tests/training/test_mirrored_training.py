@@ -88,7 +88,7 @@ def test_two_replicas_train_as_stock_mirrored_strategy_does(found, policy, toler
 def test_replicas_compare_parts_and_refuse_the_exact_mode(found):
     (text,) = (one for one in found["warned of"] if "equal to the whole batch" in one)
     assert "batch_normalization (BatchNormalization); the loss" in text
-    assert "needs one device" in found["refused"]
+    assert "requires one device" in found["refused"]
 
 
 if __name__ == "__main__":

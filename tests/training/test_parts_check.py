@@ -121,7 +121,7 @@ def test_what_does_not_add_up_is_named(model, rows, source, named):
 @pytest.mark.parametrize(
     ("model", "rows", "reason"),
     [
-        (lambda: through(DrawnElsewhere()), (X, TARGETS), "randomness"),
+        (lambda: through(DrawnElsewhere()), (X, TARGETS), "cannot be repeated"),
         (lambda: through(), (X, np.full((32, 3), np.nan, "float32")), "not finite"),
         (lambda: through(), (X[:1], TARGETS[:1]), "one example"),
         (lambda: through(layers.Reshape((2, 2))), (X, TARGETS), "Error"),
@@ -198,14 +198,14 @@ class Counting(layers.Layer):
 
 def test_state_that_a_layer_takes_on_in_its_call_is_told():
     model = kbatch.accumulate_gradients(through(Counting()), 8)
-    with pytest.warns(UserWarning, match="kept, which a layer keeps .* once a micro-batch, not"):
+    with pytest.warns(UserWarning, match="kept, which a layer changes .* once a micro-batch, not"):
         model.fit(X, TARGETS, batch_size=32, verbose=0)
 
 
 def test_what_stock_layers_keep_is_no_such_state():
     normalised = [layers.BatchNormalization(momentum=0.5), layers.Dropout(0.5)]
     for model in (through(*normalised), through(layers.Normalization(mean=0.0, variance=2.0))):
-        assert "keeps in its" not in str(parts_note(model, (X, TARGETS)))
+        assert "changes in its" not in str(parts_note(model, (X, TARGETS)))
 
 
 class Batches(keras.utils.PyDataset):
@@ -227,7 +227,7 @@ class Batches(keras.utils.PyDataset):
 )
 def test_no_form_of_data_is_left_out_or_loses_a_batch(data):
     model = kbatch.accumulate_gradients(through(DrawnElsewhere(), run_eagerly=True), 16)
-    with pytest.warns(UserWarning, match="its randomness cannot be held still"):
+    with pytest.warns(UserWarning, match="cannot be repeated"):
         model.fit(data(), verbose=0)
     assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 3
 
@@ -237,7 +237,7 @@ def test_a_batch_that_is_not_cut_is_not_compared():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.fit(X, TARGETS, batch_size=16, verbose=0)
-    with pytest.warns(UserWarning, match="its randomness cannot be held still"):
+    with pytest.warns(UserWarning, match="cannot be repeated"):
         model.train_on_batch(X, TARGETS)
 
 

@@ -281,7 +281,7 @@ def test_set_scaling_refuses_a_model_without_the_optimizers():
     model = OwnStep([layers.Dense(4)])
     model.compile(optimizers.SGD(), "mse")
     model.others = [optimizers.Adam() for _ in range(3)]
-    with pytest.raises(ValueError, match="optimizers of the trials"):
+    with pytest.raises(ValueError, match="same optimizers"):
         set_scaling(model, scaling)
 
 

@@ -293,7 +293,7 @@ def test_one_example_gets_a_batch_axis():
 
 REFUSED = {
     "both weights": (TrainingData(X, Y, np.ones(94), {1: 2.0}), "not both"),
-    "nothing": (TrainingData(), "`x` is missing"),
+    "nothing": (TrainingData(), "`x` are required"),
     "generator": (TrainingData(pair for pair in [(X, Y)]), "tf.data.Dataset"),
     "class weights of two outputs": (TrainingData(X, [Y, Y], class_weight={1: 2.0}), "single"),
     "columns of two types": (
@@ -304,10 +304,10 @@ REFUSED = {
     "sparse": (TrainingData(tf.sparse.from_dense(X), Y), "SparseTensor"),
     "dataset and targets": (TrainingData(sliced(X), Y), "leave out `y`"),
     "function and targets": (TrainingData(lambda size: sliced(X), Y), "leave out `y`"),
-    "texts": (TrainingData(X, np.array(["a"] * 94)), "Targets are numbers"),
+    "texts": (TrainingData(X, np.array(["a"] * 94)), "must be numbers"),
 }
 NOT_IN_BATCHES = {
-    "different lengths": (TrainingData(X, Y[:-1]), "as many rows"),
+    "different lengths": (TrainingData(X, Y[:-1]), "same number of rows"),
     "function of arrays": (TrainingData(lambda batch_size: X), "must return a `tf.data.Dataset`"),
     "function without batches": (TrainingData(lambda b: sliced(X, Y)), r"\.batch\(batch_size\)"),
     "dataset of images": (TrainingData(sliced(X[None, None, None], Y[:1])), "compare"),
@@ -316,7 +316,7 @@ NOT_IN_BATCHES = {
     "batch above the dataset": (TrainingData(sliced(X, Y).take(20)), "batch_size=32 for 20"),
     "iterator to validate on": (
         TrainingData(X, Y, validation_data=iter([(X, Y)])),
-        "used up by the first trial",
+        "must not be an iterator",
     ),
 }
 NO_ROWS = {

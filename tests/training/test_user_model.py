@@ -48,7 +48,7 @@ def test_whatever_builds_is_built_with_the_defaults_of_its_hyperparameters(given
 
 
 def test_what_cannot_build_is_refused():
-    with pytest.raises(TypeError, match=r"function that builds one or a .* Received: 3, a int"):
+    with pytest.raises(TypeError, match=r"function that builds one,.* Received: 3, a int"):
         model_builder(3)
     with pytest.raises(TypeError, match=r"give `Hyper\(\)`"):
         model_builder(Hyper)
@@ -56,5 +56,5 @@ def test_what_cannot_build_is_refused():
 
 def test_check_compiled_names_a_model_of_tf_keras():
     kind = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
-    with pytest.raises(TypeError, match=r"Keras 2.*tf_keras\.src\.engine\.sequential"):
+    with pytest.raises(TypeError, match=r"Keras 3.*tf_keras\.src\.engine\.sequential"):
         check_compiled(kind())
