@@ -36,7 +36,7 @@ class Mutation(NamedTuple):
 STEP = "accumulated_equals_whole accumulated_execution"
 LOSSES = "accumulated_losses"
 PRECISION = "accumulated_precision"
-NORM = "batch_coupling"
+NORM = "batch_norm"
 MOMENTS = "gradient_moments"
 MEMORY = "max_batch_search"
 STEPS = "steps_per_execution"

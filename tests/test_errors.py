@@ -17,7 +17,7 @@ from kbatch.records.training_run import Plan
 from kbatch.search.plan import notes_on_size
 
 
-def test_errors_are_defined_in_one_file_which_opens_with_their_tree():
+def test_errors_are_defined_in_one_file_with_tree():
     found = {
         node.name
         for path in Path(errors.__file__).parent.rglob("*.py")
@@ -55,7 +55,7 @@ def of_plan(**changed):
         (lambda: of_plan(number=2), 64, None, None),
     ],
 )
-def test_out_of_memory_error_says_only_what_is_known(make, examples, fitting, limit_bytes):
+def test_out_of_memory_error_contains_known_values(make, examples, fitting, limit_bytes):
     error = make()
     known = (error.examples, error.fitting_examples, error.limit_bytes)
     assert known == (examples, fitting, limit_bytes)

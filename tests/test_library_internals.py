@@ -93,11 +93,11 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_what_is_read(name, model):
+def test_private_attribute(name, model):
     assert READS[name](model)
 
 
-def test_replaced_gives_back_what_an_object_had_of_its_own_and_what_its_class_has():
+def test_replaced_restores_instance_and_class_attributes():
     class Kind:
         first, second = 1, 2
 
@@ -109,7 +109,7 @@ def test_replaced_gives_back_what_an_object_had_of_its_own_and_what_its_class_ha
     assert (vars(one), one.first) == ({"second": 3}, 1)
 
 
-def test_without_retracing_advice_drops_that_warning_alone(caplog):
+def test_without_retracing_advice_drops_only_that_warning(caplog):
     def trace_often():
         for size in range(1, 8):
             function(tf.zeros([size]))
@@ -212,7 +212,7 @@ def tuner(tmp_path_factory):
     return tuner
 
 
-def test_left_to_keras_lists_what_the_last_compile_leaves():
+def test_left_to_keras_lists_models_compiled_with_auto():
     given = {"auto": "auto", True: True, False: False, "default": None}
     with internals.left_to_keras() as found:
         built = {name: keras.Sequential([layers.Dense(1)]) for name in (*given, "again")}
@@ -225,7 +225,7 @@ def test_left_to_keras_lists_what_the_last_compile_leaves():
     assert len(found) == 2
 
 
-def test_dropout_draws_alike_while_xla_compiles_a_model(model):
+def test_compiling_gives_same_dropout_under_xla(model):
     seed = keras.random.SeedGenerator(1)  # TensorFlow itself draws from a constant.
 
     def drawn():
@@ -242,7 +242,7 @@ def test_dropout_draws_alike_while_xla_compiles_a_model(model):
     np.testing.assert_array_equal(*found)
 
 
-def test_an_optimizer_lists_the_losses_that_it_scales():
+def test_scaled_losses_lists_losses():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0)
     with internals.scaled_losses(optimizer) as losses:
         assert float(optimizer.scale_loss(2.0)) == 16.0
@@ -251,7 +251,7 @@ def test_an_optimizer_lists_the_losses_that_it_scales():
     assert losses == [2.0]
 
 
-def test_tapes():
+def test_is_recorded_and_stopped_tapes():
     one, other = tf.constant(1.0), tf.constant(2.0)
     with tf.GradientTape() as tape:
         tape.watch(one)
@@ -263,7 +263,7 @@ def test_tapes():
     assert not internals.is_recorded([one])
 
 
-def test_a_search_of_keras_tuner(tuner, tmp_path):
+def test_keras_tuner_functions_in_a_search(tuner, tmp_path):
     (trial,) = tuner.oracle.trials.values()
     assert tuner.history.params["epochs"] == 1
     assert tuner.found["loss"] == tuner.history.history["loss"][0]
@@ -286,7 +286,7 @@ def test_a_search_of_keras_tuner(tuner, tmp_path):
     assert str(internals.project_directory(moved.oracle)) == moved.project_dir != tuner.project_dir
 
 
-def test_a_gpu_that_is_not_started_is_told_to_wait_for_no_memory(monkeypatch):
+def test_fail_at_once_without_memory_before_devices_start(monkeypatch):
     fresh = internals.context.Context()
     monkeypatch.setattr(internals.context, "context", lambda: fresh)
     internals.fail_at_once_without_memory()
@@ -299,9 +299,7 @@ def test_a_gpu_that_is_not_started_is_told_to_wait_for_no_memory(monkeypatch):
 
 @pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("wanted", [False, True])
-def test_a_new_seed_or_session_forgets_what_is_ready_to_run_only_where_something_drew(
-    wanted, draws
-):
+def test_kept_kernels_clears_only_after_draws(wanted, draws):
     def stateful():
         return float(tf.raw_ops.RandomUniform(shape=[1], dtype=tf.float32, seed=1, seed2=2)[0])
 

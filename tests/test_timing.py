@@ -94,7 +94,7 @@ def measured(found):
         ({"time_budget_s": 0.01}, ()),
     ],
 )
-def test_it_goes_on_until_throughput_is_flat_or_time_memory_or_data_end(changed, added):
+def test_sweep_extends_until_throughput_time_memory_or_data_end(changed, added):
     found = swept(Calls(**changed), larger=LARGER)
     start = SIZES if changed.get("time_budget_s", 1) > 0.1 else (1,)
     assert measured(found) == (*start, *added)
@@ -104,7 +104,7 @@ def test_it_goes_on_until_throughput_is_flat_or_time_memory_or_data_end(changed,
         assert found[64] == "data_gave_fewer"
 
 
-def test_what_ran_out_of_memory_ends_larger_sizes_and_not_smaller_ones():
+def test_sweep_out_of_memory_ends_larger_sizes():
     assert swept(Calls(room=4), sizes=(8, 1, 2, 16)) == {
         8: "out_of_memory",
         1: "measured",
@@ -113,7 +113,7 @@ def test_what_ran_out_of_memory_ends_larger_sizes_and_not_smaller_ones():
     }
 
 
-def test_what_is_refused_is_not_called():
+def test_sweep_does_not_call_refused_sizes():
     calls = Calls(refused=2)
     found = swept(calls)
     assert measured(found) == (1, 2)
@@ -122,21 +122,21 @@ def test_what_is_refused_is_not_called():
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_sizes_too_slow_for_the_time_are_left_out_unless_they_were_chosen(chosen):
+def test_sweep_leaves_out_slow_sizes_unless_chosen(chosen):
     calls = Calls(lambda size: 0.01 * size, time_budget_s=10.0, chosen=chosen)
     found = swept(calls, sizes=(1, 8, 64, 512))
     assert measured(found) == ((1, 8, 64, 512) if chosen else (1, 8, 64))
     assert chosen or found[512] == "too_slow_to_time"
 
 
-def test_two_are_timed_however_short_the_time():
+def test_sweep_times_two_sizes_in_any_budget():
     calls = Calls(lambda size: 1.0, time_budget_s=1.0, chosen=True)
     list(calls.warm_up(pairs := [Setting(name, size) for size in SIZES for name in "ab"]))
     assert [*calls.warm_ups] == pairs[:4]
     assert calls.not_run[pairs[4]].code == "warm_up_time_spent"
 
 
-def test_sizes_beyond_a_target_are_left_out_and_a_share_of_a_call_counts():
+def test_sweep_leaves_out_sizes_beyond_target():
     calls = Calls(lambda size: 0.002 * size, target_s=0.06)
     found = swept(calls, sizes=(1, 8, 64, 512))
     assert measured(found) == (1, 8)
@@ -160,7 +160,7 @@ def rounds(durations_s, **plan):
     return {setting.series: blocks for setting, blocks in calls.blocks.items()}, calls, spent_s
 
 
-def test_each_round_has_one_block_of_every_live_setting_in_changing_order():
+def test_sweep_rounds_shuffle_all_live_settings():
     blocks, calls, _ = rounds({"a": (0.06,), "b": (0.07,), "c": (0.08,)}, needed_calls=100, seed=3)
     turns = [tuple(calls.called[i : i + 3]) for i in range(0, len(calls.called), 3)]
     assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
@@ -169,18 +169,18 @@ def test_each_round_has_one_block_of_every_live_setting_in_changing_order():
 
 
 @pytest.mark.parametrize("duration_s", [0.0004, 0.049, 0.3])
-def test_a_block_lasts_at_least_50_ms_and_no_call_longer_than_needed(duration_s):
+def test_sweep_block_lasts_50_ms(duration_s):
     for block in rounds({"a": (duration_s,)})[0]["a"]:
         assert math.fsum(block) >= 0.05 - 1e-9
         assert math.fsum(block[:-1]) < 0.05
 
 
-def test_a_steady_setting_leaves_with_the_calls_that_the_quantile_needs():
+def test_sweep_ends_steady_setting_after_needed_calls():
     blocks, *_ = rounds({"fast": (0.001,), "slow": (0.1,)})
     assert {name: len(each) for name, each in blocks.items()} == {"fast": 6, "slow": 59}
 
 
-def test_the_median_is_known_to_5_percent_or_many_rounds_were_made():
+def test_timed_enough_at_5_percent_or_many_rounds():
     def blocks(spread):
         return [(1 + spread * (-1) ** i,) * 20 for i in range(8)]
 
@@ -194,7 +194,7 @@ def test_the_median_is_known_to_5_percent_or_many_rounds_were_made():
 
 
 @pytest.mark.parametrize("budget_s", [100, 70, 66, 1])
-def test_the_rounds_end_with_the_time_and_a_series_has_three_blocks(budget_s):
+def test_sweep_ends_with_budget_and_three_blocks(budget_s):
     blocks, calls, spent_s = rounds({"a": (1.0,), "b": (10.0,)}, time_budget_s=budget_s)
     assert spent_s == 33
     assert all(len(each) >= 3 for each in blocks.values())
@@ -202,14 +202,14 @@ def test_the_rounds_end_with_the_time_and_a_series_has_three_blocks(budget_s):
     assert max(budget_s, least_s - 10) <= calls.clock.now_s < max(budget_s, least_s) + 10
 
 
-def test_fresh_calls_take_no_part():
+def test_fresh_calls_are_not_recorded():
     calls = Calls(lambda size: 0.01, chosen=True)
     calls.admit(Setting("a", 1))
     assert calls.fresh_calls(Setting("a", 1), 7) == pytest.approx([0.01] * 7)
     assert calls.blocks == {Setting("a", 1): []}
 
 
-def test_memory_that_runs_out_later_ends_one_setting_and_other_errors_come_as_they_are():
+def test_sweep_out_of_memory_later_ends_one_setting():
     calls = Calls(lambda size: 0.1, chosen=True)
     one, two = Setting("a", 1), Setting("a", 2)
     calls.admit(one)
@@ -224,7 +224,7 @@ def test_memory_that_runs_out_later_ends_one_setting_and_other_errors_come_as_th
         calls.admit(Setting("a", 1))
 
 
-def test_an_error_may_be_want_of_memory_only_where_another_setting_ran():
+def test_sweep_takes_cublas_error_for_memory_after_success():
     error = tf.errors.InternalError(None, None, "failed to create cublas handle")
 
     def call_s(size):
@@ -239,7 +239,7 @@ def test_an_error_may_be_want_of_memory_only_where_another_setting_ran():
     assert calls.admit(Setting("a", 2)) is None
 
 
-def test_the_first_call_is_kept_apart_and_the_warm_up_ends_when_two_calls_agree():
+def test_warm_up_calls_end_when_two_calls_agree():
     def warm(*durations_s):
         clock = FakeClock()
         found = warm_up_calls(worker(clock, *durations_s), clock=clock)
@@ -252,7 +252,7 @@ def test_the_first_call_is_kept_apart_and_the_warm_up_ends_when_two_calls_agree(
     assert warm(*doubling)[2] == pytest.approx(sum(doubling[:13]))
 
 
-def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():
+def test_timed_calls_turn_off_garbage_collection():
     seen = set()
     timed_calls(lambda: seen.add(gc.isenabled()), 2)
     assert seen == {False}
@@ -260,7 +260,7 @@ def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():
 
 
 @pytest.mark.parametrize("until_s", [0.0, 15.0, 16.0, 43.9, 1e9])
-def test_contenders_take_turns_and_no_round_beyond_the_third_ends_after_the_budget(until_s):
+def test_interleaved_shuffles_and_ends_with_budget(until_s):
     clock, order = FakeClock(), []
 
     def contender(name):

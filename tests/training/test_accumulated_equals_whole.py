@@ -10,7 +10,7 @@ X, Y = DATA = models.rows(94)
 schedules = keras.optimizers.schedules
 
 
-def test_for_every_way_to_cut():
+def test_accumulation_equals_whole_batch_for_even_cuts_rests_and_single_rows():
     """Even cuts, a rest, one cut, none, and a single row."""
     assert_equal_training(sgd_mlp, batches_of_lengths([32, 30, 8, 5, 1], X, Y), micro_batch_size=8)
 
@@ -25,7 +25,7 @@ def every_setting_at_once():
     )
 
 
-def test_for_every_setting_of_an_optimizer():
+def test_accumulation_equals_whole_batch_for_optimizer_settings():
     model = assert_equal_training(
         lambda: models.mlp(optimizer=every_setting_at_once()), DATA, batch_size=16
     )
@@ -56,7 +56,7 @@ def many_inputs():
     return model
 
 
-def test_inputs_in_a_dict_sample_weights_metrics_of_both_kinds_and_a_rate_that_a_callback_sets():
+def test_accumulation_equals_whole_batch_for_dict_inputs_and_sample_weights():
     """With an embedding, whose gradient is sparse."""
     assert_equal_training(
         many_inputs,
@@ -83,7 +83,7 @@ class Subclass(keras.Model):
         return self.last(self.unconnected(x))
 
 
-def test_nested_inputs_of_a_subclass_frozen_layers_and_variables_that_the_loss_does_not_reach():
+def test_accumulation_equals_whole_batch_for_subclass_with_unconnected_variables():
     def build():
         model = Subclass()
         model.compile("adamw", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -93,7 +93,7 @@ def test_nested_inputs_of_a_subclass_frozen_layers_and_variables_that_the_loss_d
         assert_equal_training(build, ((X, (X[::-1].copy(),)), Y))
 
 
-def test_dropout_is_the_same_for_a_seed():
+def test_accumulation_repeats_dropout_for_a_seed():
     dropping = models.mlp(inner=[keras.layers.Dropout(0.5)], optimizer="sgd")
     model, runs = built(accumulating(dropping, 8), *DATA), []
     model.fit(*DATA, verbose=0)

@@ -32,7 +32,9 @@ X, Y = models.rows(94)
         pytest.param({"jit_compile": True}, 200, marks=pytest.mark.slow),
     ],
 )
-def test_every_way_of_execution(arguments, micro_batch_size):
+def test_accumulation_equals_whole_batch_in_eager_multi_step_and_xla_execution(
+    arguments, micro_batch_size
+):
     rows = 33 if "jit_compile" in arguments else 94
     assert_equal_training(
         lambda: sgd_mlp(**arguments),
@@ -42,7 +44,7 @@ def test_every_way_of_execution(arguments, micro_batch_size):
     )
 
 
-def test_no_update_is_made_without_data():
+def test_accumulation_makes_no_update_after_data_of_unknown_length():
     """At the end of data of unknown length Keras runs its step once more, with none."""
     found = []
     for known in (True, False):
@@ -58,7 +60,7 @@ def test_no_update_is_made_without_data():
     assert_equal_weights(*found, 1e-6)
 
 
-def test_changing_the_micro_batch_rebuilds_the_train_function():
+def test_accumulate_gradients_again_changes_micro_batch_size():
     sizes = []
 
     class Spy(keras.layers.Layer):
@@ -77,7 +79,7 @@ def test_changing_the_micro_batch_rebuilds_the_train_function():
 
 
 @pytest.mark.slow
-def test_a_saved_model_loads_without_kbatch(tmp_path):
+def test_saved_accumulating_model_loads_without_kbatch(tmp_path):
     model, _ = trained_mlp(8)
     model.save(tmp_path / "model.keras")
     code = (
@@ -90,7 +92,7 @@ def test_a_saved_model_loads_without_kbatch(tmp_path):
     assert done.stdout.strip() == "3", done.stderr
 
 
-def test_a_clone_is_a_plain_model():
+def test_clone_of_accumulating_model_is_plain():
     clone = keras.models.clone_model(kbatch.accumulate_gradients(models.mlp(), 8))
     assert "train_step" not in vars(clone)
 
@@ -135,12 +137,12 @@ def accumulating_by_keras():
         (models.mlp, {"micro_batch_size": 2.5}, TypeError, "micro_batch_size=2.5"),
     ],
 )
-def test_what_cannot_be_accumulated_is_refused(build, given, error, message):
+def test_accumulate_gradients_refuses_models_and_arguments(build, given, error, message):
     with pytest.raises(error, match=message):
         kbatch.accumulate_gradients(build(), **{"micro_batch_size": 8} | given)
 
 
-def test_parts_of_different_length_are_refused():
+def test_accumulation_refuses_parts_of_different_length():
     model = kbatch.accumulate_gradients(models.mlp(), 8)
     with pytest.raises(ValueError, match="same number of rows"):
         model.train_on_batch(X[:32], Y[:30])
@@ -171,7 +173,7 @@ def sparse(x, y):
 @pytest.mark.parametrize("settings", [{}, {"exact": True}])
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.filterwarnings("error:.*whole batch:UserWarning")
-def test_sparse_rows_are_cut_and_compared(settings, eager):
+def test_accumulation_equals_whole_batch_for_sparse_rows(settings, eager):
     """Three batches, the last one of 4 rows."""
     data = tf.data.Dataset.from_tensor_slices((X[:64], Y[:64])).batch(30).map(sparse)
     whole = of_sparse_rows("sgd", run_eagerly=True)
@@ -183,21 +185,21 @@ def test_sparse_rows_are_cut_and_compared(settings, eager):
 
 
 @pytest.mark.parametrize("settings", [{}, {"exact": True}])
-def test_a_model_that_is_frozen_goes_through_whole(settings):
+def test_accumulation_leaves_frozen_model_whole(settings):
     model = accumulating(frozen(), 8, **settings)
     with pytest.warns(UserWarning, match="not have any trainable weights"):
         found = model.fit(X[:32], Y[:32], batch_size=16, verbose=0).history["loss"]
     assert found == pytest.approx([model.evaluate(X[:32], Y[:32], verbose=0)[0]], rel=1e-5)
 
 
-def test_what_was_changed_since_is_checked_when_it_trains():
+def test_accumulation_checks_model_compiled_again():
     model = kbatch.accumulate_gradients(models.mlp(), 8)
     model.compile(keras.optimizers.SGD(gradient_accumulation_steps=4), "mse")
     with pytest.raises(ValueError, match="gradient_accumulation_steps=4"):
         model.train_on_batch(X[:32], Y[:32])
 
 
-def test_a_train_step_bound_by_the_user_runs_on_the_whole_batch_and_comes_back():
+def test_exact_runs_assigned_train_step_and_uninstall_restores_it():
     model, seen = models.mlp(run_eagerly=True), []
 
     def step(data):
@@ -212,7 +214,7 @@ def test_a_train_step_bound_by_the_user_runs_on_the_whole_batch_and_comes_back()
     assert model.train_step is step
 
 
-def test_a_model_without_loss_is_refused():
+def test_accumulation_refuses_model_without_loss():
     model = models.compiled([keras.layers.Input((8,)), keras.layers.Dense(3)], "sgd")
     kbatch.accumulate_gradients(model, 8)
     with pytest.raises(ValueError, match="must have a loss"):

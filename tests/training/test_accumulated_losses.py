@@ -128,7 +128,7 @@ def of_rows(losses):
 WITH_WEIGHTS = (*REDUCTIONS, "ignored", "per_row")
 
 
-def test_every_kind_of_loss():
+def test_loss_kinds_without_weights():
     """Without weights, and of batches that differ in length.
 
     The losses of the next test are divided by the same without weights, but for one.
@@ -139,7 +139,7 @@ def test_every_kind_of_loss():
     assert_equal_training(of_rows(losses), (X, targets), eager=False)
 
 
-def test_every_reduction_with_weights_and_a_mask_beside_them():
+def test_reductions_with_weights_and_ignored_class():
     losses = {name: LOSSES_OF_ROWS[name] for name in WITH_WEIGHTS}
     losses["beside"] = (cross_entropy("mean_with_sample_weight", ignore_class=-1), WITH_UNKNOWN)
     assert_equal_outputs(
@@ -149,7 +149,7 @@ def test_every_reduction_with_weights_and_a_mask_beside_them():
     )
 
 
-def test_a_loss_of_the_users_alone():
+def test_custom_loss_of_known_labels_only():
     """Nothing else in the model is divided by another number than its rows."""
 
     def build():
@@ -190,7 +190,7 @@ TAGS = np.arange(94 * 7).reshape(94, 7) % 3
 TARGETS = dict.fromkeys(REDUCTIONS, TAGS) | {"value": np.cos(np.arange(94.0))[:, None]}
 
 
-def test_token_masks_with_unequal_counts_beside_an_output_without_one():
+def test_token_masks_with_unequal_counts_and_unmasked_output():
     weights = dict.fromkeys(REDUCTIONS, random(94, 7)) | {"value": random(94)}
     assert_equal_outputs(taggers, (tokens(), TARGETS), sample_weight=weights)
 
@@ -208,7 +208,7 @@ def penalised():
     return model
 
 
-def test_penalties_count_once_and_those_of_rows_by_the_row():
+def test_penalties_count_once_per_update_or_row():
     assert_equal_training(penalised, (X, Y))
 
 
@@ -227,7 +227,7 @@ def with_lambda_mask():
 MASKING = {"of_keras": layers.Masking, "own": OwnMask, "of_lambda": with_lambda_mask}
 
 
-def test_masks_of_every_kind_of_layer():
+def test_masks_of_keras_custom_and_lambda_layers():
     """That of a recurrent layer too, which it takes from the one before."""
 
     def build():
@@ -248,7 +248,7 @@ class Wider(keras.Model):
         return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
 
 
-def test_a_compute_loss_that_widens_kerases():
+def test_custom_compute_loss_that_extends_keras():
     def build():
         inputs = keras.Input((7,), dtype="int32")
         vectors = layers.Embedding(20, 8, mask_zero=True)(inputs)
@@ -261,7 +261,7 @@ def test_a_compute_loss_that_widens_kerases():
     assert_equal_training(build, (tokens(), TAGS), sample_weight=random(94, 7))
 
 
-def test_a_single_loss_with_weights_and_variables_with_an_axis_of_one():
+def test_single_loss_with_weights_and_axes_of_length_one():
     def build():
         found = [layers.Dense(3), layers.Flatten(), layers.Dense(3, activation="softmax")]
         model = keras.Sequential([layers.Input((1, 1)), *found])
@@ -292,7 +292,7 @@ MASKED = {"tags": np.where(IDS > 0, TAGS % 2 + 1, 0), "value": TARGETS["value"]}
 
 
 @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_denominator_that_is_given_makes_a_scalar_loss_exact(jit):
+def test_loss_denominator_makes_scalar_loss_exact(jit):
     def cut():
         model = own_masks(jit_compile=jit)
         return kbatch.accumulate_gradients(model, 8, loss_denominator={"tags": token_count})
@@ -306,7 +306,7 @@ def test_a_denominator_that_is_given_makes_a_scalar_loss_exact(jit):
     assert_same_training(whole, parts, 1e-6)
 
 
-def test_every_step_that_follows_keeps_the_denominator():
+def test_loss_denominator_survives_later_steps():
     model = own_masks(optimizer="adam")
     kbatch.accumulate_gradients(model, 8, loss_denominator={"tags": token_count})
     for change in (sum_sparse_gradients, lambda one: kbatch.accumulate_gradients(one, 4)):
@@ -317,7 +317,7 @@ def test_every_step_that_follows_keeps_the_denominator():
     assert parts_note(model, rows) is not None
 
 
-def test_a_metric_of_the_whole_batch_is_warned_of_where_batches_are_cut(recwarn):
+def test_batch_metric_warns_once_if_batches_are_cut(recwarn):
     def spread(y, probabilities):
         return keras.ops.max(probabilities) - keras.ops.min(probabilities)
 
@@ -338,7 +338,7 @@ def test_a_metric_of_the_whole_batch_is_warned_of_where_batches_are_cut(recwarn)
     assert warned() == []
 
 
-def test_a_scalar_loss_that_divides_by_zero_on_a_part_is_warned_of():
+def test_scalar_loss_warns_of_division_by_zero_on_a_part():
     model = keras.Sequential([layers.Input((7,)), layers.Embedding(20, 4), softmax("tags")])
     model.compile("sgd", models.TokenLoss(), run_eagerly=True)
     kbatch.accumulate_gradients(model, 8)
@@ -346,7 +346,7 @@ def test_a_scalar_loss_that_divides_by_zero_on_a_part_is_warned_of():
         model.fit(*first_rows((IDS, MASKED["tags"]), 32), verbose=0)
 
 
-def test_a_sum_has_no_denominator():
+def test_loss_denominator_is_ignored_for_sum():
     def build():
         return models.mlp(optimizer=sgd(1e-3), loss=cross_entropy("sum"))
 
@@ -373,7 +373,7 @@ def test_a_sum_has_no_denominator():
     ids=["number", "text", "name", "vector", "negative"],
 )
 @pytest.mark.filterwarnings("ignore:Not known to be equal")
-def test_a_denominator_that_cannot_be_used(given, error, match):
+def test_loss_denominator_refuses_wrong_values(given, error, match):
     with pytest.raises(error, match=match):
         model = kbatch.accumulate_gradients(own_masks(), 8, loss_denominator=given)
         model.run_eagerly = True

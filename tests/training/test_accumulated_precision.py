@@ -28,7 +28,7 @@ TOLERANCES = {"mixed_float16": 2e-3, "float16": 4e-3, "mixed_bfloat16": 1.6e-2, 
     [pytest.param(name, marks=pytest.mark.slow if "b" in name else ()) for name in TOLERANCES],
     indirect=True,
 )
-def test_equal_in_half_precision(policy):
+def test_accumulation_equals_whole_batch_in_half_precision(policy):
     model = assert_equal_training(
         lambda: models.mlp(optimizer="sgd"),
         (X, Y),
@@ -39,7 +39,7 @@ def test_equal_in_half_precision(policy):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_many_small_gradients_count_beside_a_large_one(dtype):
+def test_gradient_sum_keeps_small_gradients_in_half_precision(dtype):
     """In half precision a sum of 2048 stays as it is, however often 1 is added."""
     variables = [keras.Variable([0.0], dtype=dtype)]
     sums = gradient_sum.init(variables)
@@ -50,7 +50,7 @@ def test_many_small_gradients_count_beside_a_large_one(dtype):
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
-def test_the_backward_pass_overflows_no_sooner_than_that_of_the_whole_batch(policy):
+def test_accumulation_scales_loss_after_weighting(policy):
     """Each micro-batch's share is taken before the loss is scaled, not after."""
 
     def update(micro_batch_size):
@@ -68,7 +68,7 @@ def test_the_backward_pass_overflows_no_sooner_than_that_of_the_whole_batch(poli
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
-def test_the_loss_scale_counts_updates_and_leaves_what_overflowed_out(policy):
+def test_loss_scale_counts_updates_and_skips_overflow(policy):
     keras.utils.set_random_seed(1)
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=2.0**14, dynamic_growth_steps=3

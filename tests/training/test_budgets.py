@@ -53,7 +53,7 @@ def timed(*callbacks, epochs=5, model=None, now=None, to_target=False, validate=
 
 
 @pytest.mark.parametrize("seconds", [0.5, 3, 7.5])
-def test_a_time_budget_counts_steps_and_leaves_out_what_lies_between(seconds):
+def test_time_budget_counts_only_train_steps(seconds):
     clock = FakeClock()
     budget = kbatch.TimeBudget(seconds)
     budget._now = clock
@@ -63,7 +63,7 @@ def test_a_time_budget_counts_steps_and_leaves_out_what_lies_between(seconds):
     assert int(model.optimizer.iterations) - before == math.ceil(seconds)
 
 
-def test_in_a_search_the_seconds_are_those_of_the_record():
+def test_time_budget_in_a_search_equals_recorded_seconds():
     fit = timed(kbatch.TimeBudget(0.05), epochs=10**6, validate=True)
     seconds = [epoch.train_s for epoch in fit.clock.epochs]
     assert fit.clock.train_s == pytest.approx(sum(seconds))
@@ -75,7 +75,7 @@ def test_in_a_search_the_seconds_are_those_of_the_record():
 
 
 @pytest.mark.parametrize("updates", [1, 3, 4])
-def test_an_update_budget_is_spent_to_the_update(updates):
+def test_update_budget_ends_at_exact_update(updates):
     fit = timed(kbatch.UpdateBudget(updates))
     assert fit.clock.updates == sum(epoch.updates for epoch in fit.clock.epochs) == updates
     model = shared_model()
@@ -85,7 +85,7 @@ def test_an_update_budget_is_spent_to_the_update(updates):
     assert int(model.optimizer.iterations) - before == 2 * updates
 
 
-def test_an_update_budget_ends_an_execution_of_several_steps():
+def test_update_budget_shortens_last_execution():
     model = models.mlp(steps_per_execution=4)
     validated = []
     for updates in (1, 6, 30):
@@ -106,7 +106,7 @@ def test_an_update_budget_ends_an_execution_of_several_steps():
     assert validated[-1] == pytest.approx(found["loss"])  # On all rows.
 
 
-def test_the_first_of_several_budgets_ends_training():
+def test_joint_budget_takes_smallest_limits():
     fit = timed(kbatch.UpdateBudget(5), kbatch.TimeBudget(1e6))
     assert fit.clock.updates == 5
     assert fit.budget == Budget(train_s=1e6, updates=5)
@@ -115,18 +115,18 @@ def test_the_first_of_several_budgets_ends_training():
 
 
 @pytest.mark.parametrize("kind", [kbatch.TimeBudget, kbatch.UpdateBudget])
-def test_a_budget_is_a_positive_number(kind):
+def test_budgets_refuse_values_that_are_not_positive(kind):
     for value in (0, -1, None, "5", True, math.nan):
         with pytest.raises((ValueError, TypeError), match=r"must be .*Received: \w+="):
             kind(value)
 
 
-def test_numbers_of_numpy_are_taken():
+def test_budget_and_target_accept_numpy_numbers():
     assert kbatch.TimeBudget(np.float32(60)).budget == Budget(train_s=60.0)
     assert kbatch.StopAtTarget("loss", np.float32(0.5)).target.value == 0.5
 
 
-def test_training_stops_at_the_first_epoch_that_meets_the_target():
+def test_stop_at_target_ends_at_first_epoch_that_meets_it():
     fit = timed(kbatch.StopAtTarget("loss", 100.0))
     assert len(fit.clock.epochs) == 1
     weights = shared_model().get_weights()
@@ -139,12 +139,12 @@ def test_training_stops_at_the_first_epoch_that_meets_the_target():
     assert len(fit.clock.epochs) == 3
 
 
-def test_a_metric_that_is_not_there_is_named():
+def test_stop_at_target_names_missing_metric():
     with pytest.raises(InputError, match="val_auc"):
         timed(kbatch.StopAtTarget("val_auc", 0.5))
 
 
-def test_a_cost_needs_one_target():
+def test_seconds_to_target_requires_one_target():
     with pytest.raises(InputError, match="Received: 0 of them"):
         timed(to_target=True)
     target = kbatch.StopAtTarget("loss", 0.1)

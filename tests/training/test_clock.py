@@ -53,7 +53,7 @@ class Timeline:
         return logs
 
 
-def test_first_steps_new_lengths_pauses_and_validation_are_left_out():
+def test_clock_excludes_first_steps_pauses_and_validation():
     line = Timeline()
     line.clock.on_train_begin()
     steps = [(32, 9.0), (32, 0.1), (32, 0.1), (32, 0.1), (30, 7.0)]
@@ -66,7 +66,7 @@ def test_first_steps_new_lengths_pauses_and_validation_are_left_out():
     assert line.clock.throughput.value == pytest.approx((7 * 32 + 30) / 0.8, rel=0.01)
 
 
-def test_each_epoch_keeps_its_own_share():
+def test_clock_records_each_epoch():
     line = Timeline()
     line.clock.on_train_begin()
     line.epoch(0, [(32, 1.0), (30, 1.0)], logs={"loss": 0.5, "per_class": np.zeros(3)})
@@ -84,7 +84,7 @@ def test_each_epoch_keeps_its_own_share():
     assert second.metrics["loss"] is None
 
 
-def test_a_new_fit_may_compile_again():
+def test_clock_excludes_first_step_of_each_fit():
     line = Timeline()
     for _ in range(2):
         line.clock.on_train_begin()
@@ -92,7 +92,7 @@ def test_a_new_fit_may_compile_again():
     assert sum(line.clock.windows[1]) == pytest.approx(4.0)
 
 
-def test_only_between_its_begin_and_its_end_the_clock_is_in_a_step():
+def test_clock_in_step_only_between_begin_and_end():
     line = Timeline()
     assert not line.clock.in_step
     line.clock.on_train_begin()
@@ -108,7 +108,7 @@ def test_only_between_its_begin_and_its_end_the_clock_is_in_a_step():
 
 
 @pytest.mark.parametrize(("exact", "steady_steps"), [(False, 6), (True, 3)])
-def test_under_xla_every_new_shape_compiles(exact, steady_steps):
+def test_clock_excludes_new_shapes_under_xla(exact, steady_steps):
     line = Timeline(every_shape_compiles=exact)
     line.clock.on_train_begin()
     line.epoch(0, [(32, 1.0, 5.0), (32, 1.0, 5.0), (32, 1.0, 6.0), (32, 1.0, 7.0), (32, 1.0, 8.0)])
@@ -125,7 +125,7 @@ def steps(seed, n, mean_s):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("mean_s", [1e-4, 1e-2, 0.2])
-def test_windows_hold_every_steady_step_are_long_enough_and_not_too_many(seed, mean_s):
+def test_steady_windows_contain_all_steps_within_limits(seed, mean_s):
     examples, durations = steps(seed, 3000, mean_s)
     window_examples, window_durations = steady_windows([*zip(examples, durations, strict=True)])
     assert sum(window_examples) == sum(examples)
@@ -134,14 +134,14 @@ def test_windows_hold_every_steady_step_are_long_enough_and_not_too_many(seed, m
     assert len(window_durations) <= 200
 
 
-def test_a_short_training_has_windows_of_single_steps():
+def test_steady_windows_of_short_training_are_single_steps():
     assert steady_windows([(8, 0.01), (8, 0.01), (8, 0.02)]) == ([8, 8, 8], [0.01, 0.01, 0.02])
 
 
 @pytest.mark.parametrize("step_s", [1e-4, 0.004, 0.1])
 @pytest.mark.parametrize("steps", [6, 60, 1000])
 @pytest.mark.parametrize("paused", [0.1, 0.5, 0.95])
-def test_a_pause_of_the_process_leaves_samples_per_second_as_they_are(step_s, steps, paused):
+def test_throughput_ignores_a_pause_of_the_process(step_s, steps, paused):
     line = Timeline()
     line.clock.on_train_begin()
     line.epoch(0, [(32, 9.0)])
@@ -158,12 +158,12 @@ def test_a_pause_of_the_process_leaves_samples_per_second_as_they_are(step_s, st
     assert expected == pytest.approx(32 / step_s / 1.2, rel=0.25)
 
 
-def test_nothing_steady_is_no_window():
+def test_steady_windows_without_steps_are_empty():
     assert steady_windows([]) == ([], [])
     assert throughput_of_windows([], []) is None
 
 
-def test_what_is_slow_again_and_again_counts_and_the_quartiles_are_drawn_out_to_the_value():
+def test_throughput_counts_regular_slow_windows():
     rng = np.random.default_rng(1)
     rates = rng.uniform(100, 200, size=50)
     found = throughput_of_windows([60] * 50, 60 / rates)

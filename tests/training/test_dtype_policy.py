@@ -9,7 +9,7 @@ from kbatch.training.build_function import model_of
 from kbatch.training.dtype_policy import check_active_policy, dtype_policy_scope
 
 
-def test_the_policy_is_put_back_also_after_an_error():
+def test_dtype_policy_scope_restores_policy_after_error():
     before = keras.config.dtype_policy().name
     with pytest.raises(ZeroDivisionError), dtype_policy_scope("mixed_bfloat16"):
         assert keras.config.dtype_policy().name == "mixed_bfloat16"
@@ -17,14 +17,14 @@ def test_the_policy_is_put_back_also_after_an_error():
     assert keras.config.dtype_policy().name == before
 
 
-def test_another_policy_in_the_model_is_noticed():
+def test_check_active_policy_refuses_other_policy():
     with dtype_policy_scope("float32"):
         model = models.mlp()
     with pytest.raises(ValueError, match="policy of the model='float32'"):
         check_active_policy(model, "mixed_float16")
 
 
-def test_mixed_float16_without_loss_scale_is_noticed():
+def test_check_active_policy_refuses_missing_loss_scale():
     with dtype_policy_scope("mixed_float16"):
         model = models.mlp(auto_scale_loss=False)
     with pytest.raises(ValueError, match="auto_scale_loss=False"):
@@ -47,7 +47,7 @@ def looped():
 
 
 @pytest.mark.parametrize("compute", [tf.function(added), looked_up, looped])
-def test_what_half_precision_refuses_is_told_under_half_precision_alone(compute):
+def test_dtype_policy_scope_names_half_precision_errors(compute):
     told = pytest.raises(PolicyUnsupported, match=r"under mixed_float16.*Received: ")
     with told, dtype_policy_scope("mixed_float16"):
         compute()
@@ -67,7 +67,7 @@ def another_shape():
 
 
 @pytest.mark.parametrize("fail", [out_of_memory, another_shape])
-def test_other_failures_stay_what_they_are(fail):
+def test_dtype_policy_scope_keeps_other_errors(fail):
     with pytest.raises(Exception, match=r".") as found, dtype_policy_scope("mixed_float16"):
         fail()
     assert not isinstance(found.value, PolicyUnsupported)
@@ -83,7 +83,7 @@ def set_after_compile(model):
 
 
 @pytest.mark.parametrize("given", ["build", "model"])
-def test_what_is_set_after_compile_holds_under_mixed_float16(given):
+def test_settings_after_compile_apply_under_mixed_float16(given):
     def build():
         return set_after_compile(models.mlp(optimizer=keras.optimizers.AdamW()))
 

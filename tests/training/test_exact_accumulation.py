@@ -82,13 +82,13 @@ TARGETS_OF_ALL = {name: y for name, (_, y, _) in LOSSES.items()}
 WEIGHTS = {name: np.random.default_rng(2).random(94).astype("float32") for name in LOSSES}
 
 
-def test_losses_over_the_whole_batch_beside_one_with_weights_and_added_losses():
+def test_exact_equals_whole_batch_for_batch_losses_and_weights():
     """Losses and metrics too, of a batch that the micro-batches do not divide."""
     assert_exact(of_whole_batches, (X, TARGETS_OF_ALL), sample_weight=WEIGHTS)
 
 
 @pytest.mark.slow
-def test_under_xla():
+def test_exact_equals_whole_batch_under_xla():
     """Of one batch, since XLA compiles each length."""
     data = (X[:30], {"alike": Y[:30]})
     whole = trained(lambda: of_whole_batches(["alike"]), data, micro_batch_size=None, eager=True)
@@ -96,13 +96,13 @@ def test_under_xla():
     assert_same_training(whole, trained(build, data, micro_batch_size=None), 1e-5)
 
 
-def test_in_half_precision():
+def test_exact_equals_whole_batch_in_half_precision():
     with dtype_policy_scope("mixed_float16"):
         model = assert_exact(of_whole_batches, (X, TARGETS_OF_ALL), tolerance=2e-3)
     assert float(model.optimizer.dynamic_scale) > 1
 
 
-def test_masks_reach_the_loss_of_the_whole_batch():
+def test_exact_passes_masks_to_the_loss():
     tokens = np.random.default_rng(3).integers(1, 20, (94, 6))
     tokens[np.arange(6)[None] >= np.random.default_rng(4).integers(1, 7, (94, 1))] = 0
 
@@ -124,7 +124,7 @@ def test_masks_reach_the_loss_of_the_whole_batch():
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_draws_are_repeated(eager):
+def test_exact_repeats_random_draws(eager):
     """The reference is one tape over all micro-batches, each of which draws once."""
 
     def build():
@@ -153,7 +153,7 @@ def test_draws_are_repeated(eager):
         np.testing.assert_allclose(np.asarray(one.value), expected, atol=1e-6, err_msg=one.path)
 
 
-def test_moving_statistics_advance_once():
+def test_exact_updates_moving_statistics_once():
     def build(**arguments):
         found = [layers.Input((8,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(3)]
         model = small_models.compiled(found, sgd(), "mse")
@@ -184,7 +184,7 @@ class DrawnElsewhere(layers.Layer):
     ("by_numpy", "eager", "said"),
     [(False, False, "random_normal"), (True, False, "differ"), (True, True, "differ")],
 )
-def test_draws_that_cannot_be_repeated_are_refused(by_numpy, eager, said):
+def test_exact_refuses_draws_that_do_not_repeat(by_numpy, eager, said):
     def build():
         found = [layers.Input((8,)), DrawnElsewhere(by_numpy), layers.Dense(4)]
         return small_models.compiled(found, sgd(), supervised_contrastive, run_eagerly=eager)
@@ -240,7 +240,7 @@ XLA = pytest.param({"jit_compile": True}, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("way", [{}, {"run_eagerly": True}, XLA])
-def test_a_train_step_of_the_models_own(way):
+def test_exact_equals_whole_batch_for_custom_train_step(way):
     data = X[:30], Y[:30]
     whole = trained(stepping, data, micro_batch_size=None, eager=True, batch_size=30)
     build = in_parts(lambda: stepping(**way))
@@ -261,7 +261,7 @@ class Diffusing(Stepping):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_draws_of_a_train_step_are_those_of_the_whole_batch(eager):
+def test_exact_keeps_draws_of_custom_train_step(eager):
     def weights(build):
         keras.utils.set_random_seed(0)
         model = build()
@@ -334,7 +334,7 @@ class Ragged(Stepping):
         (Halved, r"one value per row.*\(Halved\) with shape"),
     ],
 )
-def test_a_step_that_cannot_be_computed_again_is_refused(kind, said):
+def test_exact_refuses_steps_it_cannot_repeat(kind, said):
     model = stepping(kind)
     with pytest.raises(
         (LookupError, ValueError, tf.errors.InvalidArgumentError), match=f"(?s){said}"
@@ -352,7 +352,7 @@ class Seen(layers.Layer):
         return x
 
 
-def test_layers_that_another_thread_calls_are_left_as_they_are():
+def test_exact_does_not_cut_calls_of_other_threads():
     """Such as those of data that are read meanwhile."""
     seen = Seen()
 
@@ -423,7 +423,7 @@ def tied(**arguments):
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_gradients_reach_what_a_layer_reads_beside_rows_and_its_weights(eager):
+def test_exact_gradients_of_shared_tensors_and_foreign_weights(eager):
     """Metrics that count in a call count once, and a layer may be frozen for a call alone."""
     data = X[:62], Y[:62]
     whole = trained(tied, data, micro_batch_size=None, eager=True, batch_size=31)
@@ -432,7 +432,7 @@ def test_gradients_reach_what_a_layer_reads_beside_rows_and_its_weights(eager):
     assert_same_training(whole, parts, 1e-5)
 
 
-def test_weights_that_are_not_a_number_raise_nothing():
+def test_exact_accepts_nan_weights():
     model = stepping(run_eagerly=True)
     model.second.bias.assign([np.nan] * 3)
     in_parts(lambda: model, 16)().fit(X[:30], Y[:30], batch_size=30, verbose=0)

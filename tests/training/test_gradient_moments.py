@@ -69,7 +69,7 @@ CASES = [("lookup", 7, False), pytest.param("lookup", 8, True, marks=pytest.mark
 
 
 @pytest.mark.parametrize(("kind", "micro_batch_size", "jit_compile"), CASES)
-def test_one_update(kind, micro_batch_size, jit_compile):
+def test_moments_of_one_update(kind, micro_batch_size, jit_compile):
     build, x = BUILDS[kind]
     model = still(build)
     model.jit_compile = jit_compile
@@ -84,7 +84,7 @@ def traced():
     return built(accumulating(still(), 8, moments_every=1), X, Y)
 
 
-def test_one_update_in_single_rows():
+def test_moments_of_one_update_in_single_rows():
     expected = reference(still(), X[:8], Y[:8], 1)
     result = found(still(), X[:8], Y[:8], 1, batch_size=8)
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
@@ -92,7 +92,7 @@ def test_one_update_in_single_rows():
 
 # Of an epoch of three updates, the last of which is ragged.
 @pytest.mark.parametrize(("every", "measured"), [(1, [0, 1, 2]), (2, [0, 2])])
-def test_means_over_every_nth_update_of_the_last_epoch(traced, every, measured):
+def test_moments_are_means_over_every_nth_update(traced, every, measured):
     model = traced
     parts = [slice(0, 32), slice(32, 64), slice(64, 94)]
     expected = np.mean([reference(model, X[parts[i]], Y[parts[i]], 8) for i in measured], axis=0)
@@ -102,7 +102,7 @@ def test_means_over_every_nth_update_of_the_last_epoch(traced, every, measured):
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
 
 
-def test_a_growing_loss_scale_is_divided_out_as_it_was():
+def test_moments_are_free_of_growing_loss_scale():
     expected = reference(still(), X[:32], Y[:32], 8)
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.0), initial_scale=4.0, dynamic_growth_steps=1
@@ -113,7 +113,7 @@ def test_a_growing_loss_scale_is_divided_out_as_it_was():
     np.testing.assert_allclose(result, expected, rtol=2e-4)
 
 
-def test_an_update_of_one_micro_batch_does_not_count(traced):
+def test_moments_exclude_updates_of_one_micro_batch(traced):
     model = traced
     expected = reference(model, X[:32], Y[:32], 8)
     result = after(model, X[:40], Y[:40], batch_size=32)

@@ -14,7 +14,7 @@ def metered(rows, batch_size):
     )
 
 
-def test_counts_what_was_taken_and_goes_on_while_the_largest_batch_begins_anew():
+def test_input_meter_counts_batches_across_datasets():
     meter, dataset = metered(94, 32)
     for rows, counts in (
         (lambda: dataset.take(2), (2, 64, 32)),
@@ -26,7 +26,7 @@ def test_counts_what_was_taken_and_goes_on_while_the_largest_batch_begins_anew()
         assert meter.read()[:3] == counts
 
 
-def test_time_between_requests_is_not_waiting():
+def test_input_meter_wait_excludes_time_between_requests():
     meter, dataset = metered(94, 32)
     between_s, began_s = 0.0, time.perf_counter()
     for _ in dataset:
@@ -46,7 +46,7 @@ def test_time_between_requests_is_not_waiting():
     ],
     ids=["ragged", "sparse"],
 )
-def test_rows_without_a_shape_of_their_own_are_counted_and_stay_as_they_are(rows):
+def test_input_meter_counts_ragged_and_sparse_rows(rows):
     dataset = tf.data.Dataset.from_tensor_slices((rows(), tf.zeros(5))).batch(2)
     meter = InputMeter()
     for (x, _), (y, _) in zip(meter.attach(dataset), dataset, strict=True):
@@ -66,7 +66,7 @@ def test_rows_without_a_shape_of_their_own_are_counted_and_stay_as_they_are(rows
     ],
     ids=["dense", "strings", "ragged", "sparse"],
 )
-def test_the_first_batch_tells_one_order_from_another(form):
+def test_input_meter_order_differs_between_orders(form):
     x, _ = models.rows(40)
     meter, found = InputMeter(), []
     meter.see_order = True
@@ -83,7 +83,7 @@ def test_the_first_batch_tells_one_order_from_another(form):
     assert meter.read().order is None
 
 
-def test_by_steps_the_last_batch_of_an_epoch_has_the_rows_that_are_left():
+def test_step_meter_counts_rest_of_epoch_in_last_step():
     """Two replicas train elsewhere; what is taken ahead of the steps must not count."""
     meter = StepMeter(32)
     data = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(32)

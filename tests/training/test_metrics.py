@@ -45,14 +45,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_metric_direction_is_that_of_keras_own_metric(kind):
+def test_metric_direction_equals_keras_metric(kind):
     metric = made(KINDS[kind])
     expected = COUNTS.get(kind) or {"up": "max", "down": "min"}[metric._direction]
     for name in (metric.name, kind, f"val_{metric.name}", f"val_topic_{metric.name}_1"):
         assert metric_direction(name) == expected
 
 
-def test_metric_direction_of_what_kbatch_measures():
+def test_metric_direction_of_kbatch_metrics():
     assert metric_direction("seconds_to_target") == "min"
     assert metric_direction("samples_per_second") == "max"
 
@@ -85,7 +85,7 @@ def test_objective_and_target_have_the_same_direction(name):
     "name",
     ["val_accumulated_cost", "val_dice", "val_neg_mae", "val_inverse_accuracy", "sum", "vaccine"],
 )
-def test_unknown_direction_is_an_error_that_says_how_to_give_it(name):
+def test_metric_without_direction_is_refused(name):
     assert metric_direction(name) is None
     assert not is_fraction(name)
     with pytest.raises(InputError, match=rf"keras_tuner\.Objective\('{name}', \"max\"\)"):
@@ -109,7 +109,7 @@ def test_tolerance_of_a_cost_may_exceed_one(tmp_path):
             check_tolerance(5, 0.95, fraction)
 
 
-def test_fractions_are_metrics_that_lie_between_zero_and_one():
+def test_is_fraction_for_metrics_between_zero_and_one():
     assert is_fraction("val_auc_1")
     assert not is_accuracy("val_auc_1")
     assert is_accuracy("val_topic_sparse_categorical_accuracy")

@@ -78,14 +78,14 @@ def found():
 
 
 @pytest.mark.parametrize(("policy", "tolerance"), [("float32", 1e-6), ("mixed_float16", 2e-3)])
-def test_two_replicas_train_as_stock_mirrored_strategy_does(found, policy, tolerance):
+def test_accumulation_on_two_replicas_equals_mirrored_strategy(found, policy, tolerance):
     weights, loss, updates = found[policy]
     assert weights <= tolerance
     assert loss <= max(tolerance, 1e-5)
     assert updates == 2 * 3
 
 
-def test_replicas_compare_parts_and_refuse_the_exact_mode(found):
+def test_two_replicas_compare_parts_and_refuse_exact(found):
     (text,) = (one for one in found["warned of"] if "equal to the whole batch" in one)
     assert "batch_normalization (BatchNormalization); the loss" in text
     assert "requires one device" in found["refused"]

@@ -95,7 +95,7 @@ def two_outputs():
     ],
     ids=["mean and draws", "outputs", "recurrent"],
 )
-def test_what_adds_up_is_equal(model, rows):
+def test_parts_note_is_none_if_parts_add_up(model, rows):
     assert parts_note(model(), rows) is None
 
 
@@ -110,7 +110,7 @@ def test_what_adds_up_is_equal(model, rows):
     ],
     ids=["sum", "batch", "later", "recurrent", "tokens"],
 )
-def test_what_does_not_add_up_is_named(model, rows, source, named):
+def test_parts_note_names_difference(model, rows, source, named):
     keras.utils.set_random_seed(0)  # By some weights only gradients show it.
     note = parts_note(model(), rows)
     assert note.code == "parts_differ"
@@ -128,13 +128,13 @@ def test_what_does_not_add_up_is_named(model, rows, source, named):
     ],
     ids=["draws", "nan", "one", "error"],
 )
-def test_what_cannot_be_compared_is_not_equal(model, rows, reason):
+def test_parts_note_says_what_cannot_be_compared(model, rows, reason):
     note = parts_note(model(), rows)
     assert note.code == "parts_not_compared"
     assert reason in note
 
 
-def test_half_precision_is_compared_in_float32():
+def test_parts_note_compares_half_precision_in_float32():
     with dtype_policy_scope("mixed_float16"):
         model = models.mlp()
         assert parts_note(model, (X, Y)) is None
@@ -150,13 +150,13 @@ class TensorCores(layers.Layer):
         return x * (1 + (1e-3 if coarse else 1e-5) / tf.cast(tf.shape(x)[0], x.dtype))
 
 
-def test_products_are_not_rounded_to_tensor_float_32():
+def test_parts_note_does_not_use_tensor_float_32():
     assert tf.config.experimental.tensor_float_32_execution_enabled()
     assert parts_note(through(TensorCores()), (X, TARGETS)) is None
     assert tf.config.experimental.tensor_float_32_execution_enabled()
 
 
-def test_the_model_is_given_back_as_it_was():
+def test_parts_note_restores_model():
     def build():
         keras.utils.set_random_seed(1)
         return through(layers.BatchNormalization(), Sampled(), layers.Dropout(0.5), metrics=["mae"])
@@ -172,7 +172,7 @@ def test_the_model_is_given_back_as_it_was():
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_function_within_the_model_keeps_its_draws():
+def test_parts_note_keeps_draws_of_traced_function():
     class Traced(Sampled):
         @tf.function
         def call(self, x):
@@ -196,13 +196,13 @@ class Counting(layers.Layer):
         return x
 
 
-def test_state_that_a_layer_takes_on_in_its_call_is_told():
+def test_parts_check_warns_of_state_changed_in_call():
     model = kbatch.accumulate_gradients(through(Counting()), 8)
     with pytest.warns(UserWarning, match="kept, which a layer changes .* once a micro-batch, not"):
         model.fit(X, TARGETS, batch_size=32, verbose=0)
 
 
-def test_what_stock_layers_keep_is_no_such_state():
+def test_parts_note_ignores_state_of_keras_layers():
     normalised = [layers.BatchNormalization(momentum=0.5), layers.Dropout(0.5)]
     for model in (through(*normalised), through(layers.Normalization(mean=0.0, variance=2.0))):
         assert "changes in its" not in str(parts_note(model, (X, TARGETS)))
@@ -225,14 +225,14 @@ class Batches(keras.utils.PyDataset):
     ],
     ids=["dataset", "PyDataset", "generator"],
 )
-def test_no_form_of_data_is_left_out_or_loses_a_batch(data):
+def test_parts_check_reads_all_data_forms_without_losing_batches(data):
     model = kbatch.accumulate_gradients(through(DrawnElsewhere(), run_eagerly=True), 16)
     with pytest.warns(UserWarning, match="cannot be repeated"):
         model.fit(data(), verbose=0)
     assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 3
 
 
-def test_a_batch_that_is_not_cut_is_not_compared():
+def test_parts_check_skips_batches_that_are_not_cut():
     model = kbatch.accumulate_gradients(through(DrawnElsewhere(), run_eagerly=True), 16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -248,7 +248,7 @@ class OwnSignature(keras.Sequential):
         return super().fit(*data, epochs=rounds, batch_size=16, verbose=0)
 
 
-def test_a_fit_of_the_users_gets_its_own_arguments():
+def test_parts_check_passes_arguments_of_custom_fit():
     model = OwnSignature([layers.Input((8,)), layers.Dense(3)])
     model.compile("sgd", "mse", run_eagerly=True)
     kbatch.accumulate_gradients(model, 8)

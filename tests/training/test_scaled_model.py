@@ -54,7 +54,7 @@ def scaled(model, *, rule=None, follow=FOLLOWERS, sizes=SIZES, **base):
         (optimizers.Muon, "adam_beta_2"),
     ],
 )
-def test_the_second_moment_keeps_its_half_life_in_examples(optimizer, name):
+def test_scale_model_keeps_half_life_of_second_moment(optimizer, name):
     for rule in ("sqrt", "linear", None) if optimizer is optimizers.Adam else ("sqrt",):
         model = models.mlp(optimizer=optimizers.LossScaleOptimizer(optimizer(0.01)))
         before = getattr(model.optimizer.inner_optimizer, name)
@@ -83,7 +83,7 @@ def left_over(optimizer, updates):
 
 
 @pytest.mark.parametrize("optimizer", [optimizers.Adam, optimizers.Muon, optimizers.RMSprop])
-def test_the_second_moment_stays_above_the_square_of_the_first(optimizer):
+def test_scale_model_keeps_beta_2_above_square_of_beta_1(optimizer):
     sizes = {"batch_size": 8192, "base_batch_size": 16}
     model = models.mlp(optimizer=optimizer())
     (found,) = scaled(model, sizes=sizes).made["beta_2"]
@@ -105,13 +105,13 @@ def test_the_second_moment_stays_above_the_square_of_the_first(optimizer):
         (optimizers.Adagrad, None),
     ],
 )
-def test_auto_is_the_rule_of_the_optimizer(optimizer, rule):
+def test_scale_model_auto_rule_by_optimizer(optimizer, rule):
     found, same = (models.mlp(optimizer=optimizer(0.01)) for _ in range(2))
     assert scaled(found, rule="auto") == scaled(same, rule=rule)
     assert peak_learning_rate(found.optimizer) == peak_learning_rate(same.optimizer)
 
 
-def test_what_a_build_function_fits_is_set_as_it_was_scaled():
+def test_set_scaling_keeps_rate_scaled_by_build_function():
     def built(rate):
         schedule = optimizers.schedules.ExponentialDecay(rate, 640, 0.5)
         return models.mlp(optimizer=optimizers.SGD(schedule))
@@ -133,7 +133,7 @@ def test_what_a_build_function_fits_is_set_as_it_was_scaled():
         *((kind, rule) for kind in (optimizers.SGD, optimizers.AdamW) for rule in ("sqrt", None)),
     ],
 )
-def test_weights_decay_by_the_same_share_over_the_same_examples(kind, rule):
+def test_scale_model_keeps_weight_decay_per_example(kind, rule):
     def compiled():
         rate = optimizers.schedules.ExponentialDecay(0.01, 1_000_000, 0.5)
         inner = kind(rate, weight_decay=0.2)
@@ -147,14 +147,14 @@ def test_weights_decay_by_the_same_share_over_the_same_examples(kind, rule):
 
 
 @pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.AdamW])
-def test_decay_takes_no_more_than_the_whole_weight(kind):
+def test_scale_model_limits_weight_decay_to_the_weight(kind):
     model = models.mlp(optimizer=kind(0.5, weight_decay=0.5))
     scaling = scaled(model, rule="linear", sizes={"batch_size": 4096, "base_batch_size": 64})
     assert left_over(model.optimizer, 1) == pytest.approx(0, abs=1e-6)
     assert scaling.made["weight_decay"] == (model.optimizer.weight_decay,)
 
 
-def test_a_part_of_several_models_is_scaled_once_in_each():
+def test_scale_model_scales_shared_part_once_per_model():
     part = keras.Sequential([layers.Dense(4), layers.BatchNormalization(momentum=0.9)])
     for size in (64, 32, 64):
         model = normalised(part)
@@ -187,7 +187,7 @@ def unbuilt():
 ONES = tf.data.Dataset.from_tensors((np.ones((8, 4), "float32"), np.ones((8, 3), "float32")))
 
 
-def test_a_layer_that_is_created_when_the_model_is_built_follows_too():
+def test_scale_late_layers_scales_layers_created_in_build():
     model = unbuilt()
     scaling = scaled(model)
     assert MOMENTUM not in scaling.made
@@ -200,7 +200,7 @@ def test_a_layer_that_is_created_when_the_model_is_built_follows_too():
 
 
 @pytest.mark.parametrize("follower", FOLLOWERS)
-def test_what_is_not_named_stays(follower):
+def test_scale_model_leaves_settings_that_are_not_named(follower):
     model = normalised(optimizer=optimizers.AdamW(use_ema=True))
     others = tuple(name for name in FOLLOWERS if name != follower)
     scaling = scaled(model, rule="sqrt", follow=others)
@@ -215,7 +215,7 @@ def test_what_is_not_named_stays(follower):
     assert scaling.follow_batch_size == others
 
 
-def test_a_step_that_was_traced_before_does_not_keep_the_former_settings():
+def test_scale_model_drops_traced_train_function():
     x = np.ones((64, 8), "float32")
     model = keras.Sequential([layers.Input((8,)), layers.BatchNormalization(momentum=0.5)])
     model.compile("sgd", "mse")
@@ -227,7 +227,7 @@ def test_a_step_that_was_traced_before_does_not_keep_the_former_settings():
 
 
 @pytest.mark.parametrize("rule", ["sqrt", "linear", None])
-def test_values_that_are_set_are_those_of_the_scaled_model_however_often_and_after_which(rule):
+def test_set_scaling_equals_scale_model_repeatedly(rule):
     def build():
         schedule = optimizers.schedules.CosineDecay(0.1, 640, warmup_target=0.4, warmup_steps=64)
         return normalised(optimizer=optimizers.AdamW(schedule, weight_decay=0.01, use_ema=True))
@@ -255,7 +255,7 @@ class OwnStep(keras.Sequential):
         return super().train_step(data)
 
 
-def test_each_of_several_optimizers_is_set_by_its_own_rule():
+def test_set_scaling_uses_rule_of_each_optimizer():
     def build(beta_2=0.9):
         rates = [optimizers.schedules.ExponentialDecay(0.1, 640, 0.5) for _ in range(2)]
         model = OwnStep([layers.Input((8,)), layers.Dense(3)])
@@ -276,7 +276,7 @@ def test_each_of_several_optimizers_is_set_by_its_own_rule():
     assert made == (0.95, pytest.approx(0.99**4))
 
 
-def test_set_scaling_refuses_a_model_without_the_optimizers():
+def test_set_scaling_refuses_other_optimizers():
     scaling = scaled(normalised())
     model = OwnStep([layers.Dense(4)])
     model.compile(optimizers.SGD(), "mse")
@@ -316,7 +316,7 @@ class Own(schedules.LearningRateSchedule):
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "own"])
-def test_a_schedule_reads_ratio_times_the_rate_at_the_same_example_and_keras_own_stays_one(name):
+def test_scaled_schedule_has_scaled_rate_at_same_example(name):
     schedule = EXAMPLES.get(name, Own())
     for ratio, kappa in ((4.0, 4), (2.0, 3), (1.0, 16)):
         scaled = scaled_schedule(schedule, ratio=ratio, kappa=kappa)
@@ -327,7 +327,7 @@ def test_a_schedule_reads_ratio_times_the_rate_at_the_same_example_and_keras_own
 
 
 @pytest.mark.parametrize("name", ["few steps", "own"])
-def test_an_optimizer_with_a_scaled_schedule_is_loaded_as_it_was_saved(name):
+def test_scaled_schedule_survives_serialization(name):
     optimizer = optimizers.SGD(EXAMPLES.get(name, Own()))
     scale_optimizer(optimizer, ratio=2.0, kappa=4.0)
     text = json.dumps(keras.optimizers.serialize(optimizer))
@@ -338,14 +338,14 @@ def test_an_optimizer_with_a_scaled_schedule_is_loaded_as_it_was_saved(name):
     ] * 2
 
 
-def test_a_schedule_of_keras_with_an_integer_rate_computes_with_floats_at_every_size():
+def test_scaled_schedule_of_integer_rate_uses_floats():
     for ratio in (1, 2):
         optimizer = optimizers.SGD(schedules.ExponentialDecay(1, 1000, 0.9))
         scale_optimizer(optimizer, ratio=ratio, kappa=ratio)
         assert float(rate_of(optimizer)(500 / ratio)) == pytest.approx(ratio * 0.9**0.5)
 
 
-def test_a_callable_rate_is_scaled_when_it_is_read():
+def test_scale_optimizer_scales_callable_rate():
     rate = [0.1]
     optimizer = keras.optimizers.SGD(lambda: rate[0])
     scale_optimizer(optimizer, ratio=2.0, kappa=2.0)

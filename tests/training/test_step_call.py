@@ -19,7 +19,7 @@ def batches():
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_kept_state_puts_the_steps_of_an_execution_back(counted):
+def test_kept_state_restores_steps_per_execution(counted):
     model = models.mlp(steps_per_execution=4)
     if counted:  # Graphs read it from a variable, which the calls change.
         model.steps_per_execution = counted_steps(model, 4)
@@ -32,7 +32,7 @@ def test_kept_state_puts_the_steps_of_an_execution_back(counted):
     assert int(tf.convert_to_tensor(model.steps_per_execution)) == 4
 
 
-def test_a_call_is_one_train_step_and_restore_puts_the_state_back_and_keeps_what_was_compiled():
+def test_step_call_makes_one_step_and_restore_keeps_compiled_step():
     """One step also of a model that makes several an execution."""
     model, twin = models.mlp(steps_per_execution=4), models.mlp(run_eagerly=True)
     twin.set_weights(model.get_weights())

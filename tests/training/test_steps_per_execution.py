@@ -88,7 +88,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_steps_an_execution_train_as_one_does(kind):
+def test_several_steps_per_execution_train_like_one(kind):
     found = trained(KINDS[kind], 5)
     assert found[1].steps_per_execution == 5
     assert_same(found, trained(KINDS[kind], 1))
@@ -97,14 +97,14 @@ def test_several_steps_an_execution_train_as_one_does(kind):
 @pytest.mark.parametrize(
     ("kind", "updates"), [("normalised", 3), ("normalised", 20), ("scaled", 20)]
 )
-def test_a_budget_of_updates_ends_at_the_same_one(kind, updates):
+def test_update_budget_ends_at_same_update_with_several_steps(kind, updates):
     runs = [trained(KINDS[kind], n, kbatch.UpdateBudget(updates), epochs=9) for n in (5, 1)]
     assert runs[0][1].clock.updates == updates
     if kind == "normalised":
         assert_same(*runs)
 
 
-def test_data_of_unknown_length_end_where_they_do():
+def test_several_steps_with_data_of_unknown_length():
     def data(batch_size):
         rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
         return rows.filter(lambda x, y: True)
@@ -134,7 +134,7 @@ FORMS = {
     ("endless", 10, 2, [10, 10, 10]),
     pytest.param("endless", 11, 1, [11, 11, 11], marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_an_epoch_makes_as_many_updates_as_with_one_step(form, asked, steps, updates):
+def test_steps_per_epoch_makes_same_updates_with_several_steps(form, asked, steps, updates):
     data = FORMS[form]()
     several = trained(normalised, 4, epochs=3, data=data, steps_per_epoch=asked)
     assert several[1].steps_per_execution == steps
@@ -154,7 +154,7 @@ def test_an_epoch_makes_as_many_updates_as_with_one_step(form, asked, steps, upd
 
 
 @pytest.mark.parametrize("budget", [None, Budget(updates=7), Budget(train_s=2.0)])
-def test_an_execution_takes_a_tenth_of_a_second_and_leaves_some_to_time(budget):
+def test_steps_within_leaves_executions_to_time(budget):
     seconds, lengths = (1e-6, 1e-4, 1e-3, 0.03, 0.2, 3.0, math.inf), (1, 2, 10, 1000)
     for step_s, epoch_steps, epochs in itertools.product(seconds, lengths, (1, 3)):
         asked = training(epoch_steps=epoch_steps, epochs=epochs, budget=budget)
@@ -169,7 +169,7 @@ def test_an_execution_takes_a_tenth_of_a_second_and_leaves_some_to_time(budget):
             assert total < 12 or epoch_steps == 1
 
 
-def test_a_step_takes_the_time_of_its_parts():
+def test_planned_steps_uses_time_of_micro_batches():
     # 1 ms a part and 0.1 ms an example: 4 parts of 16, which take 10.4 ms.
     for batch_size, steps in ((64, 10), (8, 56)):
         asked = training(batch_size=batch_size, epoch_steps=1000)
@@ -212,12 +212,12 @@ RESTING = {
 }
 
 
-def test_what_acts_on_batches_is_known():
+def test_acts_on_batches_by_callback():
     assert {name for name, make in ACTING.items() if acts_on_batches(make())} == set(ACTING)
     assert {name for name, make in RESTING.items() if acts_on_batches(make())} == set()
 
 
-def test_a_callback_on_batches_makes_it_one_and_the_record_says_so():
+def test_callback_on_batches_needs_one_step():
     _, fit, _ = trained(normalised, "auto", OnBatches())
     assert fit.steps_per_execution == 1
     assert any("`OnBatches` acts on each batch" in note for note in fit.notes)
@@ -231,25 +231,25 @@ class OwnStep(keras.Sequential):
 @pytest.mark.parametrize(
     "build", [lambda: normalised(run_eagerly=True), OwnStep], ids=["eager", "own step"]
 )
-def test_one_step_where_several_may_differ(build):
+def test_planned_steps_is_one_if_eager_or_custom_step(build):
     found, notes = planned_steps("auto", PLAN, build(), training())
     assert found == 1
     assert len(notes) == 1
 
 
-def test_what_build_sets_wins():
+def test_steps_per_execution_of_build_function_wins():
     for given in ("auto", None):
         _, fit, _ = trained(lambda: normalised(steps_per_execution=3), given)
         assert fit.steps_per_execution == 3
 
 
-def test_more_steps_than_an_epoch_has_are_refused():
+def test_steps_per_execution_above_epoch_is_refused():
     with pytest.raises(InputError, match="epochs of 12 steps"):
         trained(normalised, 13)
 
 
 @pytest.mark.slow
-def test_steps_are_timed_once_a_search_and_leave_nothing_behind(tmp_path):
+def test_steps_are_timed_once_per_search(tmp_path):
     fit = {"epochs": 4}
 
     def trials(sizes, folder="search", **arguments):
@@ -296,7 +296,7 @@ class Validations(keras.callbacks.Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 5])
-def test_a_validation_is_one_execution_and_predictions_are_as_before(steps):
+def test_validation_is_one_execution(steps):
     shapes, seen = [], Validations()
 
     def predicted(*_, **__):

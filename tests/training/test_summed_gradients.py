@@ -63,7 +63,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("name", ["adam", pytest.param("clipped", marks=pytest.mark.slow)])
-def test_an_update_is_that_of_the_gradient_at_every_micro_batch_size(name):
+def test_embedding_update_equals_dense_reference(name):
     keras.utils.set_random_seed(1)
     reference = classifier(OPTIMIZERS[name], dense=True)
     reference.run_eagerly = True  # Its few steps take less time than tracing one.
@@ -94,7 +94,7 @@ class OwnLookup(layers.Layer):
         return keras.ops.take(self.table, tokens, axis=0)
 
 
-def test_the_train_step_of_keras_stays_where_it_makes_no_difference():
+def test_sum_sparse_gradients_leaves_keras_step_if_equal():
     def step_of(model):
         return type(getattr(vars(sum_sparse_gradients(model)).get("train_step"), "__self__", None))
 

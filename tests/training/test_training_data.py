@@ -54,7 +54,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_all_rows_in_batches_of_the_size(form):
+def test_batches_of_each_form_have_all_rows(form):
     dataset = batches_of(FORMS[form]).dataset
     assert lengths(dataset) == [32, 32, 30]
     seen = np.concatenate([x for x, _ in dataset.as_numpy_iterator()])
@@ -62,7 +62,7 @@ def test_every_form_gives_all_rows_in_batches_of_the_size(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_batches_of_few_rows_also_in_another_process(form):
+def test_sample_of_each_form_survives_pickling(form):
     data = FORMS[form]
     if data.is_function:
         x, y = data.sample(10, MODEL)
@@ -85,7 +85,7 @@ def test_every_form_gives_batches_of_few_rows_also_in_another_process(form):
     assert sent.repeated(5, MODEL).element_spec[0].shape.as_list() == [None, 8]
 
 
-def test_what_was_read_of_a_dataset_serves_all_executions_of_a_search():
+def test_dataset_is_sampled_once_per_search():
     read, search = [], SharedInput()
 
     def rows():
@@ -102,7 +102,7 @@ def test_what_was_read_of_a_dataset_serves_all_executions_of_a_search():
     assert search.data(TrainingData(X, Y, shuffle=False)) is not arrays
 
 
-def test_arrays_have_the_dtypes_and_ranks_that_keras_gives_them():
+def test_batches_have_dtypes_and_ranks_of_keras():
     x, y = next(iter(batches_of(FORMS["pandas"]).dataset))
     assert (x.dtype, x.shape, y.shape) == (tf.float32, (32, 8), (32, 1))
     frame = pd.DataFrame({"age": Y, "fare": X[:, 0].astype("float64"), "alone": Y > 1})
@@ -111,7 +111,7 @@ def test_arrays_have_the_dtypes_and_ranks_that_keras_gives_them():
     assert x.dtype == tf.float32
 
 
-def test_nested_parts_and_weights_keep_their_structure():
+def test_batches_keep_nested_structure_and_weights():
     texts = np.array([f"row {k}" for k in range(94)])
     data = TrainingData({"a": [X, X[:, :1]], "b": (texts, None)}, [Y, X], np.arange(94.0))
     for x, y, weight in (next(iter(batches_of(data).dataset)), data.sample(32, MODEL)):
@@ -124,7 +124,7 @@ def test_nested_parts_and_weights_keep_their_structure():
     assert (x.shape, y, weight.shape) == ((32, 8), None, (32,))
 
 
-def test_a_sequence_is_shuffled_by_batches_and_told_where_an_epoch_ends():
+def test_pydataset_is_shuffled_by_batches():
     sequence = batched(32)
     dataset = batches_of(TrainingData(sequence)).dataset
     orders = [
@@ -137,13 +137,13 @@ def test_a_sequence_is_shuffled_by_batches_and_told_where_an_epoch_ends():
 
 
 @pytest.mark.parametrize("form", ["arrays", "batches"])
-def test_class_weights_become_sample_weights_and_a_class_without_one_weighs_one(form):
+def test_class_weight_becomes_sample_weights(form):
     data = TrainingData(FORMS[form].x, FORMS[form].y, class_weight={1: 5.0, 2: 0.5})
     _, y, weight = next(iter(batches_of(data).dataset))
     np.testing.assert_allclose(weight, np.array([1.0, 5.0, 0.5])[y])
 
 
-def test_validation_split_takes_the_last_rows_before_shuffling():
+def test_validation_split_takes_last_rows():
     batches = batches_of(TrainingData(X, Y, validation_split=0.25), 10)
     parts = zip(*batches.validation_data.as_numpy_iterator(), strict=True)
     x, y = map(np.concatenate, parts)
@@ -154,7 +154,7 @@ def test_validation_split_takes_the_last_rows_before_shuffling():
 
 @pytest.mark.parametrize("steps", [None, 2])
 @pytest.mark.parametrize("form", ["arrays", "examples", "batches", "function", "unknown"])
-def test_validation_data_are_cut_into_at_most_50_blocks(form, steps):
+def test_in_blocks_makes_at_most_50_blocks(form, steps):
     data = {
         "arrays": (X, Y),
         "examples": sliced(X, Y),
@@ -190,7 +190,7 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("form", REPEATED)
-def test_validation_rows_that_repeat_are_validated_once(form):
+def test_in_blocks_validates_repeated_rows_once(form):
     data, steps = REPEATED[form]
     cuts = {}
     for _ in range(2):  # The second time it is known where they repeat.
@@ -202,7 +202,7 @@ def test_validation_rows_that_repeat_are_validated_once(form):
     assert len(cuts) == 1
 
 
-def test_validation_rows_that_are_equal_by_chance_all_count():
+def test_in_blocks_counts_rows_equal_by_chance():
     bits = np.arange(94)[:, None] * 7 // 3 % 2 + np.zeros((1, 8))
     rows = np.arange(len(X))  # The first 7 again at the end, or the first 8 again in the middle.
     again = [np.r_[rows, rows[:7]], np.r_[rows[:20], rows[:8], rows[20:]]]
@@ -218,14 +218,14 @@ def padded(size):
     return data.padded_batch(size)
 
 
-def test_validation_batches_of_lengths_of_their_own_stay_as_they_are():
+def test_in_blocks_leaves_padded_batches():
     model = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(lambda x: x[:, :1])])
     batches = batches_of(TrainingData(padded, validation_data=padded(2)), 6, model=model)
     assert [x.shape for x, _ in batches.validation_data] == [(2, 3), (2, 4), (2, 5)]
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_list_of_named_inputs_takes_columns_in_a_dict_by_their_names(batched):
+def test_dict_columns_match_named_inputs(batched):
     inputs = [keras.Input((3,), name="z"), keras.Input((1,), name="q")]
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(inputs)))
     data = sliced({"q": X[:, 0], "z": X[:, :3]}, Y)
@@ -233,7 +233,7 @@ def test_a_list_of_named_inputs_takes_columns_in_a_dict_by_their_names(batched):
     assert lengths(batches_of(TrainingData(data), model=model).dataset) == [32, 32, 30]
 
 
-def test_an_unbuilt_model_takes_batched_and_unbatched_datasets():
+def test_unbuilt_model_accepts_batched_and_unbatched_dataset():
     model = keras.Sequential([keras.layers.Dense(3)])
     for form in ("examples", "batches"):
         assert lengths(batches_of(FORMS[form], model=model).dataset) == [32, 32, 30]
@@ -244,7 +244,7 @@ def generated(elements, *shapes):
     return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=signature)
 
 
-def test_of_elements_that_differ_rows_of_the_largest_are_kept_and_said():
+def test_sample_of_differing_elements_is_the_largest():
     batches = [(np.full((rows, 8), rows), np.zeros(rows)) for rows in (100, 300, 100, 300)]
     data = TrainingData(generated(batches, (None, 8), (None,)))
     found = data.some_rows(models.mlp())
@@ -266,11 +266,11 @@ def test_of_elements_that_differ_rows_of_the_largest_are_kept_and_said():
         (sliced(X, Y).filter(lambda x, y: y > 0), None),
     ],
 )
-def test_a_dataset_tells_its_examples_where_it_knows(dataset, examples):
+def test_sample_counts_examples_of_dataset(dataset, examples):
     assert TrainingData(dataset).some_rows(models.mlp()).examples == examples
 
 
-def test_a_first_batch_that_is_small_makes_no_small_set():
+def test_examples_are_not_counted_from_small_first_batch():
     data = TrainingData(sliced(X, Y).take(4).batch(4).concatenate(sliced(X, Y).skip(4).batch(45)))
     data.check()
     batches = batches_of(data)
@@ -278,14 +278,14 @@ def test_a_first_batch_that_is_small_makes_no_small_set():
     assert lengths(batches.dataset) == [32, 32, 30]
 
 
-def test_examples_of_a_python_function_are_no_batches_though_their_rank_is_unknown():
+def test_py_function_examples_are_not_batches():
     targets = tf.data.Dataset.range(6).map(lambda k: tf.py_function(float, [k], tf.float32))
     data = TrainingData(tf.data.Dataset.zip(tf.data.Dataset.from_tensor_slices(X), targets))
     x, y = data.sample(4, MODEL)
     assert (x.shape, y.shape, data.some_rows(MODEL).examples) == ((4, 8), (4,), 6)
 
 
-def test_one_example_gets_a_batch_axis():
+def test_of_example_adds_batch_axis():
     data = TrainingData.of_example((np.zeros((7, 8), "float32"), 2))
     assert [part.shape for part in data.sample(4, MODEL)] == [(4, 7, 8), (4,)]
     assert data.some_rows(MODEL).examples is None
@@ -328,20 +328,20 @@ NO_ROWS = {
 
 
 @pytest.mark.parametrize("case", REFUSED | NOT_IN_BATCHES)
-def test_data_that_cannot_be_batched_are_refused_with_what_to_give(case):
+def test_batches_refuses_data(case):
     data, message = (REFUSED | NOT_IN_BATCHES)[case]
     with pytest.raises(InputError, match=message):
         batches_of(data)
 
 
 @pytest.mark.parametrize("case", REFUSED | NO_ROWS)
-def test_data_without_rows_to_take_are_refused_with_what_to_give(case):
+def test_check_refuses_data_without_rows(case):
     data, message = (REFUSED | NO_ROWS)[case]
     with pytest.raises(InputError, match=message):
         data.check()
 
 
-def test_a_dataset_of_sequences_for_an_unbuilt_model_is_refused():
+def test_sequences_for_unbuilt_model_are_refused():
     sequences = sliced(np.zeros((94, 50, 4), "float32"), np.zeros((94, 50, 4), "float32"))
     with pytest.raises(InputError, match=r"begins with `keras.Input`"):
         batches_of(TrainingData(sequences), model=keras.Sequential([keras.layers.Dense(4)]))
@@ -357,7 +357,7 @@ def test_a_dataset_of_sequences_for_an_unbuilt_model_is_refused():
         ("categorical_crossentropy", True, None),
     ],
 )
-def test_labels_of_the_other_kind_are_refused_with_what_to_give(loss, one_hot, advice):
+def test_labels_of_wrong_kind_are_refused(loss, one_hot, advice):
     labels = np.arange(12) % 3
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "softmax")])
     model.compile("sgd", loss)
@@ -386,7 +386,7 @@ class Hooked(Rows):
         self.log.append("end")
 
 
-def test_the_hooks_of_a_sequence_come_in_the_order_of_keras():
+def test_pydataset_hooks_are_called_in_order_of_keras():
     logs = []
     for given in (lambda x, **_: x, kbatch.training_dataset):
         Hooked.log.clear()
@@ -398,7 +398,7 @@ def test_the_hooks_of_a_sequence_come_in_the_order_of_keras():
 
 
 @pytest.mark.parametrize("lock", [None, threading.Lock()])
-def test_each_training_run_begins_with_a_fresh_copy_of_a_sequence(lock):
+def test_each_training_run_gets_fresh_pydataset(lock):
     rows = Hooked(20)
     rows.lock = lock
     data = TrainingData(rows, validation_data=Hooked(8))
@@ -437,7 +437,7 @@ SORTED = np.sort(np.arange(500) % 10)
         (None, 0.2, None),
     ],
 )
-def test_check_split_says_if_labels_are_sorted_by_class(y, split, said):
+def test_check_split_notes_labels_sorted_by_class(y, split, said):
     x = np.zeros((500, 2), "float32")
     note = TrainingData(x, y, validation_split=split).check_split()
     assert (note is None) if said is None else (said in note.values["what"])

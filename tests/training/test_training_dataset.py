@@ -22,7 +22,7 @@ def order(dataset):
 
 
 @pytest.mark.parametrize("batch_size", [1, 16, 32, 94])
-def test_an_epoch_is_a_permutation_in_batches_of_the_size(batch_size):
+def test_training_dataset_epoch_is_a_permutation(batch_size):
     dataset = kbatch.training_dataset(X, Y, batch_size, seed=0)
     batches = list(dataset.as_numpy_iterator())
     assert len(batches) == int(dataset.cardinality()) == -(-94 // batch_size)
@@ -36,7 +36,7 @@ def test_an_epoch_is_a_permutation_in_batches_of_the_size(batch_size):
     assert [spec.shape[0] for spec in dataset.element_spec] == [None, None]
 
 
-def test_each_epoch_has_an_order_of_its_own_which_its_seed_decides_alone():
+def test_training_dataset_order_depends_on_seed_and_epoch():
     def orders(seed, batch_size):
         dataset = kbatch.training_dataset(X, Y, batch_size, seed=seed)
         return [order(dataset).tolist() for _ in range(3)]
@@ -55,7 +55,7 @@ def test_each_epoch_has_an_order_of_its_own_which_its_seed_decides_alone():
     assert len({tuple(one) for _ in range(2) for one in orders(None, 16)}) == 6
 
 
-def test_orders_leave_later_random_numbers_as_they_were():
+def test_training_dataset_leaves_global_random_state():
     tf.random.set_seed(3)
     expected = tf.random.uniform([3]).numpy()
     tf.random.set_seed(3)
@@ -63,12 +63,12 @@ def test_orders_leave_later_random_numbers_as_they_were():
     np.testing.assert_array_equal(tf.random.uniform([3]).numpy(), expected)
 
 
-def test_without_shuffling_rows_come_as_given():
+def test_training_dataset_without_shuffle_keeps_order():
     dataset = kbatch.training_dataset(X, None, 16, shuffle=False)
     np.testing.assert_array_equal(np.concatenate(list(dataset.as_numpy_iterator())), X)
 
 
-def test_a_trial_with_the_seed_sees_the_same_batches():
+def test_training_dataset_equals_trial_with_same_seed():
     class Seen(keras.Model):
         def train_step(self, data):
             seen.append(data[0])
@@ -96,17 +96,17 @@ def test_a_trial_with_the_seed_sees_the_same_batches():
         ((tf.data.Dataset.from_tensor_slices((X, X)), None, 16), "give a model"),
     ],
 )
-def test_what_a_search_refuses_is_refused(arguments, words):
+def test_training_dataset_refuses_wrong_arguments(arguments, words):
     with pytest.raises(InputError, match=words):
         kbatch.training_dataset(*arguments)
 
 
-def test_a_seed_is_a_number():
+def test_training_dataset_refuses_negative_seed():
     with pytest.raises(ValueError, match="seed=-1"):
         kbatch.training_dataset(X, Y, 16, seed=-1)
 
 
-def test_training_dataset_of_a_sparse_matrix_equals_that_of_its_array():
+def test_training_dataset_of_sparse_matrix_equals_array():
     sparse = scipy.sparse.csr_matrix(X)
     for given in ({"seed": 0}, {"shuffle": False}):
         for rows in zip(
@@ -125,7 +125,7 @@ def test_training_dataset_of_a_sparse_matrix_equals_that_of_its_array():
     assert len({*others}) == 2
 
 
-def test_training_dataset_of_a_grain_dataset_has_its_batches():
+def test_training_dataset_of_grain_has_its_batches():
     grain = pytest.importorskip("grain")
     rows = grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(10)
     for dataset in (rows, rows.to_iter_dataset()):
@@ -141,7 +141,7 @@ def test_training_dataset_of_a_grain_dataset_has_its_batches():
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_an_execution_traces_nothing_and_reads_its_epochs_by_one_iterator(monkeypatch, steps):
+def test_training_run_traces_no_map_and_opens_one_iterator(monkeypatch, steps):
     traced, opened = [], []
     monkeypatch.setattr(tf.data.Dataset, "map", lambda *_, **__: traced.append("map"))
     begin = tf.data.Dataset.__iter__

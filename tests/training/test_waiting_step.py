@@ -10,7 +10,7 @@ X, Y = models.rows(64)
 
 
 @pytest.mark.parametrize("rebatched", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_stock_step_makes_no_update_without_data(rebatched):
+def test_waiting_for_data_makes_no_update_without_data(rebatched):
     keras.utils.set_random_seed(1)
     model = models.stock(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.1))
     batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
@@ -21,7 +21,7 @@ def test_a_stock_step_makes_no_update_without_data(rebatched):
     assert "train_step" not in vars(model)
 
 
-def test_a_model_that_is_built_for_its_data_traces_its_first_step_once():
+def test_build_ahead_avoids_second_trace():
     traced = []
 
     class Traced(TrainStep):
@@ -36,7 +36,7 @@ def test_a_model_that_is_built_for_its_data_traces_its_first_step_once():
     assert len(traced) == 1
 
 
-def test_a_model_that_cannot_be_built_from_shapes_is_left_to_its_first_step():
+def test_build_ahead_skips_model_without_symbolic_build():
     class Fetching(keras.layers.Layer):
         def call(self, x):
             return x + float(np.asarray(x).mean())

@@ -43,7 +43,7 @@ OPTIMIZERS = {
         pytest.param("mixed_float16", "lion", marks=pytest.mark.slow),
     ],
 )
-def test_all_variables_are_as_before_and_training_goes_on_as_if_nothing_was(policy, optimizer):
+def test_kept_state_restores_variables_and_later_training(policy, optimizer):
     with dtype_policy_scope(policy):
         keras.utils.set_random_seed(0)
         model = models.normalised(optimizer=OPTIMIZERS[optimizer]())
@@ -56,7 +56,7 @@ def test_all_variables_are_as_before_and_training_goes_on_as_if_nothing_was(poli
     assert train(model).history["loss"] == first
 
 
-def test_a_model_that_was_never_trained_starts_from_its_first_update():
+def test_kept_state_of_untrained_model_restores_first_update():
     keras.utils.set_random_seed(0)
     model = eager(models.normalised())
     with kept_state(model):
@@ -67,7 +67,7 @@ def test_a_model_that_was_never_trained_starts_from_its_first_update():
     assert train(eager(models.normalised())).history["loss"] == once
 
 
-def test_its_train_step_history_and_stop_are_put_back():
+def test_kept_state_restores_train_step_history_and_stop():
     model = accumulating(models.mlp(), 4)
     step, history = model.train_step, train(model)
     function = model.train_function
@@ -86,7 +86,7 @@ def test_its_train_step_history_and_stop_are_put_back():
     assert "history" not in vars(plain)
 
 
-def test_it_is_put_back_after_an_error_too():
+def test_kept_state_restores_after_error():
     model = eager(models.mlp())
     train(model)
     before = models.state_of(model)
@@ -96,7 +96,7 @@ def test_it_is_put_back_after_an_error_too():
     assert all(map(np.array_equal, models.state_of(model), before))
 
 
-def test_a_model_that_only_predicts_needs_no_optimizer():
+def test_kept_state_of_model_without_optimizer():
     model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
     with kept_state(model):
         model.set_weights([np.ones_like(w) for w in model.get_weights()])
@@ -104,7 +104,7 @@ def test_a_model_that_only_predicts_needs_no_optimizer():
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_optimizers_of_a_train_step_of_ones_own_are_put_back(trained):
+def test_kept_state_restores_optimizers_of_custom_train_step(trained):
     model = own_steps.gan()
     model.compile(keras.optimizers.Adam(0.1), keras.optimizers.Ftrl(0.1))
     optimizers = [model.d_optimizer, model.g_optimizer]
@@ -122,7 +122,7 @@ def test_optimizers_of_a_train_step_of_ones_own_are_put_back(trained):
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_a_seed_gives_the_same_weights(seed):
+def test_seeded_gives_same_weights(seed):
     def weights():
         with seeded(seed):
             return models.mlp().get_weights()[0]
@@ -130,7 +130,7 @@ def test_a_seed_gives_the_same_weights(seed):
     np.testing.assert_array_equal(weights(), weights())
 
 
-def test_derived_seeds_differ_by_every_part_and_repeat():
+def test_seed_of_differs_by_every_part():
     seeds = [seed_of(seed, *parts) for seed in (0, 1) for parts in ((0, 0), (0, 1), (1, 0))]
     assert len(set(seeds)) == 6
     assert seed_of(0, 1, 0) == seeds[2]
@@ -138,7 +138,7 @@ def test_derived_seeds_differ_by_every_part_and_repeat():
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_all_random_numbers_go_on_as_if_nothing_was_drawn(seed):
+def test_kept_seeds_restores_all_random_states(seed):
     def drawn():
         return (
             random.random(),

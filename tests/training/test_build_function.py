@@ -30,7 +30,7 @@ def with_more(model_space, units=8):
         (lambda units=8, *, rate=0.1: None, False),
     ],
 )
-def test_a_build_function_gets_hp_where_it_asks_for_it(function, takes):
+def test_as_hypermodel_passes_hp_if_function_takes_it(function, takes):
     hp = keras_tuner.HyperParameters()
     assert as_hypermodel(function).build(hp) is (hp if takes else None)
 
@@ -43,18 +43,18 @@ class Hyper(keras_tuner.HyperModel):
 @pytest.mark.parametrize(
     "given", [lambda: 4, lambda hp: hp.Int("units", 4, 8), Hyper()], ids=["plain", "hp", "class"]
 )
-def test_whatever_builds_is_built_with_the_defaults_of_its_hyperparameters(given):
+def test_model_builder_uses_default_hyperparameters(given):
     assert model_builder(given)() == 4
 
 
-def test_what_cannot_build_is_refused():
+def test_model_builder_refuses_wrong_types():
     with pytest.raises(TypeError, match=r"function that builds one,.* Received: 3, a int"):
         model_builder(3)
     with pytest.raises(TypeError, match=r"give `Hyper\(\)`"):
         model_builder(Hyper)
 
 
-def test_check_compiled_names_a_model_of_tf_keras():
+def test_check_compiled_refuses_tf_keras():
     kind = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
     with pytest.raises(TypeError, match=r"Keras 3.*tf_keras\.src\.engine\.sequential"):
         check_compiled(kind())

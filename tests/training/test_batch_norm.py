@@ -39,7 +39,7 @@ def after_steps(model, *, rows=32):
     return statistics(model)
 
 
-def test_moving_statistics_advance_as_one_update_of_the_whole_batch():
+def test_moving_statistics_equal_whole_batch():
     whole, parts = normalised(), normalised()
     whole.run_eagerly = True
     kbatch.accumulate_gradients(parts, 8)
@@ -50,7 +50,7 @@ def test_moving_statistics_advance_as_one_update_of_the_whole_batch():
     assert parts.get_layer("norm").momentum == 0.9
 
 
-def test_the_variance_holds_far_from_zero():
+def test_moving_variance_is_accurate_far_from_zero():
     whole, parts = normalised(), accumulating(normalised(), 8)
     far = X + 1e4
     for model in (whole, parts):
@@ -139,21 +139,21 @@ def assert_equal_statistics(whole, parts):
 
 
 @pytest.mark.parametrize("build", [lambda: subclassed(InLoop), renormalised])
-def test_one_cut_moves_the_statistics_as_keras_does(build):
+def test_moving_statistics_equal_keras_for_one_part(build):
     whole, parts = trained_both_ways(build, 32)
     assert_equal_statistics(whole, parts)
     assert_equal_weights(whole, parts, 1e-5)
 
 
-def test_every_call_joins_its_own_statistics_over_the_parts():
+def test_moving_statistics_of_layers_called_twice():
     assert_equal_statistics(*trained_both_ways(called_often, 5))
 
 
-def test_calls_are_joined_in_a_model_that_runs_eagerly():
+def test_moving_statistics_of_eager_model():
     assert_equal_statistics(*trained_both_ways(subclassed, 12, run_eagerly=True))
 
 
-def test_calls_inside_a_loop_average_what_the_parts_showed():
+def test_moving_statistics_in_a_loop_are_averaged():
     trained_models = trained_both_ways(lambda: subclassed(InLoop), 8)
     expected, found = map(statistics_of_all, trained_models)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
@@ -162,7 +162,7 @@ def test_calls_inside_a_loop_average_what_the_parts_showed():
     assert 0.85 < batch_share.mean() < 0.9
 
 
-def test_a_frozen_layer_keeps_its_statistics_and_needs_no_warning():
+def test_moving_statistics_of_frozen_layer_stay():
     model = normalised()
     model.get_layer("norm").trainable = False
     model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)

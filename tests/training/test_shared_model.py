@@ -78,9 +78,7 @@ FAST = ("sgd", "adamw", "adam with averages", "adam of averages")
         *(pytest.param(n, "float32", marks=pytest.mark.slow) for n in OPTIMIZERS if n not in FAST),
     ],
 )
-def test_the_shared_graph_trains_as_fresh_builds_do_and_is_traced_once(
-    name, policy, rows, monkeypatch
-):
+def test_shared_graph_trains_like_fresh_model_with_one_trace(name, policy, rows, monkeypatch):
     calls, plain = [], keras.Model.compute_loss
     monkeypatch.setattr(
         keras.Model, "compute_loss", lambda *args, **given: calls.append(1) or plain(*args, **given)
@@ -98,14 +96,14 @@ def test_the_shared_graph_trains_as_fresh_builds_do_and_is_traced_once(
         assert_same(found, trained(fresh(), rows, batch_size))
 
 
-def test_after_a_failure_the_next_model_is_a_fresh_one():
+def test_shared_graph_release_gives_fresh_model():
     graph = SharedGraph()
     first = graph.model_for(built(OPTIMIZERS["sgd"], 8))
     graph.release()
     assert graph.model_for(built(OPTIMIZERS["sgd"], 8)) is not first
 
 
-def test_predictions_follow_the_number_of_steps(rows):
+def test_shared_graph_predicts_with_other_steps_per_execution(rows):
     graph, other = SharedGraph(), models.mlp()
     shared = graph.model_for(models.mlp())
     shared.predict(rows[0], batch_size=5, verbose=0)
@@ -114,7 +112,7 @@ def test_predictions_follow_the_number_of_steps(rows):
     assert len(shared.predict(rows[0], batch_size=5, verbose=0)) == ROWS
 
 
-def test_a_graph_reads_a_number_each_time_it_runs():
+def test_graph_number_is_read_at_each_run():
     decay, steps = GraphNumber(0.9), GraphCount(3)
 
     @tf.function

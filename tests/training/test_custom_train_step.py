@@ -24,7 +24,7 @@ def assert_untouched(model, before):
     assert "train_step" not in vars(model)
 
 
-def test_a_profile_of_the_input_runs_it_whole_and_leaves_the_model_as_it_was():
+def test_profile_input_pipeline_leaves_custom_train_step():
     model = own_steps.gan()
     before, data = values(model), tf.data.Dataset.from_tensor_slices(X).batch(16)
     found = kbatch.profile_input_pipeline(model, data, time_budget_s=0.3, remedies=False)
@@ -32,7 +32,7 @@ def test_a_profile_of_the_input_runs_it_whole_and_leaves_the_model_as_it_was():
     assert_untouched(model, before)
 
 
-def test_a_profile_of_training_runs_it_whole_and_leaves_the_model_as_it_was():
+def test_profile_training_leaves_custom_train_step():
     model = own_steps.distiller()
     before = values(model)
     found = kbatch.profile_training(
@@ -58,7 +58,7 @@ class ByHand(keras.Model):
         return {"loss": loss}
 
 
-def test_without_an_optimizer_each_batch_is_an_update():
+def test_updates_made_counts_batches_without_optimizer():
     model = ByHand()
     model.compile()
     assert updates_made(model, batches=5) == 5
@@ -71,7 +71,7 @@ def bound():
 
 
 @pytest.mark.parametrize("build", [own_steps.vae, own_steps.gan, bound])
-def test_it_is_not_cut_and_told_what_to_do(build):
+def test_accumulate_gradients_refuses_custom_train_step(build):
     model = build()
     before = vars(model).get("train_step")
     with pytest.raises(InputError, match=r"into `compute_loss`.*exact=True.*Received: model of"):
@@ -79,7 +79,7 @@ def test_it_is_not_cut_and_told_what_to_do(build):
     assert vars(model).get("train_step") is before
 
 
-def test_only_the_optimizers_that_train_count_and_each_once():
+def test_inner_optimizers_lists_training_optimizers_once():
     teacher = models.mlp(run_eagerly=True)
     teacher.train_on_batch(X, Y)
     inputs = keras.Input((8,))
