@@ -92,7 +92,7 @@ def layers_of(part: Any, *, include_self: bool = True) -> list[Any]:
 
 
 def declared_structure(model: Any) -> Any:
-    """Return the structure of a functional model's inputs, or None for other models."""
+    """Return the structure of a functional model's inputs. Other models have none."""
     return getattr(model, "_inputs_struct", None)
 
 
@@ -475,13 +475,13 @@ def cache_file(dataset: Any) -> str | None:
 
 
 def dataset_function(dataset: Any) -> Any:
-    """Return the user's function of a `map` or `filter` stage, or None for other stages."""
+    """Return the user's function of a `map` or `filter` stage. Other stages have none."""
     traced = getattr(dataset, "_map_func", None) or getattr(dataset, "_predicate", None)
     return getattr(traced, "_func", None)
 
 
 def dataset_graph(dataset: Any) -> Any:
-    """Return the graph of the function of a `map` or similar stage, or None for other stages."""
+    """Return the graph of the function of a `map` or similar stage. Other stages have none."""
     function = getattr(getattr(dataset, "_map_func", None), "function", None)
     return None if function is None else function.graph
 

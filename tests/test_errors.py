@@ -1,4 +1,4 @@
-"""The errors: where they are defined, and that they say only what is known."""
+"""Errors are defined in one file and contain only known values."""
 
 import ast
 import dataclasses
@@ -39,7 +39,7 @@ def of_one_example(needed_bytes):
 
 
 def of_plan(**changed):
-    """Return the error of a plan by which 24 of 64 examples go through the device at once."""
+    """Return the error of a plan in which 24 of 64 examples fit on the device."""
     plan = dataclasses.replace(Plan(1, "float32", 24, "own_step", 64, ""), **changed)
     with pytest.raises(OutOfMemoryError) as caught:
         notes_on_size(plan, "auto", own_steps.gan(), 64)

@@ -1,10 +1,10 @@
 """Assumptions about private parts of Keras and TensorFlow, by the function that makes them.
 
-Those of calls, losses, metrics, masks, BatchNormalization, applied gradients, draws and seeds are
-seen by the laws of training in parts, those of adapters by the forms of data.
+The tests of accumulation cover calls, losses, metrics, masks, BatchNormalization, applied
+gradients, draws and seeds. The tests of training data cover adapters.
 
-Where a new version of a library turns one of these red, `kbatch/library_internals.py` is the file
-to change, and the function that the test names is the place in it.
+If a test fails with a new version of a library, change the function that it names in
+`kbatch/library_internals.py`.
 """
 
 import copy
@@ -51,7 +51,7 @@ SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
 ROWS = tf.data.Dataset.range(9)
 IGNORING = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
 SHAPED = layers.Lambda(lambda x: x, output_shape=(3,))
-# What is read, and what stands there.
+# Each function, and whether it reads the expected value.
 READS = {
     "layers_of": lambda m: {NESTED, INNER, *INNER.layers} <= {*internals.layers_of(NESTED)},
     "declared_structure": lambda m: (
@@ -121,7 +121,7 @@ def test_without_retracing_advice_drops_only_that_warning(caplog):
     assert [record.getMessage() for record in caplog.records] == ["another one"]
     function = tf.function(lambda x: x + 2)
     trace_often()
-    assert "triggered tf.function retracing" in caplog.text  # It is back, and TensorFlow's text.
+    assert "triggered tf.function retracing" in caplog.text  # Afterwards TensorFlow warns again.
 
 
 def test_metrics_by_name(model):
@@ -181,7 +181,7 @@ def test_dataset_argument(dataset, arguments):
 
 
 class Tuner(keras_tuner.RandomSearch):
-    """A search of one trial, trained through kbatch's own calls."""
+    """A search of one trial that uses the functions under test."""
 
     def run_trial(self, trial, *args, **kwargs):
         board = keras.callbacks.TensorBoard(self.project_dir)
@@ -197,7 +197,7 @@ class Tuner(keras_tuner.RandomSearch):
 
 @pytest.fixture(scope="module")
 def tuner(tmp_path_factory):
-    """A finished search of keras-tuner's own."""
+    """A finished search."""
     folder = tmp_path_factory.mktemp("search")
     objective = keras_tuner.Objective("loss", "min")
     tuner = Tuner(
@@ -221,7 +221,7 @@ def test_left_to_keras_lists_models_compiled_with_auto():
         for value in ("auto", False):
             built["again"].compile("sgd", "mse", jit_compile=value)
     assert found == [built["auto"], built["default"]]
-    built[True].compile("sgd", "mse")  # Not within.
+    built[True].compile("sgd", "mse")  # After the context.
     assert len(found) == 2
 
 
@@ -271,7 +271,7 @@ def test_keras_tuner_functions_in_a_search(tuner, tmp_path):
     assert trial.metrics.exists("loss")  # Its callback reported the epoch.
     assert isinstance(
         tuner.model.optimizer, keras.optimizers.Adam
-    )  # The tuner's own, and not the model's.
+    )  # The optimizer of the tuner, not of the model.
     assert isinstance(internals.build_again(tuner, trial.hyperparameters), keras.Model)
     assert "build_config" in "".join(path.name for path in Path(tuner.project_dir).glob("*/*"))
     assert internals.trial_metrics({"loss": 2.0}, tuner.oracle.objective) == {"loss": 2.0}

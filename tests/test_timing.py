@@ -1,4 +1,4 @@
-"""How calls are timed, and which sizes a sweep times, on a clock that only its calls move."""
+"""Timing of calls and sweeps, on a fake clock that only the calls advance."""
 
 import gc
 import math
@@ -24,13 +24,13 @@ SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)
 
 
 def worker(clock, *durations_s):
-    """A call that takes the durations in turn, the last one for ever."""
+    """A call that takes the durations in turn, and then always the last one."""
     left = list(durations_s)
     return lambda: clock.sleep(left.pop(0) if len(left) > 1 else left[0])
 
 
 class Calls(Sweep):
-    """Sizes of one series or more; a call takes `call_s(size)`, and has no room above a size."""
+    """A sweep in which a call takes `call_s(size)`. Memory ends above the size `room`."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ def measured(found):
 @pytest.mark.parametrize(
     ("changed", "added"),
     [
-        ({}, (16, 32, 64, 128)),  # 90 % of the peak are reached at 90 examples.
-        ({"room": 32}, (16, 32)),  # 64 ran out of memory, which is a result.
+        ({}, (16, 32, 64, 128)),  # 90 examples reach 90 % of the peak.
+        ({"room": 32}, (16, 32)),  # Size 64 runs out of memory.
         ({"rows": 32}, (16, 32)),
         ({"time_budget_s": 0.7}, (16,)),
         ({"time_budget_s": 0.01}, ()),
@@ -147,7 +147,7 @@ def test_sweep_leaves_out_sizes_beyond_target():
 
 
 def rounds(durations_s, **plan):
-    """The blocks of calls by name, each of which takes its seconds in turn, and the sweep."""
+    """Run a sweep of calls by name, and return its blocks, the sweep and the warm-up's seconds."""
     plan = {"needed_calls": 59, "rounds_beyond": 30} | plan
     calls = Calls(chosen=True, **plan)
     workers = {name: worker(calls.clock, *each) for name, each in durations_s.items()}

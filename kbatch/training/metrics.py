@@ -66,7 +66,7 @@ def _kind_of(metric: str) -> str | None:
 
 
 def metric_direction(metric: str) -> Direction | None:
-    """Return "max" if larger values are better, else "min". Return None for an unknown name."""
+    """Return "max" if larger values are better, else "min". An unknown name has no direction."""
     kind = _kind_of(metric)
     return None if kind is None else "max" if kind in _MAX else "min"
 

@@ -1,4 +1,4 @@
-"""Accumulated training held against Keras's own step on the whole batch."""
+"""Compare accumulated training with Keras's step on the whole batch."""
 
 import functools
 
@@ -12,7 +12,7 @@ from kbatch.training.model import build_ahead
 
 
 class Averaged(keras.layers.Layer):
-    """Adds a loss of the rows that it gets, a scalar and one with a value for each row."""
+    """Adds two losses of its rows: a scalar, and one value for each row."""
 
     def call(self, x):
         # Keras adds up losses of one dtype.
@@ -23,7 +23,7 @@ class Averaged(keras.layers.Layer):
 
 
 class Sampled(keras.layers.Layer):
-    """Draws by Keras, and by its generator for layers that have none."""
+    """Draws with its own seed generator and with Keras's global one."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ MOMENTS = {"gradient_variance", "gradient_squared_norm"}
 
 
 def built(model, *arrays):
-    """Build a model for arrays before it trains: its first step is then traced once, not twice."""
+    """Build a model for arrays before it trains, so that its first step is traced once."""
 
     def spec(rows):
         rows = tf.convert_to_tensor(rows)
@@ -50,22 +50,22 @@ def built(model, *arrays):
 
 
 def accumulating(model, micro_batch_size, **settings):
-    """Let a model accumulate without the comparison at its first training.
+    """Make a model accumulate without the comparison at its first training.
 
-    Its passes take as long as the tracing of a step; `test_parts_check.py` is about it.
+    The comparison takes as long as tracing a step. `test_parts_check.py` tests it.
     """
     return Accumulation(micro_batch_size, **settings).apply(model)
 
 
 def batches_of_lengths(lengths, *arrays):
-    """A dataset of batches of given lengths, which a step is traced once for."""
+    """A dataset of batches of given lengths, with one shape, so that a step is traced once."""
     rows = tf.data.Dataset.from_tensor_slices(tuple(part[: sum(lengths)] for part in arrays))
     batches = rows.batch(1).rebatch(lengths)
     return batches.apply(tf.data.experimental.assert_cardinality(len(lengths)))
 
 
 def trained(build, data, *, batch_size=32, micro_batch_size, epochs=1, eager=False, **fit):
-    """Model and history after training, accumulated or (None) with Keras's own step."""
+    """Model and history after training, accumulated or with Keras's step (None)."""
     keras.utils.set_random_seed(1)
     model = build()
     if micro_batch_size is not None:
@@ -92,16 +92,17 @@ def trained_mlp(micro_batch_size=None, *, rows=94):
 
 
 def sgd_mlp(**arguments):
-    """A classifier whose steps grow with the gradient: those of Adam hardly do."""
+    """A classifier with SGD, whose steps are proportional to the gradient."""
     return models.mlp(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), **arguments)
 
 
 def assert_equal_training(
     build, data, *, micro_batch_size=8, tolerance=1e-6, reference=None, eager=True, **fit
 ):
-    """Asserts equal weights, losses and metrics, against `reference` or what it was trained to.
+    """Assert that accumulation gives the same weights, losses and metrics as the whole batch.
 
-    Weights are compared per variable: ||difference|| <= tolerance ||weight||.
+    `reference` builds the model of the whole batch, or is its result. Weights are compared for each
+    variable: ||difference|| <= tolerance ||weight||.
     """
     if isinstance(reference, tuple):
         whole = reference

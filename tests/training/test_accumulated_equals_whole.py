@@ -33,7 +33,7 @@ def test_accumulation_equals_whole_batch_for_optimizer_settings():
 
 
 class Unconnected(keras.layers.Layer):
-    """A layer with a weight that its output does not depend on."""
+    """A layer with a weight that does not affect its output."""
 
     def build(self, shape):
         self.used = self.add_weight(shape=(shape[-1],), initializer="ones")
@@ -57,7 +57,7 @@ def many_inputs():
 
 
 def test_accumulation_equals_whole_batch_for_dict_inputs_and_sample_weights():
-    """With an embedding, whose gradient is sparse."""
+    """The model has an embedding, whose gradient is sparse."""
     assert_equal_training(
         many_inputs,
         ({"a": X, "b": TOKENS}, Y),
@@ -97,7 +97,7 @@ def test_accumulation_repeats_dropout_for_a_seed():
     dropping = models.mlp(inner=[keras.layers.Dropout(0.5)], optimizer="sgd")
     model, runs = built(accumulating(dropping, 8), *DATA), []
     model.fit(*DATA, verbose=0)
-    state = KeptState(model)  # With the step that is traced by now.
+    state = KeptState(model)  # It includes the traced step.
     for _ in range(2):
         state.restore()
         model.fit(*DATA, shuffle=False, verbose=0)

@@ -1,4 +1,4 @@
-"""The ways in which Keras runs a train step, and what stays of it."""
+"""Accumulation in each way in which Keras runs a train step, and refused models."""
 
 import subprocess
 import sys
@@ -27,14 +27,12 @@ X, Y = models.rows(94)
     [
         ({"run_eagerly": True}, 12),
         ({"steps_per_execution": 3}, 5),
-        # Of 32 rows with a rest, and of one row, shorter than a micro-batch.
+        # The batches are 32 rows, with a rest, and one row, less than a micro-batch.
         ({"jit_compile": True}, 5),
         pytest.param({"jit_compile": True}, 200, marks=pytest.mark.slow),
     ],
 )
-def test_accumulation_equals_whole_batch_in_eager_multi_step_and_xla_execution(
-    arguments, micro_batch_size
-):
+def test_accumulation_equals_whole_batch_in_eager_and_xla_execution(arguments, micro_batch_size):
     rows = 33 if "jit_compile" in arguments else 94
     assert_equal_training(
         lambda: sgd_mlp(**arguments),
@@ -45,13 +43,13 @@ def test_accumulation_equals_whole_batch_in_eager_multi_step_and_xla_execution(
 
 
 def test_accumulation_makes_no_update_after_data_of_unknown_length():
-    """At the end of data of unknown length Keras runs its step once more, with none."""
+    """After data of unknown length Keras runs its step once more, without data."""
     found = []
     for known in (True, False):
         keras.utils.set_random_seed(1)
         model = models.mlp(optimizer=keras.optimizers.SGD(0.1, weight_decay=0.1))
         accumulating(model, 4, moments_every=2)
-        model.run_eagerly = known  # Eagerly there is no such step.
+        model.run_eagerly = known  # There is no such step in eager execution.
         data = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(8)
         built(model, X, Y)
         model.fit(data if known else data.filter(lambda *_: True), epochs=2, verbose=0)
@@ -72,7 +70,7 @@ def test_accumulate_gradients_again_changes_micro_batch_size():
     model.compile("sgd", "mse", run_eagerly=True)
     for micro_batch_size in (8, 4):
         kbatch.accumulate_gradients(model, micro_batch_size)
-        model.train_on_batch(X[:16], X[:16, :3])  # Compares parts with the whole first.
+        model.train_on_batch(X[:16], X[:16, :3])  # The first call compares parts with the whole.
         sizes.clear()
         model.train_on_batch(X[:16], X[:16, :3])
         assert sizes.count(micro_batch_size) == 16 // micro_batch_size
@@ -97,19 +95,13 @@ def test_clone_of_accumulating_model_is_plain():
     assert "train_step" not in vars(clone)
 
 
-def uncompiled():
-    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
-
-
-def frozen():
-    model = models.mlp()
-    model.trainable = False
-    return model
-
-
 def stateful():
     kept = keras.layers.LSTM(3, stateful=True)
     return models.compiled([keras.layers.Input((4, 2), batch_size=8), kept], "sgd", "mse")
+
+
+def unreduced():
+    return models.mlp(loss=keras.losses.MeanSquaredError(reduction=None))
 
 
 def accumulating_by_keras():
@@ -120,14 +112,9 @@ def accumulating_by_keras():
 @pytest.mark.parametrize(
     ("build", "given", "error", "message"),
     [
-        (uncompiled, {}, ValueError, "must be compiled"),
+        (keras.Sequential, {}, ValueError, "must be compiled"),
         (accumulating_by_keras, {}, ValueError, "gradient_accumulation_steps=4"),
-        (
-            lambda: models.mlp(loss=keras.losses.MeanSquaredError(reduction=None)),
-            {},
-            ValueError,
-            "reduction=None",
-        ),
+        (unreduced, {}, ValueError, "reduction=None"),
         (stateful, {}, ValueError, "stateful=False"),
         (models.mlp, {"exact": 3}, TypeError, "exact=3"),
         (models.mlp, {"exact": True, "moments_every": 8}, ValueError, "moments_every=8"),
@@ -142,14 +129,8 @@ def test_accumulate_gradients_refuses_models_and_arguments(build, given, error, 
         kbatch.accumulate_gradients(build(), **{"micro_batch_size": 8} | given)
 
 
-def test_accumulation_refuses_parts_of_different_length():
-    model = kbatch.accumulate_gradients(models.mlp(), 8)
-    with pytest.raises(ValueError, match="same number of rows"):
-        model.train_on_batch(X[:32], Y[:30])
-
-
 class OfSparseRows(keras.Model):
-    """Takes rows as they are: one with an `Input` would make them dense."""
+    """Accepts sparse rows: a model with an `Input` would make them dense."""
 
     def __init__(self):
         super().__init__()
@@ -186,10 +167,11 @@ def test_accumulation_equals_whole_batch_for_sparse_rows(settings, eager):
 
 @pytest.mark.parametrize("settings", [{}, {"exact": True}])
 def test_accumulation_leaves_frozen_model_whole(settings):
-    model = accumulating(frozen(), 8, **settings)
+    model = accumulating(models.linear(), 8, **settings)
+    model.trainable = False
     with pytest.warns(UserWarning, match="not have any trainable weights"):
         found = model.fit(X[:32], Y[:32], batch_size=16, verbose=0).history["loss"]
-    assert found == pytest.approx([model.evaluate(X[:32], Y[:32], verbose=0)[0]], rel=1e-5)
+    assert found == pytest.approx([model.evaluate(X[:32], Y[:32], verbose=0)], rel=1e-5)
 
 
 def test_accumulation_checks_model_compiled_again():
@@ -214,8 +196,11 @@ def test_exact_runs_assigned_train_step_and_uninstall_restores_it():
     assert model.train_step is step
 
 
-def test_accumulation_refuses_model_without_loss():
-    model = models.compiled([keras.layers.Input((8,)), keras.layers.Dense(3)], "sgd")
+@pytest.mark.parametrize(
+    ("loss", "rows", "message"), [(None, 32, "must have a loss"), ("mse", 30, "number of rows")]
+)
+def test_accumulation_refuses_missing_loss_and_parts_of_different_length(loss, rows, message):
+    model = models.compiled([keras.layers.Input((8,)), keras.layers.Dense(3)], "sgd", loss)
     kbatch.accumulate_gradients(model, 8)
-    with pytest.raises(ValueError, match="must have a loss"):
-        model.train_on_batch(X[:32], Y[:32])
+    with pytest.raises(ValueError, match=message):
+        model.train_on_batch(X[:32], Y[:rows])

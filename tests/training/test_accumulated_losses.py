@@ -1,8 +1,8 @@
-"""Losses whose denominators differ: reductions, masks, several outputs, penalties.
+"""Losses with different denominators: reductions, masks, several outputs, penalties.
 
-The outputs of one model show a law each: an output has weights of its own, and its loss is a
-metric. Run eagerly, Keras's step weighs these metrics by rows, in a graph it does not: a model of
-several outputs is compared on batches of one length, where that is the same, and once in graphs.
+Each output of a model tests one kind of loss, because it has its own weights and its loss is a
+metric. Keras's step weights these metrics by rows if it runs eagerly, but not in a graph. So models
+of several outputs are compared on batches of one length, and once in graphs.
 """
 
 import warnings
@@ -29,7 +29,7 @@ layers = keras.layers
 
 
 def random(*shape):
-    """The same numbers for the same shape, whichever tests run."""
+    """Random numbers that depend only on the shape."""
     return np.random.default_rng(5).random(shape)
 
 
@@ -62,7 +62,7 @@ def per_row(y_true, y_pred):
 
 
 def known_only(y_true, y_pred):
-    """The losses of the labels that are known, which are fewer than the rows."""
+    """The losses of the known labels, which are fewer than the rows."""
     known = tf.math.is_finite(y_true)
     return tf.boolean_mask(keras.ops.square(y_pred - tf.where(known, y_true, 0.0)), known)
 
@@ -97,7 +97,7 @@ LOSSES_OF_ROWS = {
 
 
 def assert_equal_outputs(build, data, *, sample_weight=None):
-    """Asserts equal training on two batches of 31 rows, in four cuts each, the last one shorter."""
+    """Assert equal training on two batches of 31 rows, each in four parts of unequal size."""
     data, sample_weight = first_rows((data, sample_weight))
     assert_equal_training(build, data, batch_size=31, sample_weight=sample_weight)
 
@@ -129,10 +129,7 @@ WITH_WEIGHTS = (*REDUCTIONS, "ignored", "per_row")
 
 
 def test_loss_kinds_without_weights():
-    """Without weights, and of batches that differ in length.
-
-    The losses of the next test are divided by the same without weights, but for one.
-    """
+    """In batches of different length. The next test has the other losses, with weights."""
     kept = {*LOSSES_OF_ROWS} - {*WITH_WEIGHTS} | {"mean_with_sample_weight"}
     losses = {name: LOSSES_OF_ROWS[name] for name in LOSSES_OF_ROWS if name in kept}
     targets = {name: y for name, (_, y) in losses.items()}
@@ -150,7 +147,7 @@ def test_reductions_with_weights_and_ignored_class():
 
 
 def test_custom_loss_of_known_labels_only():
-    """Nothing else in the model is divided by another number than its rows."""
+    """Only this loss makes the step count denominators."""
 
     def build():
         model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
@@ -161,7 +158,7 @@ def test_custom_loss_of_known_labels_only():
 
 
 def tokens():
-    """Rows of unequal length; all rows of the first micro-batch are padding only."""
+    """Rows of unequal length. The rows of the first micro-batch contain only padding."""
     rng = np.random.default_rng(6)
     ids = rng.integers(1, 20, (94, 7))
     ids[np.arange(7) >= rng.integers(0, 8, (94, 1))] = 0
@@ -170,7 +167,7 @@ def tokens():
 
 
 def taggers():
-    """A tagger of (rows, 7) tokens for each reduction, where 0 is padding, and a value a row."""
+    """A tagger of (rows, 7) padded tokens for each reduction, and one output per row."""
     inputs = keras.Input((7,), dtype="int32")
     vectors = layers.Embedding(20, 8, mask_zero=True)(inputs)
     found = {name: softmax(name)(vectors) for name in REDUCTIONS}
@@ -228,7 +225,7 @@ MASKING = {"of_keras": layers.Masking, "own": OwnMask, "of_lambda": with_lambda_
 
 
 def test_masks_of_keras_custom_and_lambda_layers():
-    """That of a recurrent layer too, which it takes from the one before."""
+    """Including the mask that a recurrent layer passes on."""
 
     def build():
         inputs = keras.Input((7, 2))
@@ -276,7 +273,7 @@ def token_count(y_true, y_pred):
 
 
 def own_masks(loss=None, **arguments):
-    """A tagger whose loss has a mask of its own, beside an output with a plain one."""
+    """A tagger whose loss computes its own mask, with a second output without masks."""
     inputs = keras.Input((7,), dtype="int32")
     vectors = layers.Embedding(20, 8)(inputs)
     vectors = layers.Dropout(0.0)(vectors)

@@ -1,4 +1,4 @@
-"""Mixed precision: equality, overflow, and what the loss scale counts."""
+"""Accumulation in mixed precision: equality, overflow and loss scale."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ def policy(request):
         yield request.param
 
 
-# Rounding of one value: float16 2^-11, bfloat16 2^-8, eight times as much.
+# float16 rounds a value by 2^-11, bfloat16 by 2^-8.
 TOLERANCES = {"mixed_float16": 2e-3, "float16": 4e-3, "mixed_bfloat16": 1.6e-2, "bfloat16": 3e-2}
 
 
@@ -40,7 +40,7 @@ def test_accumulation_equals_whole_batch_in_half_precision(policy):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_gradient_sum_keeps_small_gradients_in_half_precision(dtype):
-    """In half precision a sum of 2048 stays as it is, however often 1 is added."""
+    """In half precision, adding 1 to 2048 changes nothing."""
     variables = [keras.Variable([0.0], dtype=dtype)]
     sums = gradient_sum.init(variables)
     for gradient in [2048.0] + 64 * [1.0]:
@@ -51,7 +51,7 @@ def test_gradient_sum_keeps_small_gradients_in_half_precision(dtype):
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
 def test_accumulation_scales_loss_after_weighting(policy):
-    """Each micro-batch's share is taken before the loss is scaled, not after."""
+    """If the loss were scaled first, it would overflow earlier than for the whole batch."""
 
     def update(micro_batch_size):
         keras.utils.set_random_seed(1)
@@ -83,7 +83,7 @@ def test_loss_scale_counts_updates_and_skips_overflow(policy):
         return float(loss), int(optimizer.iterations), float(optimizer.dynamic_scale)
 
     loss, *counts = step(x)
-    assert loss == pytest.approx(expected, rel=1e-3)  # It is not scaled.
+    assert loss == pytest.approx(expected, rel=1e-3)  # The logs have the unscaled loss.
     assert counts == [1, 2.0**14]
     assert [step(x)[1:] for _ in range(2)] == [(2, 2.0**14), (3, 2.0**15)]
     before, far = model.get_weights(), x.copy()

@@ -1,4 +1,4 @@
-"""What cannot be cut: it is named, and its moving statistics advance as one update."""
+"""BatchNormalization in accumulated batches: a warning, and its moving statistics."""
 
 import warnings
 
@@ -71,7 +71,7 @@ def called_often():
     encoder = keras.Sequential([layers.Input((8,)), inner, layers.Dense(4)])
     steps = layers.Reshape((2, 4))(inputs)
     at_steps = layers.TimeDistributed(keras.Sequential([norm("steps"), layers.Dense(2)]))(steps)
-    # Only negative entries count: other rows have more of them than some.
+    # Only negative entries are not masked. Their number differs between rows.
     kept = layers.Lambda(lambda x: keras.ops.where(x[..., :1] < 0, x, 0.0))(steps)
     found = [
         layers.Add()([twice(inputs), twice(2 * inputs)]),
@@ -84,7 +84,7 @@ def called_often():
 
 
 class Twice(keras.Model):
-    """Calls its normalisation twice, as no graph of layers tells."""
+    """Calls its normalisation twice, which no graph of layers shows."""
 
     def __init__(self):
         super().__init__()
@@ -96,7 +96,7 @@ class Twice(keras.Model):
 
 
 class InLoop(Twice):
-    """Does so out of sight, in a loop of TensorFlow's."""
+    """Calls its normalisation in a TensorFlow loop."""
 
     def call(self, x, training=False):
         norms = tf.map_fn(lambda part: self.norm(part, training=training), tf.stack([x, 2 * x]))
@@ -112,12 +112,12 @@ def renormalised():
 
 
 def trained_both_ways(build, micro_batch_size, *, run_eagerly=False):
-    """A model, stock and accumulated, from equal states."""
+    """Train a model with Keras's step and with accumulation, from equal states."""
     found = []
     for size in (None, micro_batch_size):
         keras.utils.set_random_seed(1)
         model = build()
-        # A few steps of Keras's take less time than tracing one.
+        # A few eager steps take less time than tracing one.
         model.run_eagerly = run_eagerly or size is None
         if size is not None:
             accumulating(model, size)
@@ -157,8 +157,8 @@ def test_moving_statistics_in_a_loop_are_averaged():
     trained_models = trained_both_ways(lambda: subclassed(InLoop), 8)
     expected, found = map(statistics_of_all, trained_models)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
-    # What is between the parts is missing in the variance: eight rows have 7/8 of it, on average.
-    batch_share = (found[1] - 0.9**6) / (expected[1] - 0.9**6)  # It began at 1: six calls.
+    # The variance between the parts is missing: eight rows have 7/8 of the variance on average.
+    batch_share = (found[1] - 0.9**6) / (expected[1] - 0.9**6)  # It was 1 before six calls.
     assert 0.85 < batch_share.mean() < 0.9
 
 

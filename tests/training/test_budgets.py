@@ -19,7 +19,7 @@ X, Y = models.rows(94)
 
 
 class Ticks(keras.callbacks.Callback):
-    """Moves a clock on by a second in each train step, and by a minute between epochs."""
+    """Advances a clock by a second in each train step, and by a minute between epochs."""
 
     def __init__(self, time):
         super().__init__()
@@ -34,7 +34,7 @@ class Ticks(keras.callbacks.Callback):
 
 @functools.cache
 def shared_model():
-    """One whose few steps take less than tracing one; what it has learned matters to no test."""
+    """An eager model, because tracing takes longer than its steps. No test needs its initial weights."""
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3, "softmax")])
     loss = "sparse_categorical_crossentropy"
     model.compile("sgd", loss, metrics=["accuracy"], run_eagerly=True)
@@ -42,7 +42,7 @@ def shared_model():
 
 
 def timed(*callbacks, epochs=5, model=None, now=None, to_target=False, validate=False, **arguments):
-    """Trains as a search does and returns the fit."""
+    """Train as a search does, and return the `TimedFit`."""
     validation = (X, Y) if validate else None
     plan = searches.plan(32, to_target=to_target)
     with TimedFit(model or shared_model(), plan, **arguments) as fit:
@@ -68,7 +68,7 @@ def test_time_budget_in_a_search_equals_recorded_seconds():
     seconds = [epoch.train_s for epoch in fit.clock.epochs]
     assert fit.clock.train_s == pytest.approx(sum(seconds))
     assert fit.clock.train_s >= 0.05
-    # Without the last epoch it was not spent.
+    # The budget was spent in the last epoch.
     assert sum(seconds[:-1]) < 0.05
     assert {"val_accuracy"} <= fit.clock.epochs[-1].metrics.keys()
     assert fit.budget == Budget(train_s=0.05)
@@ -80,7 +80,7 @@ def test_update_budget_ends_at_exact_update(updates):
     assert fit.clock.updates == sum(epoch.updates for epoch in fit.clock.epochs) == updates
     model = shared_model()
     before = int(model.optimizer.iterations)
-    for _ in range(2):  # Each fit begins again where no search counts.
+    for _ in range(2):  # Outside a search each `fit` has the whole budget.
         model.fit(X, Y, epochs=9, callbacks=[kbatch.UpdateBudget(updates)], verbose=0)
     assert int(model.optimizer.iterations) - before == 2 * updates
 
@@ -103,7 +103,7 @@ def test_update_budget_shortens_last_execution():
         assert model.steps_per_execution == 4
         validated.append(history.history["val_loss"][-1])
     found = model.evaluate(X, Y, batch_size=94, verbose=0, return_dict=True)
-    assert validated[-1] == pytest.approx(found["loss"])  # On all rows.
+    assert validated[-1] == pytest.approx(found["loss"])  # The loss of all rows.
 
 
 def test_joint_budget_takes_smallest_limits():

@@ -1,4 +1,4 @@
-"""The clock of a training, its windows of steady steps, and their throughput."""
+"""The training clock, its windows of steady steps, and their throughput."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ class FakeMeter:
 
 
 class Timeline:
-    """Plays steps of given length (examples, seconds) to a clock with a clock of its own."""
+    """Plays steps (examples, seconds) to a `TrainingClock`, with a fake time."""
 
     def __init__(self, **arguments):
         self.time_s = 0.0
@@ -73,12 +73,7 @@ def test_clock_records_each_epoch():
     line.epoch(1, [(32, 0.5), (30, 0.5)], logs={"loss": float("nan")})
     first, second = line.clock.epochs
     assert (first.examples, first.batches, first.train_s, first.data_wait_s) == (62, 2, 2.0, 0.5)
-    assert (second.examples, second.batches, second.train_s, second.data_wait_s) == (
-        62,
-        2,
-        1.0,
-        0.5,
-    )
+    assert (second.examples, second.batches, second.train_s, second.data_wait_s) == (62, 2, 1, 0.5)
     assert first.metrics["loss"] == 0.5
     assert "per_class" not in first.metrics
     assert second.metrics["loss"] is None
@@ -116,17 +111,11 @@ def test_clock_excludes_new_shapes_under_xla(exact, steady_steps):
     assert sum(line.clock.windows[1]) == pytest.approx(steady_steps)
 
 
-def steps(seed, n, mean_s):
-    rng = np.random.default_rng(seed)
-    examples = rng.integers(1, 65, size=n).tolist()
-    durations = rng.exponential(mean_s, size=n).tolist()
-    return examples, durations
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("mean_s", [1e-4, 1e-2, 0.2])
 def test_steady_windows_contain_all_steps_within_limits(seed, mean_s):
-    examples, durations = steps(seed, 3000, mean_s)
+    rng = np.random.default_rng(seed)
+    examples, durations = rng.integers(1, 65, size=3000), rng.exponential(mean_s, size=3000)
     window_examples, window_durations = steady_windows([*zip(examples, durations, strict=True)])
     assert sum(window_examples) == sum(examples)
     np.testing.assert_allclose(sum(window_durations), sum(durations))
@@ -134,33 +123,29 @@ def test_steady_windows_contain_all_steps_within_limits(seed, mean_s):
     assert len(window_durations) <= 200
 
 
-def test_steady_windows_of_short_training_are_single_steps():
+def test_steady_windows_of_short_or_no_training():
     assert steady_windows([(8, 0.01), (8, 0.01), (8, 0.02)]) == ([8, 8, 8], [0.01, 0.01, 0.02])
+    assert steady_windows([]) == ([], [])
+    assert throughput_of_windows([], []) is None
 
 
 @pytest.mark.parametrize("step_s", [1e-4, 0.004, 0.1])
 @pytest.mark.parametrize("steps", [6, 60, 1000])
 @pytest.mark.parametrize("paused", [0.1, 0.5, 0.95])
 def test_throughput_ignores_a_pause_of_the_process(step_s, steps, paused):
-    line = Timeline()
-    line.clock.on_train_begin()
-    line.epoch(0, [(32, 9.0)])
+    def throughput():
+        line = Timeline()
+        line.clock.on_train_begin()
+        line.epoch(0, [(32, 9.0)])
+        line.epoch(1, played)
+        return line.clock.throughput.value
+
     # Every tenth step takes three times as long.
     played = [(32, step_s * (3 if step % 10 == 9 else 1)) for step in range(steps)]
-    line.epoch(1, played)
-    expected = line.clock.throughput.value
-    line = Timeline()
-    line.clock.on_train_begin()
-    line.epoch(0, [(32, 9.0)])
+    expected = throughput()
     played[int(paused * steps)] = (32, 3600.0)
-    line.epoch(1, played)
-    assert line.clock.throughput.value == pytest.approx(expected, rel=0.1)
+    assert throughput() == pytest.approx(expected, rel=0.1)
     assert expected == pytest.approx(32 / step_s / 1.2, rel=0.25)
-
-
-def test_steady_windows_without_steps_are_empty():
-    assert steady_windows([]) == ([], [])
-    assert throughput_of_windows([], []) is None
 
 
 def test_throughput_counts_regular_slow_windows():

@@ -1,4 +1,4 @@
-"""A `train_step` of the user's own: measured whole, and left as it was."""
+"""A custom `train_step`: it is measured on whole batches and not changed."""
 
 import keras
 import numpy as np

@@ -17,39 +17,31 @@ def test_dtype_policy_scope_restores_policy_after_error():
     assert keras.config.dtype_policy().name == before
 
 
-def test_check_active_policy_refuses_other_policy():
-    with dtype_policy_scope("float32"):
-        model = models.mlp()
-    with pytest.raises(ValueError, match="policy of the model='float32'"):
-        check_active_policy(model, "mixed_float16")
-
-
-def test_check_active_policy_refuses_missing_loss_scale():
-    with dtype_policy_scope("mixed_float16"):
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [("float32", "policy of the model='float32'"), ("mixed_float16", "auto_scale_loss=False")],
+)
+def test_check_active_policy_refuses_other_policy_and_missing_loss_scale(policy, message):
+    with dtype_policy_scope(policy):
         model = models.mlp(auto_scale_loss=False)
-    with pytest.raises(ValueError, match="auto_scale_loss=False"):
+    with pytest.raises(ValueError, match=message):
         check_active_policy(model, "mixed_float16")
 
 
-HALF, WHOLE = tf.constant([1.0], tf.float16), tf.constant([1.0])
+HALF, FULL = tf.constant([1.0], tf.float16), tf.constant([1.0])
+UNSUPPORTED = {
+    "add": tf.function(lambda: HALF + FULL),
+    "top k": lambda: tf.math.in_top_k([0], HALF[None], 1),
+    "loop": lambda: tf.while_loop(
+        lambda x: x < 2, lambda x: x + tf.cast(FULL, x.dtype) * FULL, [HALF]
+    ),
+}
 
 
-def added():
-    return HALF + WHOLE
-
-
-def looked_up():
-    return tf.math.in_top_k([0], HALF[None], 1)
-
-
-def looped():
-    return tf.while_loop(lambda x: x < 2, lambda x: x + tf.cast(WHOLE, x.dtype) * WHOLE, [HALF])
-
-
-@pytest.mark.parametrize("compute", [tf.function(added), looked_up, looped])
+@pytest.mark.parametrize("compute", UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_dtype_policy_scope_names_half_precision_errors(compute):
-    told = pytest.raises(PolicyUnsupported, match=r"under mixed_float16.*Received: ")
-    with told, dtype_policy_scope("mixed_float16"):
+    named = pytest.raises(PolicyUnsupported, match=r"under mixed_float16.*Received: ")
+    with named, dtype_policy_scope("mixed_float16"):
         compute()
     with pytest.raises(Exception, match=r".") as other, dtype_policy_scope("float32"):
         compute()

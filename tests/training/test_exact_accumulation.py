@@ -1,4 +1,4 @@
-"""The exact mode: losses over the whole batch, in the memory of micro-batches."""
+"""`exact=True`: losses over the whole batch, in the memory of micro-batches."""
 
 import functools
 import threading
@@ -66,9 +66,9 @@ def in_parts(build, micro_batch_size=8):
 
 
 def assert_exact(build, data, *, sample_weight=None, **arguments):
-    """Asserts equal training on two batches of 31 rows, in four cuts each, the last one shorter.
+    """Assert equal training on two batches of 31 rows, each in four parts of unequal size.
 
-    Of one length: eagerly Keras weighs the losses of outputs by rows, in a graph it does not.
+    The batches have one length, because Keras weights the losses of outputs by rows only eagerly.
     """
     data, sample_weight = keras.tree.map_structure(
         lambda part: None if part is None else part[:62], (data, sample_weight)
@@ -83,13 +83,13 @@ WEIGHTS = {name: np.random.default_rng(2).random(94).astype("float32") for name 
 
 
 def test_exact_equals_whole_batch_for_batch_losses_and_weights():
-    """Losses and metrics too, of a batch that the micro-batches do not divide."""
+    """The last micro-batch of each batch is smaller."""
     assert_exact(of_whole_batches, (X, TARGETS_OF_ALL), sample_weight=WEIGHTS)
 
 
 @pytest.mark.slow
 def test_exact_equals_whole_batch_under_xla():
-    """Of one batch, since XLA compiles each length."""
+    """There is only one batch, because XLA compiles each length."""
     data = (X[:30], {"alike": Y[:30]})
     whole = trained(lambda: of_whole_batches(["alike"]), data, micro_batch_size=None, eager=True)
     build = in_parts(lambda: of_whole_batches(["alike"], jit_compile=True))
@@ -167,7 +167,7 @@ def test_exact_updates_moving_statistics_once():
 
 
 class DrawnElsewhere(layers.Layer):
-    """Draws by TensorFlow or NumPy, which nothing repeats."""
+    """Draws with TensorFlow or NumPy, which kbatch cannot repeat."""
 
     def __init__(self, by_numpy):
         super().__init__(name="drawn_elsewhere")
@@ -194,7 +194,7 @@ def test_exact_refuses_draws_that_do_not_repeat(by_numpy, eager, said):
 
 
 class Stepping(keras.Model):
-    """A step of its own: a net that sees another one updated, and a loss over all pairs."""
+    """A custom step: it updates one network before another, with a loss over all pairs."""
 
     def __init__(self):
         super().__init__()
@@ -249,7 +249,7 @@ def test_exact_equals_whole_batch_for_custom_train_step(way):
 
 
 class Diffusing(Stepping):
-    """A step that draws by TensorFlow, before and after it calls a layer."""
+    """A step that draws with TensorFlow, before and after it calls a layer."""
 
     def train_step(self, data):
         noise = tf.random.normal(tf.shape(data[0]))
@@ -274,7 +274,7 @@ def test_exact_keeps_draws_of_custom_train_step(eager):
 
 
 class Penalised(Stepping):
-    """A step whose loss is made of a gradient."""
+    """A step whose loss contains a gradient."""
 
     def train_step(self, data):
         x, _ = data
@@ -287,7 +287,7 @@ class Penalised(Stepping):
 
 
 class Early(Stepping):
-    """A step that takes a gradient by weights that it has changed since."""
+    """A step that changes weights before it takes their gradient."""
 
     def train_step(self, data):
         x, y = data
@@ -315,7 +315,7 @@ class Halved(Reduced):
 
 
 class Ragged(Stepping):
-    """A step that takes a gradient by ragged values."""
+    """A step that takes a gradient of ragged values."""
 
     def train_step(self, data):
         with tf.GradientTape() as tape:
@@ -343,7 +343,7 @@ def test_exact_refuses_steps_it_cannot_repeat(kind, said):
 
 
 class Seen(layers.Layer):
-    """Notes how many rows it gets."""
+    """Records the number of its rows."""
 
     rows: tuple[int, ...] = ()
 
@@ -353,7 +353,7 @@ class Seen(layers.Layer):
 
 
 def test_exact_does_not_cut_calls_of_other_threads():
-    """Such as those of data that are read meanwhile."""
+    """For example a thread that reads data."""
     seen = Seen()
 
     class Reading(Stepping):
@@ -368,7 +368,7 @@ def test_exact_does_not_cut_calls_of_other_threads():
 
 
 class Compared(layers.Layer):
-    """Compares rows with a table, first, by a temperature: both are arguments."""
+    """Compares rows with a table at a temperature. Both are arguments."""
 
     def __init__(self):
         super().__init__()
@@ -381,7 +381,7 @@ class Compared(layers.Layer):
 
 
 class Tied(keras.Model):
-    """Layers that read what is not theirs: arguments that are no rows, and weights of another."""
+    """Layers that read arguments without rows, and weights of other layers."""
 
     def __init__(self):
         super().__init__()
@@ -396,7 +396,7 @@ class Tied(keras.Model):
         return self.scores(x)
 
     def scores(self, x):
-        """Compare with a tensor of another number of rows, by a temperature that is a variable."""
+        """Compare with a tensor of another number of rows. The temperature is a variable."""
         table = tf.convert_to_tensor(self.codes)
         return self.compared(table, x, temperature=self.temperature)
 
@@ -424,7 +424,7 @@ def tied(**arguments):
 
 @pytest.mark.parametrize("eager", [True, False])
 def test_exact_gradients_of_shared_tensors_and_foreign_weights(eager):
-    """Metrics that count in a call count once, and a layer may be frozen for a call alone."""
+    """Metrics in a call count once, and a layer may be frozen for a single call."""
     data = X[:62], Y[:62]
     whole = trained(tied, data, micro_batch_size=None, eager=True, batch_size=31)
     build = in_parts(lambda: tied(run_eagerly=eager))

@@ -1,4 +1,4 @@
-"""The two moments behind the noise scale, against a naive reference."""
+"""The two moments of the gradient noise scale, compared with a naive reference."""
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ def reference(model, x, y, micro_batch_size):
 
 
 def still(build=models.mlp, **arguments):
-    """A model that does not move, so that every batch sees the same weights."""
+    """A model with a learning rate of 0, so that all batches have the same weights."""
     keras.utils.set_random_seed(1)
     return build(optimizer=keras.optimizers.SGD(0.0), **arguments)
 
@@ -41,7 +41,7 @@ def found(model, x, y, micro_batch_size, batch_size, epochs=1, every=1):
 
 
 def after(model, x, y, batch_size, epochs=1):
-    """The moments of the last epoch of a training."""
+    """Train, and return the moments of the last epoch."""
     history = model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0)
     names = ("gradient_variance", "gradient_squared_norm")
     return [history.history[name][-1] for name in names]
@@ -64,7 +64,7 @@ IDS = np.random.default_rng(3).integers(0, 10, (94, 6))
 
 
 BUILDS = {"dense": (models.mlp, X), "lookup": (tokens, IDS)}
-# Cuts that leave a rest; even ones and those of single rows are below. XLA for the harder gradient.
+# These cuts leave a rest. Even cuts and single rows are below. XLA compiles the sparse gradient.
 CASES = [("lookup", 7, False), pytest.param("lookup", 8, True, marks=pytest.mark.slow)]
 
 
@@ -90,7 +90,7 @@ def test_moments_of_one_update_in_single_rows():
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
 
 
-# Of an epoch of three updates, the last of which is ragged.
+# An epoch has three updates. The last batch is smaller.
 @pytest.mark.parametrize(("every", "measured"), [(1, [0, 1, 2]), (2, [0, 2])])
 def test_moments_are_means_over_every_nth_update(traced, every, measured):
     model = traced

@@ -34,7 +34,7 @@ def test_input_meter_wait_excludes_time_between_requests():
         time.sleep(0.1)
         between_s += time.perf_counter() - asked_s
     assert meter.read().wait_s > 0
-    # Two clocks: the graph's own one may differ by a little.
+    # The clock of the graph may differ by a little.
     assert meter.read().wait_s <= time.perf_counter() - began_s - between_s + 0.01
 
 
@@ -70,7 +70,7 @@ def test_input_meter_order_differs_between_orders(form):
     x, _ = models.rows(40)
     meter, found = InputMeter(), []
     meter.see_order = True
-    # A meter traces once and counts for all; later batches change nothing.
+    # The third dataset shows that later batches do not count.
     for places in (range(40), range(40), range(8), [1, 0, *range(2, 40)]):
         meter.reset()
         rows = tf.data.Dataset.from_tensor_slices(form(x[list(places)]))
@@ -84,7 +84,7 @@ def test_input_meter_order_differs_between_orders(form):
 
 
 def test_step_meter_counts_rest_of_epoch_in_last_step():
-    """Two replicas train elsewhere; what is taken ahead of the steps must not count."""
+    """Batches that a strategy reads ahead of the steps must not count."""
     meter = StepMeter(32)
     data = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(32)
     for _ in meter.attach(data, 94).repeat(3):

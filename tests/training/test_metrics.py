@@ -14,7 +14,7 @@ from kbatch.study.compared_trials import check_tolerance
 from kbatch.training.metrics import is_accuracy, is_fraction, metric_direction
 
 NO_DIRECTION = {"Mean", "MeanMetricWrapper", "Metric", "Sum"}
-# Keras gives its counts no direction, and keras-tuner gives them these.
+# In Keras counts have no direction. keras-tuner uses these.
 COUNTS = {
     "TruePositives": "max",
     "TrueNegatives": "max",

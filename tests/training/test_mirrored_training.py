@@ -1,4 +1,4 @@
-"""Accumulation under MirroredStrategy on two logical CPUs, held against Keras's own step there.
+"""Accumulation under MirroredStrategy on two logical CPUs, compared with Keras's step there.
 
 Logical devices are made before TensorFlow's first use, so `python test_mirrored_training.py` trains
 and prints how far the two are apart.
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def trained(strategy, build, change=lambda model: model):
-    """Weights, losses and updates of a training whose last batch is not shared out evenly."""
+    """Weights, losses and updates of a training run whose last batch has an odd number of rows."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = change(build())
@@ -31,7 +31,7 @@ def trained(strategy, build, change=lambda model: model):
 
 
 class OnlyCompared(keras.Sequential):
-    """Makes no step when it is trained."""
+    """Its `fit` makes no step."""
 
     def fit(self, *args, **kwargs):
         return keras.callbacks.History()

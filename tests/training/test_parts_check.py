@@ -1,4 +1,4 @@
-"""The check by value: what parts of a batch train otherwise than the whole is seen and named."""
+"""The comparison of a batch in parts with the whole batch."""
 
 import re
 import warnings
@@ -20,7 +20,7 @@ TARGETS = np.random.default_rng(1).normal(size=(32, 3)).astype("float32")
 
 
 def through(*found, loss="mse", **compile_arguments):
-    """A model of (rows, 8) into 3 values, with layers between."""
+    """A model from (rows, 8) to 3 values, with these layers in between."""
     model = keras.Sequential([layers.Input((8,)), layers.Dense(4), *found, layers.Dense(3)])
     model.compile("sgd", loss, **compile_arguments)
     return model
@@ -32,7 +32,7 @@ def recurrent():
 
 
 class Summed(layers.Layer):
-    """Adds a sum over the batch, as the KL term of many autoencoders."""
+    """Adds a sum over the batch, like the KL term of many autoencoders."""
 
     def call(self, x):
         self.add_loss(0.1 * keras.ops.sum(keras.ops.square(x)))
@@ -40,14 +40,14 @@ class Summed(layers.Layer):
 
 
 class Centred(layers.Layer):
-    """Looks at the whole batch."""
+    """Subtracts the mean over the batch."""
 
     def call(self, x):
         return x - keras.ops.mean(x, axis=0, keepdims=True)
 
 
 class LaterCentred(layers.Layer):
-    """Looks at the whole batch once a weight, which is zero at first, has moved."""
+    """Depends on the whole batch after a weight has moved away from zero."""
 
     def build(self, shape):
         self.share = self.add_weight(shape=(), initializer="zeros")
@@ -59,7 +59,7 @@ class LaterCentred(layers.Layer):
 
 
 class DrawnElsewhere(layers.Layer):
-    """Draws by TensorFlow, which nothing holds still."""
+    """Draws with TensorFlow, which kbatch cannot repeat."""
 
     def call(self, x):
         return x + tf.random.normal(tf.shape(x))
@@ -74,7 +74,7 @@ def tagger():
 
 
 IDS = np.random.default_rng(3).integers(0, 10, (32, 6))
-# The number of tokens of a row differs by rows.
+# The number of tokens differs between rows.
 TAGS = (IDS % 2 + 1) * (np.arange(6) <= np.arange(32)[:, None] % 6)
 
 
@@ -111,7 +111,7 @@ def test_parts_note_is_none_if_parts_add_up(model, rows):
     ids=["sum", "batch", "later", "recurrent", "tokens"],
 )
 def test_parts_note_names_difference(model, rows, source, named):
-    keras.utils.set_random_seed(0)  # By some weights only gradients show it.
+    keras.utils.set_random_seed(0)  # With some weights only gradients show it.
     note = parts_note(model(), rows)
     assert note.code == "parts_differ"
     assert note.values["source"] == source
@@ -143,7 +143,7 @@ def test_parts_note_compares_half_precision_in_float32():
 
 
 class TensorCores(layers.Layer):
-    """Rounds as a GPU does: by 1e-3 in TensorFloat-32, by 1e-5 with another algorithm a size."""
+    """Rounds like a GPU: by 1e-3 in TensorFloat-32, and by 1e-5 depending on the batch size."""
 
     def call(self, x):
         coarse = tf.config.experimental.tensor_float_32_execution_enabled()
@@ -181,11 +181,11 @@ def test_parts_note_keeps_draws_of_traced_function():
     model = through(Traced())
     parts_note(model, (X, TARGETS))
     noise = model.layers[1](tf.zeros((4, 4)), training=True)
-    assert np.unique(np.asarray(noise), axis=0).shape == (4, 4)  # No row has another's draws.
+    assert np.unique(np.asarray(noise), axis=0).shape == (4, 4)  # All rows have different draws.
 
 
 class Counting(layers.Layer):
-    """Keeps a step counter."""
+    """Counts its calls in training."""
 
     def build(self, shape):
         self.kept = self.add_weight(shape=(), initializer="zeros", trainable=False, name="kept")
@@ -242,7 +242,7 @@ def test_parts_check_skips_batches_that_are_not_cut():
 
 
 class OwnSignature(keras.Sequential):
-    """A model whose `fit` has arguments of its own."""
+    """A model whose `fit` has other arguments than Keras's."""
 
     def fit(self, data, rounds=1):
         return super().fit(*data, epochs=rounds, batch_size=16, verbose=0)

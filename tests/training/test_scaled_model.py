@@ -25,7 +25,7 @@ MOMENTUM = "batch_norm_momentum"
 
 
 def normalised(part=None, optimizer="sgd"):
-    """A classifier with a BatchNormalization of momentum 0.9 inside a part of it."""
+    """A classifier with a BatchNormalization of momentum 0.9 in an inner model."""
     part = part or keras.Sequential([layers.Dense(4), layers.BatchNormalization(momentum=0.9)])
     model = keras.Sequential(
         [layers.Input((8,)), layers.BatchNormalization(), part, layers.Dense(3)]
@@ -75,7 +75,7 @@ DECAYING = [
 
 
 def left_over(optimizer, updates):
-    """What decay alone leaves of a weight of 1, by the updates that Keras makes."""
+    """Apply weight decay without gradients, and return what is left of a weight of 1."""
     weight = keras.Variable(np.ones((2, 2), "float32"))
     for _ in range(updates):
         optimizer.apply([np.zeros((2, 2), "float32")], [weight])
@@ -164,7 +164,7 @@ def test_scale_model_scales_shared_part_once_per_model():
         np.testing.assert_allclose(scaling.made[MOMENTUM], [0.9**kappa, 0.99**kappa])
     scaled(model, follow=())
     assert sorted(momenta(model)) == [0.9, pytest.approx(0.99)]
-    part.layers[-1].momentum = 0.5  # A person's own.
+    part.layers[-1].momentum = 0.5  # The user sets it.
     assert min(scaled(model).made[MOMENTUM]) == 0.5**4
 
 
@@ -271,7 +271,7 @@ def test_set_scaling_uses_rule_of_each_optimizer():
     set_scaling(model, scaled(as_one, rule="auto"))
     assert configs(model) == configs(as_one)
     assert [config["decay_steps"] for config in configs(model)] == [160, 640]
-    # What is fitted in one follows in another.
+    # `beta_2` follows the batch size in the optimizer that the build function does not scale.
     made = scaled(build(0.95), rule="auto", base_model=build()).made["beta_2"]
     assert made == (0.95, pytest.approx(0.99**4))
 
@@ -296,7 +296,7 @@ EXAMPLES = {
     "polynomial": schedules.PolynomialDecay(0.1, decay_steps=640, end_learning_rate=0.01),
     "inverse time": schedules.InverseTimeDecay(0.1, decay_steps=64, decay_rate=0.5),
     "steps": schedules.PiecewiseConstantDecay([64, 320], [0.1, 0.05, 0.01]),
-    # Stages of a few steps, or of less than one at a larger size.
+    # Stages of a few steps, or of less than one step at a larger batch size.
     "short": schedules.ExponentialDecay(0.1, decay_steps=10, decay_rate=0.9),
     "stairs": schedules.ExponentialDecay(0.1, decay_steps=6, decay_rate=0.5, staircase=True),
     "by step": schedules.InverseTimeDecay(0.1, decay_steps=1, decay_rate=0.01),

@@ -1,4 +1,4 @@
-"""One graph for all sizes: law: what is trained with it equals a fresh build's to the last bit."""
+"""The shared graph: training with it gives exactly the same results as with a new model."""
 
 import functools
 
@@ -13,7 +13,7 @@ from kbatch.training.learning_rate import scale_model
 from kbatch.training.shared_graph import GraphNumber, SharedGraph
 from kbatch.training.steps_per_execution import GraphCount
 
-ROWS = 50  # The last batch is a rest at each of the sizes.
+ROWS = 50  # No batch size of the test divides it.
 FOLLOW = ("beta_2", "weight_decay", "batch_norm_momentum", "ema_momentum")
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(
@@ -44,7 +44,7 @@ def built(optimizer, batch_size, *, seed=0, policy="float32"):
     with dtype_policy_scope(policy):
         keras.utils.set_random_seed(seed)
         model = models.normalised(optimizer=optimizer(), metrics=metrics)
-    # How often averages take the place of weights is a part of the graph: it is not to follow.
+    # `ema_overwrite_frequency` is a constant of the graph, so it must not follow the batch size.
     overwrites = model.optimizer.ema_overwrite_frequency
     follow = tuple(one for one in FOLLOW if not (overwrites and one == "ema_momentum"))
     scale_model(

@@ -1,4 +1,4 @@
-"""The train step of a model outside of `fit`: what a call does, and what is put back."""
+"""The train step of a model outside `fit`: calls and restored state."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def batches():
 @pytest.mark.parametrize("counted", [False, True])
 def test_kept_state_restores_steps_per_execution(counted):
     model = models.mlp(steps_per_execution=4)
-    if counted:  # Graphs read it from a variable, which the calls change.
+    if counted:  # Then graphs read it from a variable, which the calls change.
         model.steps_per_execution = counted_steps(model, 4)
     with kept_state(model) as state:
         StepCall(model, state, several=True).execute(batches(), 2)
@@ -33,7 +33,7 @@ def test_kept_state_restores_steps_per_execution(counted):
 
 
 def test_step_call_makes_one_step_and_restore_keeps_compiled_step():
-    """One step also of a model that makes several an execution."""
+    """A call is one step also if the model runs several steps per execution."""
     model, twin = models.mlp(steps_per_execution=4), models.mlp(run_eagerly=True)
     twin.set_weights(model.get_weights())
     twin.train_on_batch(*BATCH)

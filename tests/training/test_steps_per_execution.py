@@ -1,4 +1,4 @@
-"""Several steps an execution train as one does, take less time, and are chosen once a search."""
+"""`steps_per_execution`: equal training, and its choice once per search."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ KINDS = {"normalised": normalised, "accumulated": accumulated, "scaled": scaled}
 
 
 def trained(build, steps, *callbacks, epochs=2, data=None, steps_per_epoch=None, **plan):
-    """Trains as a search does; returns the model, its fit and its history."""
+    """Train as a search does, and return the model, its `TimedFit` and its history."""
     keras.utils.set_random_seed(0)
     model = build()
     x, y = data or (X, Y)
@@ -120,17 +120,17 @@ def examples():
 
 FORMS = {
     "arrays": lambda: (X, Y),
-    "examples": lambda: (examples(), None),  # Of known length in batches of any size.
+    "examples": lambda: (examples(), None),  # The length in batches is known.
     "batches": lambda: (examples().batch(8), None),
     "endless": lambda: (examples().batch(8).repeat(), None),
 }
 
 
 @pytest.mark.parametrize(("form", "asked", "steps", "updates"), [
-    ("arrays", 9, 3, [9, 3, 9]),  # As in plain Keras 3.15: the data have 12 batches.
+    ("arrays", 9, 3, [9, 3, 9]),  # As in Keras 3.15. The data have 12 batches.
     pytest.param("arrays", 14, 4, [12, 12, 12], marks=pytest.mark.slow),
     ("examples", 10, 2, [10, 2, 10]),
-    ("batches", 5, 1, [5, 5, 2]),  # Of unknown length.
+    ("batches", 5, 1, [5, 5, 2]),  # The length is unknown.
     ("endless", 10, 2, [10, 10, 10]),
     pytest.param("endless", 11, 1, [11, 11, 11], marks=pytest.mark.slow),
 ])  # fmt: skip
@@ -142,7 +142,7 @@ def test_steps_per_epoch_makes_same_updates_with_several_steps(form, asked, step
     if form != "arrays":
         return
     assert_same(several, trained(normalised, 1, epochs=3, data=data, steps_per_epoch=asked))
-    # The model of a decision runs as many steps, in a plain `fit`.
+    # The model of a decision makes the same updates in a plain `fit`.
     model = normalised(steps_per_execution=steps)
     counts = [0]
     count = keras.callbacks.LambdaCallback(
@@ -165,12 +165,12 @@ def test_steps_within_leaves_executions_to_time(budget):
             total = min(total, budget.updates or budget.train_s / step_s)
         if steps > 1:
             assert total > 3 * steps or steps == epoch_steps
-        elif step_s < 0.03:  # Twice as many would leave too few.
+        elif step_s < 0.03:  # Two steps would leave too few executions.
             assert total < 12 or epoch_steps == 1
 
 
 def test_planned_steps_uses_time_of_micro_batches():
-    # 1 ms a part and 0.1 ms an example: 4 parts of 16, which take 10.4 ms.
+    # A part takes 1 ms and an example 0.1 ms, so 4 parts of 16 take 10.4 ms.
     for batch_size, steps in ((64, 10), (8, 56)):
         asked = training(batch_size=batch_size, epoch_steps=1000)
         assert planned_steps("auto", PLAN, normalised(), asked)[0] == steps

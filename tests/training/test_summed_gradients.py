@@ -1,4 +1,4 @@
-"""A model with an embedding takes one and the same step, whole and in parts."""
+"""A model with an embedding makes the same update for a whole batch and in parts."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 TOKENS = np.minimum(RNG.zipf(1.3, (4 * ROWS, 12)), WORDS) - 1
 LABELS = RNG.integers(0, 3, 4 * ROWS)
 
-# Rates that move the weights by about their size: the rest of a small step is rounding.
+# Large rates move the weights by about their size, so that rounding is small in comparison.
 OPTIMIZERS = {
     "adam": lambda: optimizers.Adam(0.05),
     "clipped": lambda: optimizers.SGD(10.0, global_clipnorm=0.05),
@@ -24,7 +24,7 @@ OPTIMIZERS = {
 
 
 def classifier(optimizer, *, dense=False):
-    """Means of embeddings; `dense` takes them as matrix products, in float64."""
+    """Classify means of embeddings. With `dense`, compute these as matrix products in float64."""
     dtype = "float64" if dense else "float32"
     inputs = keras.Input((12,), dtype="int32")
     if dense:
@@ -39,7 +39,7 @@ def classifier(optimizer, *, dense=False):
 
 
 def updated(model, state, batch):
-    """The displacement of each variable by one update from a state."""
+    """Make one update from a state, and return the new state and the change of each weight."""
     built(model, *batch)
     variables = [*model.trainable_variables, *model.optimizer.variables]
     for variable, value in zip(variables, state, strict=True):
@@ -51,7 +51,7 @@ def updated(model, state, batch):
 
 
 def in_float32(values):
-    """The same values as float32 has them."""
+    """Round values to float32."""
     return [np.asarray(np.asarray(value, "float32"), "float64") for value in values]
 
 
@@ -66,14 +66,14 @@ WAYS = {
 def test_embedding_update_equals_dense_reference(name):
     keras.utils.set_random_seed(1)
     reference = classifier(OPTIMIZERS[name], dense=True)
-    reference.run_eagerly = True  # Its few steps take less time than tracing one.
+    reference.run_eagerly = True  # A few eager steps take less time than tracing one.
     reference.optimizer.build(reference.trainable_variables)
     state = [*reference.trainable_variables, *reference.optimizer.variables]
     batches = [(TOKENS[i : i + ROWS], LABELS[i : i + ROWS]) for i in range(0, 4 * ROWS, ROWS)]
     for batch in batches[:3]:
         state, _ = updated(reference, in_float32(state), batch)
     state = in_float32(state)
-    # So late Adam's correction of its bias is exact: at first float32 has 1 - beta^t to 1e-5.
+    # After many updates Adam's bias correction is exact. At first 1 - beta^t has an error of 1e-5.
     state[len(reference.trainable_variables)] = np.float64(10_000)
     _, expected = updated(reference, state, batches[3])
     for way, cut in WAYS.items():

@@ -1,4 +1,4 @@
-"""Every form of data: a sample of rows, and batches of any size."""
+"""Samples and batches of all forms of data."""
 
 import pickle
 import threading
@@ -163,12 +163,12 @@ def test_in_blocks_makes_at_most_50_blocks(form, steps):
         "unknown": sliced(X, Y).batch(50).filter(lambda *_: True),
     }[form]
     found, batch_size, batches = in_blocks(data, MODEL, batch_size=16, steps=steps)
-    # 94 rows in blocks of two; of a length that is not known, batches of the size given.
+    # 94 rows in blocks of two. If the length is unknown, batches have the given size.
     if form == "unknown":
         assert (batch_size, batches) == (16, None)
         assert lengths(found) == [16, 16, 16, 16, 16, 14]
         return
-    # Two steps are two batches of the dataset, and 32 rows each of other data.
+    # Two steps are two batches of a batched dataset, or 64 rows of other data.
     rows, size = (94, 2) if steps is None or form == "batches" else (64, 2)
     assert batch_size == size
     assert rows // size <= batches <= 50
@@ -193,7 +193,7 @@ REPEATED = {
 def test_in_blocks_validates_repeated_rows_once(form):
     data, steps = REPEATED[form]
     cuts = {}
-    for _ in range(2):  # The second time it is known where they repeat.
+    for _ in range(2):  # The second time `cuts` has the place.
         found, size, batches = in_blocks(data, MODEL, batch_size=16, steps=steps, cuts=cuts)
         x = [np.asarray(keras.tree.flatten(batch)[0]) for batch in found]
         np.testing.assert_array_equal(np.concatenate(x), X)
@@ -204,7 +204,7 @@ def test_in_blocks_validates_repeated_rows_once(form):
 
 def test_in_blocks_counts_rows_equal_by_chance():
     bits = np.arange(94)[:, None] * 7 // 3 % 2 + np.zeros((1, 8))
-    rows = np.arange(len(X))  # The first 7 again at the end, or the first 8 again in the middle.
+    rows = np.arange(len(X))  # Repeat the first 7 at the end, or the first 8 in the middle.
     again = [np.r_[rows, rows[:7]], np.r_[rows[:20], rows[:8], rows[20:]]]
     for x, y in ((bits, bits[:, 0]), *((X[chosen], Y[chosen]) for chosen in again)):
         found, *_ = in_blocks((x, y), MODEL, batch_size=16, steps=None)
@@ -261,7 +261,7 @@ def test_sample_of_differing_elements_is_the_largest():
 @pytest.mark.parametrize(
     ("dataset", "examples"),
     [
-        (sliced(X, Y).batch(3), 96),  # Beyond those that are read, all count as full.
+        (sliced(X, Y).batch(3), 96),  # Batches that are not sampled count as full.
         (sliced(X, Y).repeat(), None),
         (sliced(X, Y).filter(lambda x, y: y > 0), None),
     ],
@@ -370,7 +370,7 @@ def test_labels_of_wrong_kind_are_refused(loss, one_hot, advice):
 
 
 class Hooked(Rows):
-    """Writes down its hooks and reads."""
+    """Logs its hooks and reads."""
 
     log: ClassVar[list] = []
 
@@ -394,7 +394,7 @@ def test_pydataset_hooks_are_called_in_order_of_keras():
         models.mlp().fit(data, epochs=2, shuffle=False, verbose=0)
         logs.append([*Hooked.log])
     assert logs[0] == [0, 1, "end", "begin 1", 0, 1, 2, "end", "begin 2", 0, 1, 2, "end"]
-    assert logs[1] == logs[0][:-1]  # A dataset does not know that it was read for the last time.
+    assert logs[1] == logs[0][:-1]  # A dataset does not know which epoch is the last.
 
 
 @pytest.mark.parametrize("lock", [None, threading.Lock()])

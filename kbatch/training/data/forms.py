@@ -331,7 +331,7 @@ def is_batched(spec: Any, model: keras.Model | None) -> bool:
         parts = keras.tree.flatten(spec)
         if any(part.shape.rank == 0 for part in parts):
             return False
-        rows = {part.shape[0] if part.shape.rank else None for part in parts}
+        rows = {part.shape[0] for part in parts if part.shape.rank}
         if rows == {None} and all(part.shape.rank for part in parts):
             return True
         if len(rows - {None}) > 1:  # The parts of a batch have the same number of rows.

@@ -123,7 +123,7 @@ class TrainingData:
         self._sample = sampled
         makes_batches = isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
         self.is_function = callable(self.x) and not makes_batches
-        self._cuts: Cuts = {}  # Where validation data begin to repeat.
+        self._cuts: Cuts = {}  # The places at which validation data begin to repeat.
         # Copies that the last training run used, if `x` or the validation data are a `PyDataset`.
         self._copies: dict[str, Any] = {}
         self.not_copied: str | None = None  # Why training runs share a `PyDataset`.
@@ -163,7 +163,7 @@ class TrainingData:
             self._sampled()
 
     def some_rows(self, model: Any) -> forms.Sample | None:
-        """Return rows of the data, or None for a function, which makes datasets of any batch size.
+        """Return rows of the data. A function, which makes datasets of any batch size, has none.
 
         For a dataset, return rows of its largest element: the longest sequence needs most memory.
         """
