@@ -72,10 +72,10 @@ class Calls(Sweep):
 
 
 def swept(calls, *, sizes=SIZES, larger=()):
+    """Run a sweep; return for each size "measured" or the code of the reason why it was not run."""
     list(calls.warm_up(Setting("only", size) for size in sizes))
     list(calls.extend("only", larger))
     calls.run()
-    """Of each size why it has no times, as a code, else "measured"."""
     reasons = {one.size: calls.not_run.get(one) for one in calls.tried("only")}
     return {size: reason.code if reason else "measured" for size, reason in reasons.items()}
 

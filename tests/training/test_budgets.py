@@ -34,7 +34,7 @@ class Ticks(keras.callbacks.Callback):
 
 @functools.cache
 def shared_model():
-    """An eager model, because tracing takes longer than its steps. No test needs its initial weights."""
+    """An eager model, because tracing takes longer than its few steps."""
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3, "softmax")])
     loss = "sparse_categorical_crossentropy"
     model.compile("sgd", loss, metrics=["accuracy"], run_eagerly=True)
