@@ -32,7 +32,8 @@ from kbatch.library_internals import (
 )
 from kbatch.page.numbers import join_words
 from kbatch.records.notes import Note
-from kbatch.training.data.forms import Sample, as_dataset, is_dataset, rows_of
+from kbatch.training.data.batches import Sample
+from kbatch.training.data.forms import as_dataset, is_dataset, rows_of
 from kbatch.training.data.training_data import TrainingData, training_dataset
 from kbatch.training.dtype_policy import POLICIES, dtype_policy_scope
 

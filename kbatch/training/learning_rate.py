@@ -425,8 +425,9 @@ def _scale_momenta(
     if layers:
         pairs = zip(*(vars(layer)[REMEMBERED] for layer in layers), strict=True)
         given[name], made[name] = (tuple(sorted(set(momenta))) for momenta in pairs)
-    settings = [float(getattr(*setting)) for setting in _scaled_settings(layers, optimizers)]
-    return dataclasses.replace(scaling, given=given, made=made, values=(*rates, *settings))
+    settings = _scaled_settings(layers, optimizers)
+    values = (*rates, *(float(getattr(owner, name)) for owner, name in settings))
+    return dataclasses.replace(scaling, given=given, made=made, values=values)
 
 
 def _own_momentum(layer: Any) -> float:

@@ -63,7 +63,7 @@ class SharedGraph:
                 not any(
                     id(part) in parts for part in (*internals.layers_of(fresh), fresh.optimizer)
                 )
-                and all(isinstance(getattr(*setting), GraphNumber) for setting in shared_settings)
+                and all(isinstance(getattr(o, n), GraphNumber) for o, n in shared_settings)
                 and isinstance(shared.steps_per_execution, GraphCount)
                 and description(shared, shared_settings) == traced
             ):

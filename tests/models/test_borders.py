@@ -183,7 +183,7 @@ def test_what_cannot_be_searched_is_refused_with_what_to_give(tmp_path):
     small_models.mlp().save(path := tmp_path / "model.keras")
     keras.config.set_dtype_policy(before)
     half = {"sizes": (8, 16), "dtype_policy": None}
-    with pytest.raises(keras_tuner.errors.FatalValueError, match=r"which is loaded.*bfloat16"):
+    with pytest.raises(keras_tuner.errors.FatalValueError, match=r"loads a model.*bfloat16"):
         searched(tmp_path / "3", lambda: keras.models.load_model(path), X, Y, **half)
 
 

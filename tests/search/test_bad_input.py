@@ -67,7 +67,7 @@ AT_ONCE = [
     (hypermodel(steps_per_execution=0), ValueError, "steps_per_execution"),
     (hypermodel(memory_limit_bytes=5), ValueError, "memory_limit_bytes=5"),
     (hypermodel(dtype_policy="float12"), ValueError, "mixed_float16"),
-    (hypermodel(dtype_policy=()), ValueError, "at least one"),
+    (hypermodel(dtype_policy=()), ValueError, "one or more"),
     (hypermodel(learning_rate_scaling="cubic"), ValueError, "'linear'"),
     (hypermodel(follow_batch_size=("momentum",)), ValueError, "momentum"),
     (hypermodel(seed=-1), ValueError, "seed=-1"),
@@ -157,7 +157,7 @@ SENT = OWN | {"executor": StubExecutor()}
 HOLDS = keras.callbacks.LambdaCallback(on_train_end=Held())
 TO_TARGET = keras_tuner.Objective("seconds_to_target", "min")
 ENDED = [
-    (searched(data=lambda: ((models.rows(8) for _ in range(2)),)), "does not allow"),
+    (searched(data=lambda: ((models.rows(8) for _ in range(2)),)), "cannot change"),
     (searched(fit={"batch_size": 8}, **OWN), "batch_size=8"),
     (searched(fit={"callbacks": 3}, **OWN), "callbacks=3"),
     (searched(), "batch_size=128 for 94"),

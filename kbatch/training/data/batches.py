@@ -1,4 +1,4 @@
-"""Batches of arrays, validation data in blocks, and meters of the batches that are trained on."""
+"""Samples and batches of data, validation data in blocks, and meters of the trained batches."""
 
 import math
 from collections.abc import Iterator
@@ -10,13 +10,25 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import cache_file, inputs_of_dataset, is_op_determinism_enabled
+from kbatch.records.notes import Note
 from kbatch.training.data import forms
 from kbatch.training.model import replica_count
 
 MOST_BLOCKS = 50  # Blocks of consecutive validation examples.
+SAMPLE_ROWS = 64  # At most, in the sample of the data.
+
+_SAMPLED_ELEMENTS = 16
 
 _ENDLESS = 2**62
 _NUMBER, _NUMBERS = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
+
+
+class Sample(NamedTuple):
+    """Some rows of the data, and the number of examples."""
+
+    rows: Any  # Inputs, targets and perhaps weights: nested NumPy arrays of shape (rows, ...).
+    examples: int | None  # An upper bound for a long dataset of batches; None if unknown.
+    note: Note | None = None  # A reader should know this about the choice of rows.
 
 
 class Batches(NamedTuple):
@@ -32,6 +44,65 @@ class Batches(NamedTuple):
     order: str | None
     of_dataset: bool
     epoch_steps: int | None  # Steps of an epoch if `dataset` is endless, else None.
+
+
+def sample_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sample]:
+    """Read the first elements of a dataset as batches and as single examples.
+
+    Returns:
+        The spec of an element, a sample that takes elements as batches (None if an element has a
+        part without axes), and a sample that takes them as single examples.
+    """
+    spec = forms.spec_of(dataset)
+    for part in tf.nest.flatten(spec):
+        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+            kind = part.value_type.__name__
+            raise InputError(
+                f"kbatch cannot take rows from a {kind}: convert the data with `.to_tensor()` or "
+                "`tf.sparse.to_dense`. A search with `micro_batch_size=None` trains whole batches "
+                f"and can use such data. Received: a dataset with a {kind}."
+            )
+    may_be_batches = all(part.shape.rank != 0 for part in keras.tree.flatten(spec))
+    cardinality = int(dataset.cardinality())
+    batches, examples = _SampleReader(cardinality), _SampleReader(cardinality)
+    for element in dataset.take(_SAMPLED_ELEMENTS):
+        arrays = forms.each_part(np.asarray, element)
+        # The rank of a result of `tf.py_function` is known only now.
+        may_be_batches = may_be_batches and all(part.ndim for part in keras.tree.flatten(arrays))
+        examples.add(forms.each_part(lambda leaf: leaf[None], arrays))
+        if may_be_batches:
+            batches.add(arrays)
+    if not examples.counts:
+        raise InputError("The dataset is empty: give one with elements. Received: no element.")
+    return spec, batches.sample() if may_be_batches else None, examples.sample()
+
+
+class _SampleReader:
+    """Collects the rows of the element with the largest examples."""
+
+    def __init__(self, cardinality: int):
+        self.counts: list[int] = []  # Rows of each element.
+        self._cardinality = cardinality
+        self._row_bytes: list[float] = []
+        self._rows: Any = None
+
+    def add(self, element: Any) -> None:
+        leaves = forms.parts_of(element)
+        count = leaves[0].shape[0]
+        row_bytes = sum(leaf.nbytes for leaf in leaves) / max(1, count)
+        if row_bytes > max(self._row_bytes, default=-1.0):  # A view would keep the whole element.
+            self._rows = forms.each_part(lambda leaf: np.array(leaf[:SAMPLE_ROWS]), element)
+        self._row_bytes.append(row_bytes)
+        self.counts.append(count)
+
+    def sample(self) -> Sample:
+        examples = None
+        if self._cardinality >= 0:
+            seen_all = self._cardinality <= len(self.counts)
+            examples = sum(self.counts) if seen_all else self._cardinality * max(self.counts)
+        differ = len(set(self._row_bytes)) > 1
+        note = Note.of("rows_differ", elements=len(self.counts)) if differ else None
+        return Sample(self._rows, examples, note)
 
 
 def sized(examples: int, size: int) -> list[int]:

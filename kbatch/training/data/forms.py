@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,10 +15,7 @@ from kbatch.library_internals import (
     declared_structure,
     inputs_of_dataset,
 )
-from kbatch.records.notes import Note
 
-SAMPLE_ROWS = 64  # At most, in the sample of the data.
-_SAMPLED_ELEMENTS = 16
 _MOST_COPIED_BYTES = 2**26  # Larger arrays in a PyDataset are shared, not copied.
 
 FORMS = (
@@ -26,14 +23,6 @@ FORMS = (
     "`tf.data.Dataset`, a Grain dataset of batches, a `keras.utils.PyDataset`, or a function "
     "`batch_size -> tf.data.Dataset` (or PyDataset)."
 )
-
-
-class Sample(NamedTuple):
-    """Some rows of the data, and the number of examples."""
-
-    rows: Any  # Inputs, targets and perhaps weights: nested NumPy arrays of shape (rows, ...).
-    examples: int | None  # An upper bound for a long dataset of batches; None if unknown.
-    note: Note | None = None  # A reader should know this about the choice of rows.
 
 
 def is_dataset(data: Any) -> bool:
@@ -226,6 +215,15 @@ def rows_of(batch: Any) -> int:
     return int(parts_of(batch)[0].shape[0])
 
 
+def held_on_device(batch: Any) -> Any:
+    """Copy a batch to the first GPU, if there is one. Texts stay on the host."""
+    gpus = tf.config.list_logical_devices("GPU")
+    if not gpus:
+        return batch
+    with tf.device(gpus[0].name):
+        return each_part(lambda leaf: leaf if leaf.dtype == tf.string else tf.identity(leaf), batch)
+
+
 def first_rows(batch: Any, rows: int) -> Any:
     return each_part(lambda leaf: rows_between(leaf, 0, rows), batch)
 
@@ -376,71 +374,3 @@ def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]
     if not tensors or not known or len(parts) != len(tensors):
         return None
     return [(part, tuple(t.shape)) for part, t in zip(parts, tensors, strict=True)]
-
-
-def sample_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sample]:
-    """Read the first elements of a dataset as batches and as single examples.
-
-    Returns:
-        The spec of an element, a sample that takes elements as batches (None if an element has a
-        part without axes), and a sample that takes them as single examples.
-    """
-    spec = spec_of(dataset)
-    for part in tf.nest.flatten(spec):
-        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
-            kind = part.value_type.__name__
-            raise InputError(
-                f"kbatch cannot take rows from a {kind}: convert the data with `.to_tensor()` or "
-                "`tf.sparse.to_dense`. A search with `micro_batch_size=None` trains whole batches "
-                f"and can use such data. Received: a dataset with a {kind}."
-            )
-    may_be_batches = all(part.shape.rank != 0 for part in keras.tree.flatten(spec))
-    cardinality = int(dataset.cardinality())
-    batches, examples = _SampleReader(cardinality), _SampleReader(cardinality)
-    for element in dataset.take(_SAMPLED_ELEMENTS):
-        arrays = each_part(np.asarray, element)
-        # The rank of a result of `tf.py_function` is known only now.
-        may_be_batches = may_be_batches and all(part.ndim for part in keras.tree.flatten(arrays))
-        examples.add(each_part(lambda leaf: leaf[None], arrays))
-        if may_be_batches:
-            batches.add(arrays)
-    if not examples.counts:
-        raise InputError("The dataset is empty: give one with elements. Received: no element.")
-    return spec, batches.sample() if may_be_batches else None, examples.sample()
-
-
-class _SampleReader:
-    """Collects the rows of the element with the largest examples."""
-
-    def __init__(self, cardinality: int):
-        self.counts: list[int] = []  # Rows of each element.
-        self._cardinality = cardinality
-        self._row_bytes: list[float] = []
-        self._rows: Any = None
-
-    def add(self, element: Any) -> None:
-        leaves = parts_of(element)
-        count = leaves[0].shape[0]
-        row_bytes = sum(leaf.nbytes for leaf in leaves) / max(1, count)
-        if row_bytes > max(self._row_bytes, default=-1.0):  # A view would keep the whole element.
-            self._rows = each_part(lambda leaf: np.array(leaf[:SAMPLE_ROWS]), element)
-        self._row_bytes.append(row_bytes)
-        self.counts.append(count)
-
-    def sample(self) -> Sample:
-        examples = None
-        if self._cardinality >= 0:
-            seen_all = self._cardinality <= len(self.counts)
-            examples = sum(self.counts) if seen_all else self._cardinality * max(self.counts)
-        differ = len(set(self._row_bytes)) > 1
-        note = Note.of("rows_differ", elements=len(self.counts)) if differ else None
-        return Sample(self._rows, examples, note)
-
-
-def held_on_device(batch: Any) -> Any:
-    """Copy a batch to the first GPU, if there is one. Texts stay on the host."""
-    gpus = tf.config.list_logical_devices("GPU")
-    if not gpus:
-        return batch
-    with tf.device(gpus[0].name):
-        return each_part(lambda leaf: leaf if leaf.dtype == tf.string else tf.identity(leaf), batch)

@@ -24,12 +24,15 @@ from kbatch.page.numbers import percent
 from kbatch.records.notes import Note
 from kbatch.training.data import forms
 from kbatch.training.data.batches import (
+    SAMPLE_ROWS,
     ArrayRows,
     Batches,
     Cuts,
+    Sample,
     in_blocks,
     most_examples,
     of_known_size,
+    sample_elements,
 )
 from kbatch.training.model import build_ahead, user_step
 from kbatch.training.state import check_seed, seed_of
@@ -115,7 +118,7 @@ class TrainingData:
     shuffle: bool = True
     # The result of `sample_elements`; for arrays, the first two values are None. Both samples of a
     # dataset are kept, because only a model shows whether its elements are batches.
-    sampled: dataclasses.InitVar[tuple[Any, forms.Sample | None, forms.Sample] | None] = None
+    sampled: dataclasses.InitVar[tuple[Any, Sample | None, Sample] | None] = None
 
     def __post_init__(self, sampled: Any):
         self.as_given = [vars(self)[name] for name in _DATA]
@@ -139,16 +142,12 @@ class TrainingData:
         """Use one example, x or (x, y) without a batch axis, as the sample of unknown data."""
         parts = example if isinstance(example, tuple) else (example,)
         rows, _ = forms.arrays_of(*forms.each_part(lambda leaf: np.asarray(leaf)[None], parts))
-        return cls(sampled=(None, None, forms.Sample(forms.each_part(np.asarray, rows), None)))
+        return cls(sampled=(None, None, Sample(forms.each_part(np.asarray, rows), None)))
 
     def arguments(self) -> tuple[str, ...]:
         """Return the form of `x`, and the names of the other data arguments that were given."""
-        if forms.is_dataset(self.x):
-            form = "dataset"
-        elif self.is_function:
-            form = "function"
-        else:
-            form = "PyDataset" if isinstance(self.x, keras.utils.PyDataset) else "arrays"
+        form = "PyDataset" if isinstance(self.x, keras.utils.PyDataset) else "arrays"
+        form = "dataset" if forms.is_dataset(self.x) else "function" if self.is_function else form
         names = ("y", "sample_weight", "class_weight")
         return (form, *(name for name in names if getattr(self, name) is not None))
 
@@ -162,7 +161,7 @@ class TrainingData:
         else:
             self._sampled()
 
-    def some_rows(self, model: Any) -> forms.Sample | None:
+    def some_rows(self, model: Any) -> Sample | None:
         """Return rows of the data. A function, which makes datasets of any batch size, has none.
 
         For a dataset, return rows of its largest element: the longest sequence needs most memory.
@@ -226,7 +225,7 @@ class TrainingData:
         """
         x, y, weight, _ = self._split()
         if forms.gives_batches(x):
-            data = self.sample(forms.SAMPLE_ROWS, model, fewest=1)
+            data = self.sample(SAMPLE_ROWS, model, fewest=1)
         else:
             data, _ = forms.arrays_of(x, y, weight, self.class_weight)
         inputs = forms.parts_of(keras.utils.unpack_x_y_sample_weight(data)[0])
@@ -235,7 +234,7 @@ class TrainingData:
         if not floats:
             return None
         sizes = sum(np.abs(array).reshape(len(array), -1).max(1) for array in floats)
-        half, count = forms.SAMPLE_ROWS // 2, len(floats[0])
+        half, count = SAMPLE_ROWS // 2, len(floats[0])
         spaced = np.linspace(0, count - 1, half).astype(int)
         rows = np.unique([*np.argsort(sizes)[-half:], *spaced])
         return forms.each_part(lambda leaf: tf.convert_to_tensor(np.asarray(leaf)[rows]), data)
@@ -397,18 +396,18 @@ class TrainingData:
             raise InputError(str(error)[:300]) from error
         return (*split[0], split[1])
 
-    def _sampled(self) -> tuple[Any, forms.Sample | None, forms.Sample]:
+    def _sampled(self) -> tuple[Any, Sample | None, Sample]:
         """Sample the data once: to read a dataset again may fill a shuffle buffer again."""
         if self._sample is not None:
             return self._sample
         self._check_arguments()
         data: Any = forms.as_dataset(forms.fresh_copy(self.x)[0])
         if forms.is_dataset(data):
-            self._sample = forms.sample_elements(data)
+            self._sample = sample_elements(data)
             return self._sample
         first: Any = keras.tree.map_structure(
             lambda leaf: (
-                leaf[: forms.SAMPLE_ROWS]
+                leaf[:SAMPLE_ROWS]
                 if hasattr(leaf, "__getitem__") and getattr(leaf, "shape", None) != ()
                 else leaf
             ),
@@ -420,7 +419,7 @@ class TrainingData:
         self._sample = (
             None,
             None,
-            forms.Sample(forms.each_part(np.asarray, rows), forms.rows_of(self.x)),
+            Sample(forms.each_part(np.asarray, rows), forms.rows_of(self.x)),
         )
         return self._sample
 
