@@ -236,16 +236,21 @@ def stepping(kind=Stepping, **arguments):
     return model
 
 
+ROWS = X[:30], Y[:30]
 XLA = pytest.param({"jit_compile": True}, marks=pytest.mark.slow)
 
 
+@pytest.fixture(scope="module")
+def stepped():
+    """The model with the custom step, trained on a whole batch."""
+    return trained(stepping, ROWS, micro_batch_size=None, eager=True, batch_size=30)
+
+
 @pytest.mark.parametrize("way", [{}, {"run_eagerly": True}, XLA])
-def test_exact_equals_whole_batch_for_custom_train_step(way):
-    data = X[:30], Y[:30]
-    whole = trained(stepping, data, micro_batch_size=None, eager=True, batch_size=30)
+def test_exact_equals_whole_batch_for_custom_train_step(way, stepped):
     build = in_parts(lambda: stepping(**way))
-    parts = trained(build, data, micro_batch_size=None, batch_size=30)
-    assert_same_training(whole, parts, 1e-5)
+    parts = trained(build, ROWS, micro_batch_size=None, batch_size=30)
+    assert_same_training(stepped, parts, 1e-5)
 
 
 class Diffusing(Stepping):
@@ -363,7 +368,8 @@ def test_exact_does_not_cut_calls_of_other_threads():
             thread.join()
             return super().train_step(data)
 
-    in_parts(lambda: stepping(Reading))().fit(X[:30], Y[:30], batch_size=30, verbose=0)
+    build = in_parts(lambda: stepping(Reading, run_eagerly=True))
+    build().fit(X[:30], Y[:30], batch_size=30, verbose=0)
     assert set(seen.rows) == {30}
 
 

@@ -391,7 +391,7 @@ def test_pydataset_hooks_are_called_in_order_of_keras():
     for given in (lambda x, **_: x, kbatch.training_dataset):
         Hooked.log.clear()
         data = given(Hooked(20), batch_size=8, shuffle=False)
-        models.mlp().fit(data, epochs=2, shuffle=False, verbose=0)
+        models.mlp(run_eagerly=True).fit(data, epochs=2, shuffle=False, verbose=0)
         logs.append([*Hooked.log])
     assert logs[0] == [0, 1, "end", "begin 1", 0, 1, 2, "end", "begin 2", 0, 1, 2, "end"]
     assert logs[1] == logs[0][:-1]  # A dataset does not know which epoch is the last.
