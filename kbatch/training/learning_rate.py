@@ -51,14 +51,14 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
     # Keras's schedules compute with integers if the rate is an integer: always make it a float.
     if ratio == kappa == 1 and not _is_keras_schedule(current):
         return
-    if isinstance(current, keras.Variable) or not callable(current):
-        rate: Any = keras.ops.convert_to_numpy(current)
-        inner.learning_rate = float(rate) * ratio
-        return
 
     def scaled_rate() -> Any:
         return current() * ratio
 
+    if isinstance(current, keras.Variable) or not callable(current):
+        rate: Any = keras.ops.convert_to_numpy(current)
+        inner.learning_rate = float(rate) * ratio
+        return
     schedule = isinstance(current, Schedule)
     scaled = scaled_schedule(current, ratio=ratio, kappa=kappa) if schedule else scaled_rate
     inner.learning_rate = scaled

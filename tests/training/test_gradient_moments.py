@@ -64,8 +64,12 @@ IDS = np.random.default_rng(3).integers(0, 10, (94, 6))
 
 
 BUILDS = {"dense": (models.mlp, X), "lookup": (tokens, IDS)}
-# These cuts leave a rest. Even cuts and single rows are below. XLA compiles the sparse gradient.
-CASES = [("lookup", 7, False), pytest.param("lookup", 8, True, marks=pytest.mark.slow)]
+# These cuts leave a rest. Even cuts are below. XLA compiles the sparse gradient.
+CASES = [
+    ("dense", 1, False),
+    ("lookup", 7, False),
+    pytest.param("lookup", 8, True, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("kind", "micro_batch_size", "jit_compile"), CASES)
@@ -82,12 +86,6 @@ def test_moments_of_one_update(kind, micro_batch_size, jit_compile):
 def traced():
     """A model that measures every update, traced once."""
     return built(accumulating(still(), 8, moments_every=1), X, Y)
-
-
-def test_moments_of_one_update_in_single_rows():
-    expected = reference(still(), X[:8], Y[:8], 1)
-    result = found(still(), X[:8], Y[:8], 1, batch_size=8)
-    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
 
 
 # An epoch has three updates. The last batch is smaller.

@@ -15,20 +15,10 @@ from kbatch.training.metrics import is_accuracy, is_fraction, metric_direction
 
 NO_DIRECTION = {"Mean", "MeanMetricWrapper", "Metric", "Sum"}
 # In Keras counts have no direction. keras-tuner uses these.
-COUNTS = {
-    "TruePositives": "max",
-    "TrueNegatives": "max",
-    "FalsePositives": "min",
-    "FalseNegatives": "min",
-}
-REQUIRED = {
-    "num_classes": 2,
-    "target_class_ids": [0],
-    "recall": 0.5,
-    "precision": 0.5,
-    "sensitivity": 0.5,
-    "specificity": 0.5,
-}
+COUNTS = dict.fromkeys(("TruePositives", "TrueNegatives"), "max")
+COUNTS |= dict.fromkeys(("FalsePositives", "FalseNegatives"), "min")
+REQUIRED = dict.fromkeys(("recall", "precision", "sensitivity", "specificity"), 0.5)
+REQUIRED |= {"num_classes": 2, "target_class_ids": [0]}
 
 
 def made(kind):

@@ -64,14 +64,8 @@ def test_scale_model_keeps_half_life_of_second_moment(optimizer, name):
         assert peak_learning_rate(model.optimizer) == pytest.approx(scaling.learning_rate)
 
 
-DECAYING = [
-    optimizers.AdamW,
-    optimizers.Adafactor,
-    optimizers.Lion,
-    optimizers.Muon,
-    optimizers.RMSprop,
-    optimizers.SGD,
-]
+DECAYING = (optimizers.AdamW, optimizers.Adafactor, optimizers.Lion)
+DECAYING += (optimizers.Muon, optimizers.RMSprop, optimizers.SGD)
 
 
 def left_over(optimizer, updates):
