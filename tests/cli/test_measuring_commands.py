@@ -12,12 +12,7 @@ from kbatch.cli import main as cli
 
 @pytest.mark.parametrize(
     ("data", "more", "batch_size"),
-    [
-        ("data", (), 8),
-        ("dataset", ("--no-remedies",), 8),
-        ("sized", ("--batch-size", "10", "--no-remedies"), 10),
-        ("arrays", ("--batch-size", "20", "-o", "elsewhere"), 20),
-    ],
+    [("data", (), 8), ("sized", ("--batch-size", "10", "--no-remedies", "-o", "elsewhere"), 10)],
 )
 def test_input_writes_record_and_figure(folder, capsys, data, more, batch_size):
     words = ["input", "given:build", "--data", f"given:{data}", "--budget", "0.3"]

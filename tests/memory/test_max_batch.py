@@ -176,7 +176,7 @@ def test_find_max_batch_size_restores_a_model_that_cannot_be_sent():
     kbatch.accumulate_gradients(model, 1)
     step, before, history = model.train_step, models.state_of(model), model.history
     result = kbatch.find_max_batch_size(
-        model, *models.rows(40), memory_limit_bytes=100 * MB, max_batch_size=2
+        model, *models.rows(40), memory_limit_bytes=100 * MB, max_batch_size=1
     )
     assert result.notes[0].values == {"why": "not sendable"}
     assert result.dtype_policy == "mixed_float16"

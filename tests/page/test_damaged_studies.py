@@ -89,7 +89,7 @@ def read_all(study):
     assert str(study) and study.settings and study.figures()
 
 
-def draw_all(study):
+def draw_all(study, layout="none"):
     for name in STUDY_FIGURES:
         try:
             axes = getattr(kbatch, f"plot_{name.replace('-', '_')}")(study)
@@ -97,6 +97,7 @@ def draw_all(study):
             # The study has no data for this figure.
             assert "Received: " in str(error)
         else:
+            axes.figure.set_layout_engine(layout)
             axes.figure.draw_without_rendering()
 
 
@@ -150,4 +151,4 @@ def test_figures_with_markup_and_long_names():
     with warnings.catch_warnings():
         # Matplotlib warns if texts leave no room for the panels.
         warnings.simplefilter("error", UserWarning)
-        draw_all(make_study(*trials, name="$\\frac$ a$_b$ {x} %s <b>"))
+        draw_all(make_study(*trials, name="$\\frac$ a$_b$ {x} %s <b>"), layout="constrained")
