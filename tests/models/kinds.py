@@ -466,7 +466,7 @@ class Kind(NamedTuple):
 
 KINDS = (
     Kind("Convolutional net", "augmentation and dropout in the model", plain_cnn, images),
-    Kind("U-Net", "BatchNormalization; a label a pixel", unet, masked_images),
+    Kind("U-Net", "BatchNormalization; one label per pixel", unet, masked_images),
     Kind("Object detection", "two outputs, a loss divided by objects", detector, boxes),
     Kind(
         "DDPM",
@@ -482,7 +482,7 @@ KINDS = (
         vectors,
         "g_loss",
     ),
-    Kind("CTC", "`add_loss` of a value a row; dicts without targets", captcha, captchas),
+    Kind("CTC", "`add_loss` of one value per row; dicts without targets", captcha, captchas),
     Kind("Two towers", "the other examples of the batch are the negatives", two_towers, queries),
     Kind("Named entities", "a loss divided by the tokens of the batch", named_entities, tagged),
     Kind(
