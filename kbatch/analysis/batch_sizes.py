@@ -17,49 +17,45 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
         low: Smallest batch size, in examples.
         high: Largest batch size, in examples.
 
+    Returns:
+        The batch sizes as a tuple of `int`.
+
     Raises:
-        TypeError: If a bound is no integer.
-        ValueError: If no power of two lies between the bounds.
+        TypeError: If a bound is not an integer.
+        ValueError: If there is no power of two between the bounds.
     """
     low, high = check_size(low, "low"), check_size(high, "high")
     sizes = tuple(2**k for k in range((low - 1).bit_length(), high.bit_length()))
     if not sizes:
-        raise ValueError(
-            "`powers_of_two(low, high)` needs a power of two from `low` to `high`: widen the "
-            f"range. Received: low={low}, high={high}."
-        )
+        raise ValueError(f"Widen the range to a power of two. Received: low={low}, high={high}.")
     return sizes
 
 
 def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
-    """Check that these are ascending integers, and return them as Python's."""
-    given = list(batch_sizes) if isinstance(batch_sizes, Iterable) else None
-    if given is None or not all(map(is_integer, given)):
-        raise TypeError(
-            "`batch_sizes` must be a sequence of integers, such as "
-            f"`kbatch.powers_of_two(16, 1024)`. Received: batch_sizes={batch_sizes!r}."
-        )
-    sizes = tuple(map(operator.index, given))
+    """Check that batch sizes are ascending integers, and return them as Python's `int`."""
+    wrong = (
+        "`batch_sizes` must be a sequence of integers, positive and ascending, each once, such as "
+        f"`kbatch.powers_of_two(16, 1024)`. Received: batch_sizes={batch_sizes!r}."
+    )
+    items = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [None]
+    if not all(map(is_integer, items)):
+        raise TypeError(wrong)
+    sizes = tuple(map(operator.index, items))
     if not sizes or sizes[0] < 1 or sizes != tuple(sorted(set(sizes))):
-        raise ValueError(
-            "`batch_sizes` must be positive and ascending, each size once, such as "
-            f"`kbatch.powers_of_two(16, 1024)`. Received: batch_sizes={list(sizes)}."
-        )
+        raise ValueError(wrong)
     return sizes
 
 
 def check_size(size: int, name: str, *, unit: str = ", in examples") -> int:
-    """Check that a number is a positive integer, and return it as Python's."""
+    """Check that a number is a positive integer, and return it as Python's `int`."""
     wrong = f"`{name}` must be a positive integer{unit}. Received: {name}={size!r}."
-    if not is_integer(size):
-        raise TypeError(wrong)
-    if size < 1:
-        raise ValueError(wrong)
+    if not is_integer(size) or size < 1:
+        raise (ValueError if is_integer(size) else TypeError)(wrong)
     return operator.index(size)
 
 
 def is_integer(value: Any) -> bool:
-    """Return whether a value is a whole number of any library; a bool is none."""
+    """Return whether a value is an integer, of any library. A bool is not."""
     try:
         operator.index(value)
     except TypeError:
@@ -80,6 +76,6 @@ def check_size_or_auto(
 
 
 def equal_parts(batch_size: int, largest: int) -> int:
-    """Return the size of the fewest parts of a batch that are at most `largest` and about equal."""
+    """Return the size of the fewest equal parts of a batch that are at most `largest`."""
     parts = -(-batch_size // largest)
     return -(-batch_size // parts)

@@ -1,14 +1,14 @@
-"""What a batch size is worth: statistical efficiency, goodput and steps to a target.
+"""Statistical efficiency, goodput, and the steps to a target, by batch size.
 
 With noise scale B_noise and a base batch size M0 (Qiao et al. 2021, Pollux, OSDI, section 3.1):
 
     efficiency(B) = (B_noise + M0) / (B_noise + B)      progress of an example, relative to M0
-    goodput(B) = B / t(B) * efficiency(B)               in examples of batch size M0 a second
+    goodput(B) = B / t(B) * efficiency(B)               in examples of batch size M0 per second
 
-Steps to a target are S(B) = S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162,
-equation 2.11 solved for the steps): no batch needs fewer than S_min steps and none fewer than
-E_min = S_min B_crit examples; at B_crit both are twice their least. It is a line in 1 / B, fitted
-as one.
+The steps to a target are S(B) = S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162,
+equation 2.11 solved for the steps). Every batch size needs at least S_min steps and at least
+E_min = S_min B_crit examples. At B_crit both are twice their minimum. The curve is a line in 1 / B
+and is fitted as one.
 """
 
 import math
@@ -24,21 +24,31 @@ from kbatch.analysis.scaling_curve import fit_line
 def statistical_efficiency(
     batch_size: float, *, noise_scale: float, base_batch_size: float
 ) -> float:
-    """Compute the progress of an example relative to that at a base batch size M0.
+    """Compute the progress per example, relative to the progress at a base batch size.
 
-    Assumes a learning rate that suits each size. B, B_noise and M0 are in examples.
+    The formula is `(noise_scale + base_batch_size) / (noise_scale + batch_size)` (Qiao et al. 2021,
+    Pollux, OSDI, section 3.1). It assumes a learning rate that suits each batch size.
+
+    Example:
 
     >>> statistical_efficiency(192, noise_scale=64, base_batch_size=64)
     0.5
 
+    Args:
+        batch_size: Batch size, in examples.
+        noise_scale: Gradient noise scale, in examples.
+        base_batch_size: Batch size at which the efficiency is 1, in examples.
+
+    Returns:
+        The efficiency as a `float`.
+
     Raises:
-        ValueError: If a size is not positive or the noise scale is negative or not finite.
+        ValueError: If a size is not positive, or if the noise scale is negative or not finite.
     """
     _check_positive(batch_size=batch_size, base_batch_size=base_batch_size)
     if not 0 <= noise_scale < math.inf:
         raise ValueError(
-            "`noise_scale` must be a finite number that is not negative: an unresolved one gives "
-            f"no efficiency. Received: noise_scale={noise_scale}."
+            f"`noise_scale` must be finite and not negative. Received: noise_scale={noise_scale}."
         )
     return (noise_scale + base_batch_size) / (noise_scale + batch_size)
 
@@ -46,16 +56,28 @@ def statistical_efficiency(
 def goodput(
     batch_size: float, step_time_s: float, *, noise_scale: float, base_batch_size: float
 ) -> float:
-    """Compute the throughput times the statistical efficiency, in examples of size M0 per second.
+    """Compute the throughput times the statistical efficiency.
 
-    Takes the seconds of a step of B examples, and sizes in examples. Ratios of goodput between
-    batch sizes do not depend on M0; times to a target are inversely proportional to it.
+    The time to a target is inversely proportional to the goodput (Qiao et al. 2021, Pollux, OSDI,
+    section 3.1). The ratio between two batch sizes does not depend on the base batch size.
+
+    Example:
 
     >>> goodput(192, 0.5, noise_scale=64, base_batch_size=64)
     192.0
 
+    Args:
+        batch_size: Batch size, in examples.
+        step_time_s: Seconds of a training step of this batch size.
+        noise_scale: Gradient noise scale, in examples.
+        base_batch_size: Batch size at which the efficiency is 1, in examples.
+
+    Returns:
+        The goodput as a `float`, in examples of the base batch size per second.
+
     Raises:
-        ValueError: If a size or the time is not positive, or the noise scale is negative.
+        ValueError: If a size or the time is not positive, or if the noise scale is negative or not
+            finite.
     """
     _check_positive(step_time_s=step_time_s)
     efficiency = statistical_efficiency(
@@ -73,33 +95,41 @@ def _check_positive(**values: float) -> None:
 class StepsToTarget(NamedTuple):
     """The fitted steps to a target."""
 
-    fewest_steps: float  #: S_min, the steps of an unboundedly large batch.
-    fewest_examples: float  #: E_min, the examples of an unboundedly small batch.
-    #: B_crit = E_min / S_min, in examples; a lower bound alone where S_min may be 0.
+    fewest_steps: float  #: S_min, the limit for an infinitely large batch.
+    fewest_examples: float  #: E_min, the limit for an infinitely small batch.
+    #: B_crit = E_min / S_min, in examples. If S_min may be 0, only a lower bound is known.
     critical_batch_size: Estimate[float | None]
-    holds: bool | None  #: Whether the trials fit the curve; None where it is not known.
+    holds: bool | None  #: Whether the trials fit the curve. If None, it is not known.
 
     def steps(self, batch_size: float) -> float:
-        """Return the fitted steps to the target at B examples."""
+        """Return the fitted steps to the target at a batch size in examples."""
         return self.fewest_steps + self.fewest_examples / batch_size
 
 
 def fit_steps_to_target(batch_sizes: ArrayLike, steps: ArrayLike) -> StepsToTarget:
-    """Fit the steps to a target to trials of several batch sizes, one value a trial.
+    """Fit the steps to a target to trials of several batch sizes, by the formula of this module.
 
-    Compares batch sizes only where each trial had a learning rate that suits its size (Shallue
+    The fit compares batch sizes only if each trial had a learning rate that suits its size (Shallue
     et al. 2019, arXiv:1811.03600). Leave out the trials that missed the target.
 
+    Args:
+        batch_sizes: One value per trial, in examples.
+        steps: The steps that each trial needed to reach the target.
+
+    Returns:
+        A `StepsToTarget`.
+
     Raises:
-        ValueError: If a number is not positive, or there are fewer than three trials of two sizes.
+        ValueError: If a number is not positive and finite, or if there are fewer than three trials
+            or fewer than two batch sizes.
     """
-    sizes, made = np.asarray(batch_sizes, float), np.asarray(steps, float)
-    if sizes.shape != made.shape or not np.all(
-        (sizes > 0) & (made > 0) & np.isfinite(sizes * made)
+    sizes, counts = np.asarray(batch_sizes, float), np.asarray(steps, float)
+    if sizes.shape != counts.shape or not np.all(
+        (sizes > 0) & (counts > 0) & np.isfinite(sizes * counts)
     ):
         raise ValueError(
-            "`batch_sizes` and `steps` must be positive and finite, one each a trial. "
+            "`batch_sizes` and `steps` must be positive and finite, with one value per trial. "
             f"Received: batch_sizes={batch_sizes}, steps={steps}."
         )
-    line = fit_line(1 / sizes, made)
+    line = fit_line(1 / sizes, counts)
     return StepsToTarget(line.intercept, line.slope, line.slope_over_intercept, line.holds)

@@ -1,23 +1,23 @@
-"""Confidence intervals: of a mean, a median, a ratio, and a bound of a quantile.
+"""Confidence intervals of a mean, a median and a ratio, and an upper bound of a quantile.
 
-Of n independent values the number below the q-quantile is Binomial(n, q), whatever their
-distribution, so order statistics bound it (David and Nagaraja 2003, Order Statistics, section
-7.1). The median lies between the k-th smallest and the k-th largest value with confidence
-1 - 2 P(Binomial(n, 1/2) < k): rounds that a neighbour slowed widen this interval less than that
-of the mean. The k-th smallest is an upper bound of the q-quantile with confidence
-P(Binomial(n, q) < k); not even the largest is one unless 1 - q^n reaches the confidence: p95 at
-95 % needs 59 calls, p99 needs 299.
+Of n independent values, the number below the q-quantile is Binomial(n, q) for any distribution. So
+order statistics bound the quantile (David and Nagaraja 2003, Order Statistics, section 7.1). The
+median lies between the k-th smallest and the k-th largest value with confidence
+1 - 2 P(Binomial(n, 1/2) < k). Rounds that another process slowed widen this interval less than the
+interval of the mean. The k-th smallest value is an upper bound of the q-quantile with confidence
+P(Binomial(n, q) < k). Even the largest value is a bound only if 1 - q^n reaches the confidence. At
+95 %, p95 needs 59 calls and p99 needs 299.
 
-Contenders that take turns within a round meet the same machine, so the ratio of a round holds
-where the machine drifts. Ratios are averaged as logarithms: twice as fast and half as fast cancel.
+The ratio of contenders that take turns within a round holds even if the machine's speed drifts.
+Ratios are averaged as logarithms.
 
 For estimates n and d with covariance V, a ratio r is compatible with both if
 
     (n - r d)^2 <= t^2 (V_nn - 2 r V_nd + r^2 V_dd)
 
-Fieller (1954), J. R. Stat. Soc. B 16, 175-185. Where d cannot be told from 0 these r have no
-upper end: then there is no ratio to report, only a lower bound. The delta method, which is the
-limit of small V_dd, gives a finite interval there too, a wrong one.
+Fieller (1954), J. R. Stat. Soc. B 16, 175-185. If d may be 0, these r have no upper end: the ratio
+has only a lower bound. The delta method, which is the limit of small V_dd, would give a finite
+interval then, a wrong one.
 """
 
 import dataclasses
@@ -34,27 +34,27 @@ from scipy import special
 
 # Student's t is 12.7 for two values and 4.3 for three.
 FEWEST_VALUES = 3
-# Even the smallest and the largest of five values hold the median with 94 % only.
+# The range of five values holds the median with 94 % confidence only.
 FEWEST_VALUES_OF_A_MEDIAN = 6
-# From here on the interval of a median leaves out the lowest and the highest round.
+# From this number on, the interval of a median leaves out the lowest and the highest round.
 _ROUNDS_FOR_ORDER = 9
 
-# None where a value can be lost in noise: then a lower end may be all that is known.
+# If a value cannot be told from noise, it is None, and only its lower end may be known.
 Value = TypeVar("Value", bound=float | None, covariant=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate(Generic[Value]):
-    """A number and its range: a 95 % confidence interval unless its maker says otherwise."""
+    """A number and its range: a 95 % confidence interval unless stated otherwise."""
 
     value: Value  #: The estimate, in the unit of what was measured.
     low: float | None = None  #: Lower end of the range, in the same unit.
     high: float | None = None  #: Upper end.
-    n: int | None = None  #: Values that it was made of.
+    n: int | None = None  #: Number of values behind the estimate.
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Both ends, None unless both are known."""
+        """Both ends. If one is unknown, None."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def times(self, factor: float) -> "Estimate[Value]":
@@ -67,23 +67,23 @@ class Estimate(Generic[Value]):
 UNRESOLVED: "Estimate[float | None]" = Estimate(None)
 
 
-def ranged_columns(name: str, found: Estimate[Any] | None) -> dict[str, float | None]:
+def ranged_columns(name: str, estimate: Estimate[Any] | None) -> dict[str, float | None]:
     """Return a number and its range as columns of a table."""
-    one = found or UNRESOLVED
-    return {name: one.value, f"{name}, low": one.low, f"{name}, high": one.high}
+    known = estimate or UNRESOLVED
+    return {name: known.value, f"{name}, low": known.low, f"{name}, high": known.high}
 
 
 def mean_interval(values: Sequence[float]) -> Estimate[float] | None:
-    """Compute a mean and its 95 % interval by Student's t, None for fewer than three values.
+    """Compute a mean and its 95 % interval by Student's t.
 
-    Assumes independent values of about normal distribution, as repeated executions of one trial
-    with different seeds are. With two it is so wide, 13 standard errors, that it says nothing.
+    It assumes independent, about normal values, such as runs of one trial with different seeds. For
+    two values the interval would be 13 standard errors wide, so it is None.
     """
     if len(values) < FEWEST_VALUES:
         return None
-    # For the few executions of a trial `np.mean` and `np.std` take ten times as long.
+    # For the few runs of a trial `np.mean` and `np.std` take ten times as long.
     count, mean = len(values), fmean(values)
-    # A product, since a power that overflows raises.
+    # A product, because a power raises an error if it overflows.
     variance = sum((value - mean) * (value - mean) for value in values) / (count - 1)
     half_width = t_quantile(count - 1) * math.sqrt(variance / count)
     return Estimate(mean, mean - half_width, mean + half_width, count)
@@ -95,7 +95,7 @@ def t_quantile(degrees_of_freedom: int) -> float:
 
 
 def median_interval(values: Sequence[float]) -> Estimate[float] | None:
-    """Compute a median and its 95 % interval; None for fewer than six values."""
+    """Compute a median and its 95 % interval. For fewer than six values, return None."""
     count = len(values)
     if count < FEWEST_VALUES_OF_A_MEDIAN:
         return None
@@ -106,7 +106,7 @@ def median_interval(values: Sequence[float]) -> Estimate[float] | None:
 
 
 def over_rounds(values: Sequence[float]) -> Estimate[float] | None:
-    """Summarise positive values of rounds: Student's t of logarithms; from nine on the median."""
+    """Return a median of rounds, below nine with Student's t interval of the logarithms."""
     count = len(values)
     if count >= _ROUNDS_FOR_ORDER:
         return median_interval(values)
@@ -122,10 +122,9 @@ _PARTS = 5
 
 
 def rate_of_windows(examples: Sequence[int], durations_s: Sequence[float]) -> float:
-    """Return examples/s: the median of five parts with about as many consecutive windows each.
+    """Return examples/s: the median over five parts with equally many consecutive windows.
 
-    A pause of the process (SIGSTOP, a closed laptop) spoils one part and leaves the median alone.
-    What slows a training again and again is in every part.
+    A pause of the process affects one part, not the median. A repeated slowdown is in all parts.
     """
     count = len(examples)
     parts = min(_PARTS, count) if count > 2 else 1
@@ -146,10 +145,10 @@ def ratio_over_rounds(
 def quantile_upper_bound(
     values: ArrayLike, *, quantile: float, confidence: float = 0.95
 ) -> float | None:
-    """Bound a quantile from above with confidence: the smallest of the values that is a bound.
+    """Return the smallest value that is an upper bound of a quantile with this confidence.
 
-    None for fewer values than `calls_for_quantile`. Assumes independent values, one a call; of
-    calls in a row that share a hiccup there are fewer than their number.
+    It assumes independent values, one per call. Calls in a row that share a delay are not
+    independent. For fewer values than `calls_for_quantile` it returns None.
 
     >>> quantile_upper_bound(range(59), quantile=0.95)
     58.0
@@ -159,13 +158,12 @@ def quantile_upper_bound(
     calls = len(ordered)
     if calls < needed:
         return None
-    # Of as many calls as are needed the last one is the bound, whatever the rounding.
     below = special.bdtr(np.arange(calls - 1), calls, quantile)
     return float(ordered[np.searchsorted(below, confidence)])
 
 
 def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
-    """Count the calls from which on a quantile has an upper bound: 1 - quantile^n >= confidence.
+    """Return how many calls an upper bound of a quantile needs: 1 - quantile^n >= confidence.
 
     >>> calls_for_quantile(0.99)
     299
@@ -175,16 +173,16 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
             raise ValueError(
                 f"`{name}` must lie between 0 and 1, such as 0.95. Received: {name}={value!r}."
             )
-    # An exact power must not be pushed past its integer by rounding.
+    # Rounding must not push an exact power past its integer.
     return max(1, math.ceil(math.log1p(-confidence) / math.log(quantile) - 1e-9))
 
 
 def ratio_of_estimates(
     numerator: float, denominator: float, *, covariance: np.ndarray, degrees_of_freedom: int
 ) -> Estimate[float | None]:
-    """Divide, for a ratio that is never negative; no value where the denominator may be 0."""
+    """Divide two estimates whose ratio is never negative. The denominator may be near 0."""
     estimates = np.array([numerator, denominator])
-    # Squares of squares follow: in units of the estimates themselves they stay in range.
+    # In these units, the fourth powers that follow stay in range.
     unit = np.sqrt(estimates**2 + np.diag(covariance))
     if not np.all(unit > 0):
         return UNRESOLVED if denominator <= 0 else Estimate(0.0, 0.0, 0.0)
@@ -196,7 +194,7 @@ def ratio_of_estimates(
     scale = unit[0] / unit[1]
     if a > 0 and d < 0:
         return UNRESOLVED
-    # The lower root without the difference of two near numbers; 0 is compatible when c <= 0.
+    # This form of the lower root subtracts no near numbers. If c <= 0, 0 is compatible.
     low = float(scale * c / (b + root)) if c > 0 and n > 0 else 0.0
     if a <= 0:
         return Estimate(None, low or None)
@@ -207,7 +205,7 @@ def ratio_of_estimates(
 def ratio_of_means(
     numerators: np.ndarray, denominators: np.ndarray, *, weights: np.ndarray
 ) -> Estimate[float | None]:
-    """Divide the mean of one quantity by that of another, of independent pairs such as blocks."""
+    """Divide the mean of one quantity by the mean of another, over independent pairs."""
     count = len(weights)
     if count < FEWEST_VALUES:
         return UNRESOLVED
@@ -220,21 +218,21 @@ def ratio_of_means(
 
 
 def pseudo_values(sums: np.ndarray, metric: Callable[[np.ndarray], float]) -> np.ndarray:
-    """Return the jackknife's pseudo-values of blocks (Tukey 1958), for metrics that are no means.
+    """Return the jackknife's pseudo-values of blocks (Tukey 1958), for any metric.
 
-    With v the metric of all B blocks and v_(-b) that without block b,
+    With v the metric of all B blocks and v_(-b) the metric without block b,
 
         p_b = B v - (B - 1) v_(-b)
 
-    Their mean is the metric of all blocks. For a mean over equal blocks p_b is the mean of block b.
-    The variance of the metric is the variance of the p_b over the number of blocks.
+    The mean of the p_b is the metric of all blocks. If the metric is a mean over equal blocks, p_b
+    is the mean of block b. The variance of the metric is the variance of the p_b divided by B.
 
     Args:
-        sums: A row for each block: the sums over its examples that `metric` is made from.
+        sums: A row for each block: the sums over its examples from which `metric` is computed.
         metric: Returns the metric of examples with these sums.
     """
-    whole, count = sums.sum(0), len(sums)
-    without = np.array([metric(whole - one) for one in sums])
-    found = count * metric(whole) - (count - 1) * without
-    # Blocks of unequal sizes, and a metric that is no mean, leave a bias of order 1/n.
-    return found - found.mean() + metric(whole)
+    total, count = sums.sum(0), len(sums)
+    without_block = np.array([metric(total - block) for block in sums])
+    values = count * metric(total) - (count - 1) * without_block
+    # If blocks are unequal or the metric is not a mean, there is a bias of order 1/n.
+    return values - values.mean() + metric(total)

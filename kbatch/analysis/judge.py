@@ -1,53 +1,54 @@
 """Which pairs of batch size and learning rate are as good as the best, by the runs of a grid.
 
-All runs of a seed are a round: two pairs are compared by D, the mean over the R rounds that both
-have of the difference of their values. All are validated on the same examples. Wanted is the
-difference over all seeds and all examples of this kind, of which the validation set is a sample:
+All runs of a seed are a round. Two pairs are compared by D, the mean difference of their values
+over the R rounds that both have. All runs are validated on the same examples. The judge asks for
+the difference over all seeds and all examples of this kind, of which the validation set is a
+sample. The variance of D has two parts:
 
     var D = seeds / R + examples
 
-`seeds` is the variance of the difference of two single runs: pooled over pairs, twice the
-residual mean square of the two-way table (Montgomery 2017, Design and Analysis of Experiments,
-section 4.1). It is no less than the paired discordance of single runs over the validation
-examples: trainings that disagree on examples differ by chance, however equal three values happen to
-be (Dietterich 1998, doi:10.1162/089976698300017197).
+`seeds` is the variance of the difference of two single runs: twice the residual mean square of the
+two-way table, pooled over pairs (Montgomery 2017, Design and Analysis of Experiments, section 4.1).
+It is at least the paired discordance of single runs over the validation examples. Runs that
+disagree on examples differ by chance, even if three values happen to be equal (Dietterich 1998,
+doi:10.1162/089976698300017197).
 
-The pool says little of one pair that scatters far more. So of several pairs the bounds are no
-narrower than t intervals by the pair's own variance, the mean over the others of the variance of
-its difference. That is c + s, with s the residual mean square and c the part of the pair's own
-residuals, and it has the degrees of freedom of a sum of independent mean squares: R - 1 of the pair
-against the mean of the m - 1 others, (m - 2)(R - 1) of these (Satterthwaite 1946,
-doi:10.2307/3002019). Its level is 0.8 + 1 / (R - 1)^2 of the error, since two or three rounds would
-rarely certify otherwise, and a quarter of it where the gap is more than the pool explains, which is
-how such a pair errs.
+The pool says little about one pair whose values scatter far more. So with several pairs the bounds
+are at least as wide as t intervals by the pair's own variance c + s, the mean over the others of
+the variance of its difference. s is the residual mean square, and c is the part of the pair's own
+residuals. Its degrees of freedom are as for a sum of independent mean squares: R - 1 for the pair
+against the mean of the m - 1 others and (m - 2)(R - 1) for the others (Satterthwaite 1946,
+doi:10.2307/3002019). The level is 0.8 + 1 / (R - 1)^2 of the error, because two or three rounds
+would rarely certify otherwise. It is a quarter of this if the gap is larger than the pool explains,
+since such a pair errs in this way.
 
-`examples` is the variance over blocks of validation examples of the mean difference, less what is
-in `seeds` already: the part that more runs average out. It would be zero where two pairs
-agree on all examples, though they may differ on rare ones: it is no less than what leaves a bound
-of log(1 / alpha) of n examples (the rule of three). n are the examples of the rarest class if the
-metric is no mean: with 10 positives one example changes recall by 0.1. A loss has no such step.
-Instead nothing is certified if few blocks decide: with x the differences of the blocks,
+`examples` is the variance of the mean difference over blocks of validation examples, less the part
+that is already in `seeds` and that more runs average out. It would be zero if two pairs agreed on
+all examples, though they may differ on rare ones. So it is at least the variance that gives a bound
+of log(1 / alpha) of n examples (the rule of three). If the metric is not a mean, n is the number of
+examples of the rarest class: with 10 positives, one example changes recall by 0.1. A loss has no
+such step. Instead nothing is certified if few blocks decide: with x the differences of the blocks,
 (sum |x|)^2 / sum x^2 is 0.64 of their number for normal x, and a t interval is too narrow if it is
 below 0.4.
 
 A time to a target is known to one epoch. If all R runs need the same number of epochs, up to
-1 - alpha^(1/R) of the runs may need another one. Of two pairs the shares p and q may add up to
-2 - 2 alpha^(1/2R), because (1 - p)^R (1 - q)^R is above alpha up to there. So a half-width is no
-less than that many times the time of an epoch.
+1 - alpha^(1/R) of the runs may need another one. For two pairs the shares p and q may add up to
+2 - 2 alpha^(1/2R), because (1 - p)^R (1 - q)^R is above alpha up to there. So a half-width is at
+least this number times the time of an epoch.
 
 A pair is certified by its upper bounds and found worse by a lower one (two one-sided tests,
-Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only where a bound of the truly
-best pair against another one fails, and those hold at once (Dunnett 1955,
+Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only if a bound of the truly
+best pair against another one fails, and these bounds hold simultaneously (Dunnett 1955,
 doi:10.1080/01621459.1955.10501294).
 
-A search that is extended is judged again, at stricter levels. Look k may fail the best of m pairs
-with min(1, 0.72 (m - 1) / k^1.5) of the error, and a pair's own variance has 1 / k^1.5 of its
-level. Of two pairs it is 0.9 of the error at the first look, and 0.3 / k^1.5 at look k. The levels
+A search that is extended is judged again, at stricter levels. At look k the bounds of the best of m
+pairs have min(1, 0.72 (m - 1) / k^1.5) of the error, and a pair's own variance has 1 / k^1.5 of its
+level. For two pairs it is 0.9 of the error at the first look, and 0.3 / k^1.5 at look k. The levels
 do not split the error: summed over five looks they are 1.13 times the error for two pairs, 2.1
 times for three and 3.5 times for six. Looks share data, so most searches that err at one look err
-at others too. Simulations (`benchmarks/judge_errors.py`) show that extended searches err in
-at most the given share; this is not proved. The bounds by examples have the whole error at each
-look, because all looks are at the same examples.
+at others too. Simulations (`benchmarks/judge_errors.py`) show that extended searches err in at most
+the given share. This is not proved. The bounds by examples have the full error at each look,
+because all looks use the same examples.
 """
 
 import dataclasses
@@ -62,48 +63,53 @@ from scipy import special
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.run_table import Pair, Run, RunTable
 
-DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
-# Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
+DEFAULT_CONFIDENCE = 0.95  # Confidence of decisions, races and searches.
+# The smallest batch size is preferred among pairs that take at most this times the shortest time.
 AS_FAST = 1.05
-# A gap of more standard errors, estimated from all sizes, is more than chance explains. Found by
-# simulation, as the levels of the bounds are (`benchmarks/judge_errors.py`).
+# A gap of more standard errors, estimated from all sizes, is more than chance explains. It was
+# found by simulation, like the levels of the bounds (`benchmarks/judge_errors.py`).
 _FAR = 2.5
-# Of the blocks, those that decide: fewer are a heavy tail. Normal differences have 0.64.
+# The tail is heavy if a smaller share of the blocks decides. For normal differences it is 0.64.
 _FEW_BLOCKS = 0.4
+# Deviations of the logarithm of seconds: a change of the machine's speed that lasts for about
+# `DRIFT_RUNS` runs, and the noise of a single run.
+DRIFT, DRIFT_RUNS, TIME_NOISE = 1.0, 5.0, 0.05
+# The plan's error for a size is the first of these deviations. Another one is taken if the runs are
+# `SURER` times as likely with it: other work disturbed the timing of the plan.
+PLAN_ERRORS, SURER = (0.1, 0.3, 1.0), 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """Which pairs are as good as the best, as far as their runs show it."""
+    """The pairs that are as good as the best, as far as their runs show it."""
 
-    pairs: tuple[Pair, ...]  # Those compared, ascending.
-    leader: Pair  # The best over the common rounds.
-    certified: tuple[Pair, ...]  # At most the tolerance worse than any that may be the best.
-    worse: tuple[Pair, ...]  # More than the tolerance worse than some other.
-    named: Pair  # Of those certified the one to take, the leader where none is.
-    # Whether one is certified and each that would be preferred to it is worse. Of all searches, at
-    # most 1 - confidence are certain while a compared pair is better by more than the tolerance:
-    # that is no probability that this one is right.
+    pairs: tuple[Pair, ...]  # All compared pairs, ascending.
+    leader: Pair  # The best pair over the common rounds.
+    certified: tuple[Pair, ...]  # At most the tolerance worse than any pair that may be the best.
+    worse: tuple[Pair, ...]  # More than the tolerance worse than another pair.
+    named: Pair  # The certified pair to take. If no pair is certified, the leader.
+    # Whether a pair is certified and every pair that would be preferred to it is worse. At most
+    # 1 - confidence of all searches are certain while a compared pair is better by more than the
+    # tolerance. This is not the probability that this answer is right.
     certain: bool
-    # Why nothing can be certain: one pair is "alone", or has "one_execution", every seed is
-    # "pinned", values are over examples but the runs have "no_outcomes", few examples of
-    # "heavy_tails" make up the differences, or in a race a difference of the tolerance would not
-    # show in "few_examples"; None if it can.
+    # Why nothing can be certain. If None, nothing prevents it. "alone": there is one pair.
+    # "one_execution": each pair has one run. "pinned": the seed changes nothing. "no_outcomes": the
+    # values of validation examples are unknown. "heavy_tails": few examples make up the
+    # differences. "few_examples": in a race, they cannot show a difference of the tolerance.
     obstacle: (
         Literal["alone", "one_execution", "pinned", "no_outcomes", "heavy_tails", "few_examples"]
         | None
     )
-    rounds: Mapping[Pair, int]  # Runs of each that are compared.
-    # How much worse each is than the leader (positive is worse in either direction); of the leader
-    # against the best other. All bounds of one side hold at once. Without unknown ones; empty for a
-    # race.
+    rounds: Mapping[Pair, int]  # Number of runs of each pair that are compared.
+    # How much worse each pair is than the leader, or the leader than the second best. Positive is
+    # worse in either direction. All bounds of one side hold simultaneously. A race has no gaps.
     gaps: Mapping[Pair, Estimate[float]]
-    costs: Mapping[Pair, float]  # Training times over the least; empty where one is not known.
-    # What does not vary though the seed does: with both, all runs of a pair count as one.
+    costs: Mapping[Pair, float]  # Training times over the shortest. Empty if one is unknown.
+    # The parts that are the same under all seeds. If "both", all runs of a pair count as one.
     pinned: Literal["both", "weights", "order"] | None
-    left_out: tuple[Pair, ...]  # Without a value to compare, or one of their runs diverged.
-    open: tuple[Pair, ...]  # Neither certified nor worse; if certified they change the answer.
-    coarse: bool = False  # Whether times to a target are known to more than the tolerance only.
+    left_out: tuple[Pair, ...]  # Pairs without a value, or with a run that diverged.
+    open: tuple[Pair, ...]  # Neither certified nor worse, and would change the answer if certified.
+    coarse: bool = False  # Whether the error of times to a target is above the tolerance.
 
 
 def judge(
@@ -120,21 +126,20 @@ def judge(
     Leave out runs that were used to choose a pair. Raises `ValueError` if no run has a value.
 
     Args:
-        runs: Of all pairs, in any order, not necessarily of the same rounds.
+        runs: Runs of all pairs, in any order, not necessarily of the same rounds.
         larger_is_better: Direction of the objective.
-        tolerance: What counts as equally good, in the unit of the objective.
-        confidence: 1 minus the share of searches that may be certain and wrong.
-        looks: How often the growing data were judged, this time included: 3 for a search that was
+        tolerance: Largest difference that counts as equally good, in the unit of the objective.
+        confidence: At 0.95, at most 5 % of searches report a wrong pair as certain.
+        looks: How often the growing data were judged, including this time: 3 for a search that was
             extended twice.
-        over_examples: Whether the objective is a metric of a sample of examples, whose own error
-            only `outcomes` show; False for a training time.
+        over_examples: Whether the objective is a metric over a sample of examples, whose sampling
+            error only `outcomes` show. False for a training time.
     """
-    sign = 1.0 if larger_is_better else -1.0
-    table = RunTable(runs, sign=sign)
+    table = RunTable(runs, sign=1.0 if larger_is_better else -1.0)
     pairs, count = table.pairs, len(table.pairs)
     bounds = _Bounds(table, tolerance=tolerance, error=1 - confidence, looks=looks)
     half = bounds.half_widths()
-    found = bounds.rule(half)
+    ruling = bounds.rule(half)
     obstacle = None
     if count < 2:
         obstacle = "alone"
@@ -147,35 +152,37 @@ def judge(
     elif bounds.heavy_tails:
         obstacle = "heavy_tails"
     second = min(
-        (k for k in range(count) if k != found.leader),
-        key=lambda k: (k in found.worse, bounds.gaps[found.leader, k]),
-        default=found.leader,
+        (k for k in range(count) if k != ruling.leader),
+        key=lambda k: (k in ruling.worse, bounds.gaps[ruling.leader, k]),
+        default=ruling.leader,
     )
     gaps = {}
     for k, pair in enumerate(pairs):
-        than = second if k == found.leader else found.leader
+        than = second if k == ruling.leader else ruling.leader
         if than != k and math.isfinite(half[than, k]):
             middle, width = float(bounds.gaps[than, k]), float(half[than, k])
             gaps[pair] = Estimate(middle, middle - width, middle + width)
     return Judgement(
         pairs=pairs,
-        leader=pairs[found.leader],
-        certified=tuple(pairs[k] for k in found.certified),
-        worse=tuple(pairs[k] for k in found.worse),
-        named=pairs[found.named],
-        certain=bool(found.certified) and not found.open and obstacle is None,
+        leader=pairs[ruling.leader],
+        certified=tuple(pairs[k] for k in ruling.certified),
+        worse=tuple(pairs[k] for k in ruling.worse),
+        named=pairs[ruling.named],
+        certain=bool(ruling.certified) and not ruling.open and obstacle is None,
         obstacle=obstacle,
         rounds=dict(zip(pairs, table.rounds, strict=True)),
         gaps=gaps,
         costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,
         left_out=table.left_out,
-        open=tuple(pairs[k] for k in found.open),
+        open=tuple(pairs[k] for k in ruling.open),
         coarse=bounds.coarse,
     )
 
 
-class _Rule(NamedTuple):
+class _Ruling(NamedTuple):
+    """The fields of a `Judgement` as places of pairs."""
+
     leader: int
     certified: tuple[int, ...]
     worse: tuple[int, ...]
@@ -184,7 +191,10 @@ class _Rule(NamedTuple):
 
 
 class _Bounds:
-    """The differences of all pairs, as matrices [than, of], and the parts of their variance."""
+    """The differences of all pairs and the parts of their variance.
+
+    A matrix holds at [i, k] how much worse pair k is than pair i.
+    """
 
     def __init__(self, table: RunTable, *, tolerance: float, error: float, looks: int):
         self._table, self._tolerance, self._error = table, tolerance, error
@@ -199,13 +209,13 @@ class _Bounds:
         squares = (centred**2).sum(2)
         freedom = np.maximum(0, counts - 1) * ~np.eye(count, dtype=bool)
         # Pairs with fewer runs, which often have another spread, are not in the pool.
-        pool = [k for k, own in enumerate(table.rounds) if own == table.most]
+        pool = [k for k, rounds in enumerate(table.rounds) if rounds == table.most]
         pool = np.ix_(*[pool if len(pool) > 1 else range(count)] * 2)
         pooled = squares[pool].sum() / max(1, freedom[pool].sum())
         self._seeds = np.full((count, count), pooled)
         self._freedom = max(1.0, freedom[pool].sum() / len(freedom[pool]))
         self._own = squares.sum(1) / np.maximum(1, freedom.sum(1))
-        # Degrees of freedom of a pair's own variance, over those of its rounds.
+        # Degrees of freedom of a pair's own variance, over the freedom of its rounds.
         against = (self._own - pooled / 2) * (1 + 1 / self._others)
         against = np.clip(against, 0.0, self._own)
         parts = against**2 + (self._own - against) ** 2 / max(1, self._others - 1)
@@ -229,7 +239,7 @@ class _Bounds:
             averaged = np.maximum(0.0, single - mean) / np.maximum(1, counts - 1)
             self._examples = np.where(counts > 1, np.maximum(0.0, mean - averaged), mean)
             self._seeds = np.maximum(self._seeds, single)
-            # The rule of three: without disagreement the bound is log(1 / level) examples.
+            # The rule of three: if no example differs, the bound is log(1 / level) examples.
             if math.isfinite(table.step):
                 level = error / self._others
                 rare = (math.log(level) / special.ndtri(level) * table.step) ** 2
@@ -237,14 +247,14 @@ class _Bounds:
             else:
                 self.heavy_tails = _few_blocks_decide(np.nanmean(table.outcomes, axis=1))
         elif table.most < 2:
-            self._examples += math.inf  # Nothing is known.
+            self._examples += math.inf  # One run without examples shows nothing.
         if table.most < 2:
             self._seeds *= 0.0
         for part in (self._seeds, self._examples):
             np.fill_diagonal(part, 0.0)
 
     def half_widths(self) -> np.ndarray:
-        """Return the half-widths of the intervals."""
+        """Return the half-widths of the intervals of the gaps."""
         counts, most = self._table.counts, self._table.most
         least = np.maximum(1, counts)
         share = 0.72 * self._others / self._looks**1.5
@@ -267,7 +277,7 @@ class _Bounds:
         half = np.sqrt(seeds + examples**2 * self._examples)
         half = np.maximum(half, self._unseen(least))
         np.fill_diagonal(half, 0.0)
-        # Of fewer than two common rounds nothing is known, unless all have one.
+        # Fewer than two common rounds show nothing, unless every pair has one run.
         unknown = (counts < min(2, most)) & ~np.eye(len(half), dtype=bool)
         return np.where(unknown, math.inf, half)
 
@@ -276,32 +286,31 @@ class _Bounds:
         unseen = 2 * (1 - self._error ** (0.5 / rounds)) * self._resolution
         return unseen * ~np.eye(len(unseen), dtype=bool)
 
-    def rule(self, half: np.ndarray) -> _Rule:
-        """Judge by the gaps [than, of] and the half-widths of their intervals."""
+    def rule(self, half: np.ndarray) -> _Ruling:
+        """Judge by the gaps and the half-widths of their intervals."""
         gaps, table = self.gaps, self._table
         indices = range(len(gaps))
         far = (gaps - half > self._tolerance).any(0)
-        # Over few rounds the best may be luck.
-        leaders = [k for k in indices if 2 * table.rounds[k] >= table.most and not far[k]]
-        leaders = leaders or [k for k in indices if 2 * table.rounds[k] >= table.most]
-        behind = gaps.max(0)
-        # Of equal means the fastest.
-        costs = self.costs
+        # A pair that is the best over few rounds may be lucky.
+        leaders = [k for k in indices if 2 * table.rounds[k] >= table.most]
+        leaders = [k for k in leaders if not far[k]] or leaders
+        # If means are equal, the fastest leads.
+        behind, costs = gaps.max(0), self.costs
         leader = min(leaders, key=lambda k: (behind[k], costs[k], k))
         worse = tuple(k for k in indices if k != leader and far[k])
-        # A pair that is worse than another is not the best, so no pair is compared with it.
+        # A pair that is worse than another cannot be the best, so no pair is compared with it.
         rivals = [k for k in indices if k not in worse]
         near = gaps + half <= self._tolerance
         certified = tuple(k for k in rivals if all(near[i, k] for i in rivals if i != k))
         if not certified:
-            return _Rule(leader, (), worse, leader, tuple(rivals))
+            return _Ruling(leader, (), worse, leader, tuple(rivals))
         if table.costs is None:
             named = min(certified, key=lambda k: (behind[k], k))
-            return _Rule(leader, certified, worse, named, ())
+            return _Ruling(leader, certified, worse, named, ())
         least, pairs = min(costs[k] for k in certified), table.pairs
         fast = [k for k in certified if costs[k] <= AS_FAST * least]
         named = min(fast, key=lambda k: (pairs[k][0], behind[k], k))
-        # The answer would be another one if one of these were certified.
+        # If one of these were certified, it would be the answer.
         preferred = tuple(
             k
             for k in rivals
@@ -311,28 +320,28 @@ class _Bounds:
                 or (pairs[k][0] < pairs[named][0] and costs[k] <= AS_FAST * least)
             )
         )
-        return _Rule(leader, certified, worse, named, preferred)
+        return _Ruling(leader, certified, worse, named, preferred)
 
 
 def hidden_by_examples(
     runs: Sequence[Run], *, tolerance: float, error: float
 ) -> Literal["few_examples", "heavy_tails"] | None:
-    """Return why validation examples do not show a difference as small as the tolerance."""
-    rows: dict[Pair, list[np.ndarray]] = {}
+    """Return why the validation examples cannot show a difference of the tolerance."""
+    outcomes: dict[Pair, list[np.ndarray]] = {}
     for run in runs:
         if run.outcomes is not None and run.step is not None:
-            rows.setdefault(run.pair, []).append(run.outcomes)
-    if not rows:
+            outcomes.setdefault(run.pair, []).append(run.outcomes)
+    if not outcomes:
         return None
     step = max(run.step for run in runs if run.step is not None)
     if math.isfinite(step):  # The rule of three.
         return "few_examples" if -math.log(error) * step > tolerance else None
-    means = np.array([np.mean(row, axis=0) for row in rows.values()])
+    means = np.array([np.mean(rows, axis=0) for rows in outcomes.values()])
     return "heavy_tails" if _few_blocks_decide(means) else None
 
 
 def _few_blocks_decide(means: np.ndarray) -> bool:
-    """Return whether few blocks make up the differences between pairs, of [pair, block]."""
+    """Return whether few blocks make up the differences between means of shape [pair, block]."""
     x = np.abs(means[:, None] - means)[np.triu_indices(len(means), 1)]
     x = x[x.any(1)]
     shares = x.sum(1) ** 2 / (x**2).sum(1) / means.shape[1]
@@ -341,10 +350,10 @@ def _few_blocks_decide(means: np.ndarray) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _dunnett_quantile(error: float, others: int, freedom: float) -> float:
-    """Return the quantile that bounds the best against all others at once (Dunnett 1955).
+    """Return the quantile that bounds the best against all others simultaneously (Dunnett 1955).
 
-    Of T_j = (Z_j - Z_0) / (sqrt(2) S), j = 1 to `others`, the largest is above it with probability
-    `error`; S^2 is a chi-square of `freedom` over that.
+    The largest T_j = (Z_j - Z_0) / (sqrt(2) S), j = 1 to `others`, is above it with probability
+    `error`. S^2 is a chi-square of `freedom` divided by `freedom`.
     """
     if others == 1:
         return float(special.stdtrit(freedom, 1 - error))
@@ -362,3 +371,52 @@ def _dunnett_quantile(error: float, others: int, freedom: float) -> float:
         else:
             high = middle
     return float(high)
+
+
+def expected_seconds(
+    runs: Sequence[Run], batch_sizes: Sequence[int], epochs: int, planned: Mapping[int, float]
+) -> dict[int, float]:
+    """Return the seconds of a complete training of each size: as planned, corrected by the runs.
+
+    The logarithm of measured over planned seconds is the sum of the plan's error for the size, the
+    change of the machine's speed, which is similar for runs that follow each other, and noise.
+    """
+    if not all(planned.get(size) for size in batch_sizes):
+        return _measured_seconds([run for run in runs if run.epochs is None], batch_sizes)
+    logs, sizes = [], []
+    for run in runs:
+        if run.seconds and run.ended == "completed":
+            share = (run.epochs or epochs) / epochs
+            logs.append(math.log(run.seconds / (planned[run.batch_size] * share)))
+            sizes.append(run.batch_size)
+    if not logs:
+        return {size: planned[size] for size in batch_sizes}
+    places = np.arange(len(logs))
+    drift = DRIFT**2 * np.exp(-np.abs(np.subtract.outer(places, places)) / DRIFT_RUNS)
+    same_size, fits = np.equal.outer(sizes, sizes), []
+    for deviation in PLAN_ERRORS:
+        covariance = drift + deviation**2 * same_size + TIME_NOISE**2 * np.eye(len(logs))
+        weights = np.linalg.solve(covariance, logs)
+        likelihood = -float(logs @ weights + np.linalg.slogdet(covariance)[1]) / 2
+        fits.append((likelihood - math.log(SURER) * bool(fits), deviation**2, weights))
+    _, variance, weights = max(fits, key=lambda fit: fit[0])
+    slower = max(0.0, float(drift[-1] @ weights))
+    errors = {size: variance * float(np.equal(sizes, size) @ weights) for size in set(sizes)}
+    return {size: planned[size] * math.exp(slower + errors.get(size, 0.0)) for size in batch_sizes}
+
+
+def _measured_seconds(runs: Sequence[Run], batch_sizes: Sequence[int]) -> dict[int, float]:
+    """Return the mean training time of each size, interpolated for sizes without a time."""
+    times = {
+        size: [run.seconds for run in runs if run.batch_size == size and run.seconds]
+        for size in sorted(batch_sizes, reverse=True)
+    }
+    known = {size: float(np.mean(seconds)) for size, seconds in times.items() if seconds}
+    if not known:
+        return {size: 1 / size for size in batch_sizes}
+    # A training takes a time for each example and one for each update.
+    updates = [1 / size for size in known]
+    return {
+        size: known.get(size, float(np.interp(1 / size, updates, list(known.values()))))
+        for size in batch_sizes
+    }

@@ -1,6 +1,6 @@
 """How the learning rate and other settings follow the batch size.
 
-With kappa = batch_size / base_batch_size = B' / B the rules of the learning rate are
+With kappa = batch_size / base_batch_size = B' / B, the rules of the learning rate are
 
     linear    lr' = kappa lr          SGD; Goyal et al. (2017), arXiv:1706.02677, section 2.1
     sqrt      lr' = sqrt(kappa) lr    Adam-like; Malladi et al. (2022), arXiv:2205.10287, sec. 5
@@ -17,9 +17,9 @@ With rho the factor of the learning rate, other settings keep their timescale in
                                      the optimizer's moving average of the weights (`use_ema`)
                                      (Busbridge et al. 2023, arXiv:2307.13813, def. 1.2)
 
-They hold whether or not the learning rate follows the batch size: without a rule rho is 1, and the
-decay per example, eta lambda / B, stays as well. Where eta' lambda' would be above 1 it is 1: an
-update cannot take away more than the whole weight, and a larger share would turn its sign.
+These formulas also hold if the learning rate does not follow the batch size: then rho is 1, and the
+decay per example, eta lambda / B, stays the same. eta' lambda' is at most 1, because a larger share
+of the weight would change its sign.
 """
 
 import dataclasses
@@ -32,8 +32,7 @@ Rule = Literal["linear", "sqrt"]
 RULES = ("linear", "sqrt")
 # The hyperparameter of a search that holds the factor of the learning rate.
 FACTOR_NAME = "learning_rate_factor"
-# Factors of the learning rate that are tried around the rule's, in octaves: a rate of the user's
-# that is 8 times wrong leaves two octaves on either side.
+# Factors of the rule's learning rate that a search may try.
 FACTORS = tuple(2.0**octave for octave in range(-5, 6))
 FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum", "ema_momentum")
 
@@ -41,7 +40,10 @@ FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum", "ema_momentum")
 def scale_learning_rate(
     learning_rate: float, *, batch_size: int, base_batch_size: int, rule: str | None
 ) -> float:
-    """Scale a learning rate from one batch size to another, in examples.
+    """Scale a learning rate from one batch size to another.
+
+    By the rule "linear" (Goyal et al. 2017, arXiv:1706.02677) the ratio is that of the batch sizes,
+    by "sqrt" (Malladi et al. 2022, arXiv:2205.10287) it is the square root.
 
     Example:
 
@@ -50,9 +52,12 @@ def scale_learning_rate(
 
     Args:
         learning_rate: Learning rate that suits `base_batch_size`.
-        batch_size: Batch size to scale to.
-        base_batch_size: Batch size that `learning_rate` was chosen for.
-        rule: `"linear"` (SGD), `"sqrt"` (Adam-like) or None (left as it is).
+        batch_size: Batch size to scale to, in examples.
+        base_batch_size: Batch size that `learning_rate` was chosen for, in examples.
+        rule: `"linear"` (SGD) or `"sqrt"` (Adam-like). If None, the learning rate is unchanged.
+
+    Returns:
+        The scaled learning rate as a `float`.
 
     Raises:
         ValueError: If the rule is unknown, or a batch size is not positive.
@@ -74,7 +79,7 @@ def learning_rate_ratio(*, batch_size: int, base_batch_size: int, rule: str | No
 
 
 def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
-    """Return kappa, the batch size over the base batch size."""
+    """Return kappa, the batch size divided by the base batch size."""
     if batch_size < 1 or base_batch_size < 1:
         raise ValueError(
             "`batch_size` and `base_batch_size` must be positive. "
@@ -97,10 +102,10 @@ def check_rule(rule: str | None, name: str, others: tuple[str, ...] = ()) -> str
 def scale_beta_2(
     beta_2: float, beta_1: float | None = None, *, batch_size: int, base_batch_size: int
 ) -> float:
-    """Scale the decay of Adam's second moment so that its half-life in examples stays.
+    """Scale the decay of Adam's second moment so that its half-life in examples stays the same.
 
-    With the decay of the first moment it stops above `beta_1 ** 2`, below which Adam is unstable,
-    by a hundredth of the way to 1; one that is given below that is not lowered.
+    Adam is unstable below `beta_1 ** 2`. If `beta_1` is given, a hundredth of the distance to 1
+    above this is the lower limit, and a `beta_2` below the limit is unchanged.
 
     >>> scale_beta_2(0.99, batch_size=128, base_batch_size=64)
     0.9801
@@ -120,10 +125,10 @@ def scale_weight_decay(
     learning_rate_ratio: float,
     learning_rate: float | None = None,
 ) -> float:
-    """Scale a decoupled weight decay so that its timescale in examples stays.
+    """Scale a decoupled weight decay so that its timescale in examples stays the same.
 
-    An update takes the share eta lambda of a weight away, as in Keras's AdamW. With the
-    `learning_rate` of the base batch size, which need not be known, the share is at most 1.
+    An update subtracts the share eta lambda of a weight, as in Keras's AdamW. If the
+    `learning_rate` of the base batch size is given, the share is limited to 1.
     """
     kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
     most = max(weight_decay, 1 / learning_rate) if learning_rate else math.inf
@@ -131,43 +136,43 @@ def scale_weight_decay(
 
 
 def scale_momentum(momentum: float, *, batch_size: int, base_batch_size: int) -> float:
-    """Scale the momentum of a moving average so that its half-life in examples stays."""
+    """Scale the momentum of a moving average so that its half-life in examples stays the same."""
     return momentum ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
 
 
 def names_rate(name: str) -> bool:
-    """Return whether a hyperparameter is a learning rate by its name, and not a part of one."""
+    """Return whether the name of a hyperparameter says that it is a learning rate."""
     return re.search(r"(^|[^a-z])(lr|learning.?rate)$", name.lower()) is not None
 
 
 def check_followers(names: Iterable[str]) -> tuple[str, ...]:
-    asked = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
-    if asked is None or any(one not in FOLLOWERS for one in asked):
-        kind = TypeError if asked is None else ValueError
-        raise kind(
+    """Check the argument `follow_batch_size`, and return its names in the order of `FOLLOWERS`."""
+    followers = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
+    if followers is None or any(name not in FOLLOWERS for name in followers):
+        raise (TypeError if followers is None else ValueError)(
             "`follow_batch_size` must be a tuple with some of "
-            f"{', '.join(map(repr, FOLLOWERS))}, or () for none. "
+            f"{', '.join(map(repr, FOLLOWERS))}, or () if nothing is to follow. "
             f"Received: follow_batch_size={names!r}."
         )
-    return tuple(one for one in FOLLOWERS if one in asked)
+    return tuple(name for name in FOLLOWERS if name in followers)
 
 
 @dataclasses.dataclass(frozen=True)
 class LearningRateScaling:
-    """What a rule was given and what it made of it."""
+    """The settings before and after they were scaled to a batch size."""
 
     rule: Rule | None
     batch_size: int  #: Batch size that was scaled to, in examples.
     base_batch_size: int  #: Batch size that was scaled from, in examples.
     learning_rate_ratio: float  #: Factor of the learning rate.
-    learning_rate: float  #: The scaled learning rate, of a schedule the highest.
+    learning_rate: float  #: The scaled learning rate. Of a schedule, its largest value.
     follow_batch_size: tuple[str, ...] = ()  #: Which other settings followed the batch size.
-    #: What the build function gave of those that may follow, by name, each value once.
+    #: The settings of the build function that may follow, by name. Each value appears once.
     given: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    #: The same at the batch size.
+    #: The same settings, scaled to the batch size.
     made: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    #: What a model was left with, in its order: of each optimizer the learning rate and how many
-    #: times as fast its schedule is read, then all numbers that may follow.
+    #: The values of the scaled model, in its order: the learning rate of each optimizer and the
+    #: speed at which its schedule is read, then all numbers that may follow.
     values: tuple[float, ...] = ()
 
     def __post_init__(self):

@@ -2,29 +2,31 @@
 
 McCandlish et al. (2018), arXiv:1812.06162, equation 2.9, the simple noise scale. Let G be the true
 gradient and Sigma the covariance of per-example gradients. A gradient averaged over n examples has
-E|g|^2 = |G|^2 + tr(Sigma) / n. One update that is split into K micro-batches of n_k examples (N in
-all, w_k = n_k / N) shows the squared norm at two sizes
+E|g|^2 = |G|^2 + tr(Sigma) / n. An update that is split into K micro-batches of n_k examples (N in
+total, w_k = n_k / N) gives the squared norm at two sizes
 
     m = sum_k w_k |g_k|^2        M = |sum_k w_k g_k|^2
 
-with E m = |G|^2 + K tr(Sigma) / N, because w_k / n_k = 1 / N for every k, also of a ragged
-update, and E M = |G|^2 + tr(Sigma) / N. Hence, unbiased (appendix A.1, here for unequal n_k),
+with E m = |G|^2 + K tr(Sigma) / N, because w_k / n_k = 1 / N for every k, even if the n_k differ,
+and E M = |G|^2 + tr(Sigma) / N. So these estimates are unbiased (appendix A.1, here for unequal
+n_k):
 
     tr(Sigma) = (m - M) N / (K - 1)        |G|^2 = M - tr(Sigma) / N
 
-Exact it is for weights n_k / N only. With sample weights or token masks the examples of an
-update have different shares, and N is an upper bound of what they count for.
+They are exact only for the weights n_k / N. With sample weights or token masks the examples of an
+update have different shares, and N is an upper bound of the effective number of examples.
 
-Both moments are averaged over steps first and divided last. Neighbouring steps resemble each other
-while training moves, and so do the means of neighbouring epochs. So both are averaged in blocks,
+Both moments are averaged over steps first and divided last. Neighbouring steps are similar while
+training moves, and so are the means of neighbouring epochs. So both moments are averaged in blocks,
 and the interval is Fieller's for the means of the blocks. A block is at least as long as 2 tau - 1,
-and one of steps as the cube root of their number (Flegal and Jones 2010, Ann. Stat. 38, 1034-1070):
+and a block of steps at least as long as the cube root of their number (Flegal and Jones 2010,
+Ann. Stat. 38, 1034-1070):
 
     tau = (1 + rho) / (1 - rho)        the correlation time of an AR(1) process
 
 where rho is the correlation of neighbours, corrected for its bias in short series (Marriott and
-Pope 1954, Biometrika 41, 390-402). There are three blocks at least, so a short series that is
-strongly correlated still has an interval that is too narrow.
+Pope 1954, Biometrika 41, 390-402). There are at least three blocks, so the interval of a short,
+strongly correlated series is too narrow.
 """
 
 from collections.abc import Sequence
@@ -36,7 +38,7 @@ from kbatch.analysis.intervals import FEWEST_VALUES, UNRESOLVED, Estimate, ratio
 
 # Metrics of an epoch: means of tr(Sigma) and of |G|^2 over its measured updates.
 MOMENT_METRICS = ("gradient_variance", "gradient_squared_norm")
-# A correlation of neighbours that is estimated as larger may be 1.
+# If the correlation of neighbours is estimated as larger, it may be 1.
 _MOST_CORRELATED = 0.95
 
 
@@ -49,10 +51,9 @@ def gradient_noise_scale(
 ) -> Estimate[float | None]:
     """Estimate the gradient noise scale from the squared norms of accumulated updates.
 
-    It grows during training: give the steps of the late half, or of stretches one by one.
-    Steps with a norm that is not finite and steps of a single micro-batch are skipped. Unresolved
-    for fewer than three steps, and where |G|^2 is not told apart from 0: then a lower bound may be
-    all that is known.
+    The noise scale grows during training: give the steps of the late half, or of one stretch at a
+    time. Steps with a norm that is not finite and steps of a single micro-batch are skipped. The
+    formulas are in the docstring of this module (McCandlish et al. 2018, arXiv:1812.06162).
 
     Example:
 
@@ -61,13 +62,18 @@ def gradient_noise_scale(
     26.35
 
     Args:
-        micro_sq_norms: m of every step, the mean of |g_k|^2 weighted by the examples behind g_k.
-        batch_sq_norms: M of every step, the squared norm of its gradient before clipping.
-        batch_size: N, the examples behind a step: one number or one a step.
-        accumulation_steps: K, the micro-batches of a step: one number or one a step.
+        micro_sq_norms: For each step, the mean of |g_k|^2 over the micro-batches, weighted by their
+            numbers of examples.
+        batch_sq_norms: For each step, the squared norm of its gradient before clipping.
+        batch_size: Examples of a step: one number, or one per step.
+        accumulation_steps: Micro-batches of a step: one number, or one per step.
+
+    Returns:
+        An `Estimate` in examples, with a 95 % confidence interval. If there are fewer than three
+        steps, or if |G|^2 may be 0, its `value` is None, and `low` may hold a lower bound.
 
     Raises:
-        ValueError: If the shapes differ, no step was split, or numbers contradict each other.
+        ValueError: If the shapes differ, if no step was split, or if numbers contradict each other.
     """
     variances, squared_norms = gradient_moments(
         micro_sq_norms, batch_sq_norms, batch_size=batch_size, accumulation_steps=accumulation_steps
@@ -80,27 +86,27 @@ def gradient_noise_scale(
 def noise_scale_of_runs(
     runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]],
 ) -> Estimate[float | None]:
-    """Estimate one gradient noise scale of the late halves of several runs, from means by epoch.
+    """Estimate one gradient noise scale from the late halves of several runs.
 
-    A run has means of tr(Sigma) and |G|^2 (the `MOMENT_METRICS`) of each epoch, and the measured
-    updates behind them as weights: one number or one an epoch. Its late half is at least three
-    epochs; an epoch without a measured update (NaN) is left out before it is cut. Unresolved for
-    fewer than three epochs in all.
+    A run has the means of tr(Sigma) and |G|^2 (the `MOMENT_METRICS`) by epoch, and the numbers of
+    measured updates as weights: one number, or one per epoch. Epochs without a measured update
+    (NaN) are left out first. The late half has at least three epochs. With fewer than three epochs
+    in total the estimate is unresolved.
     """
     halves = []
-    for each in runs:
-        run = np.stack(np.broadcast_arrays(*(np.asarray(values, float) for values in each)))
+    for moments in runs:
+        run = np.stack(np.broadcast_arrays(*(np.asarray(values, float) for values in moments)))
         known = run[:, np.isfinite(run).all(0)]
         halves.append(known[:, -max(FEWEST_VALUES, (known.shape[1] + 1) // 2) :])
     return _noise_scale(halves)
 
 
 def _noise_scale(runs: Sequence[np.ndarray], *, shortest: int = 1) -> Estimate[float | None]:
-    """Estimate it from runs of consecutive steps or epochs: tr(Sigma), |G|^2 and weight of each."""
+    """Estimate the noise scale from rows tr(Sigma), |G|^2 and weight of consecutive steps."""
     runs = [run for run in runs if run.size]
     if not runs:
         return UNRESOLVED
-    # Blocks of the length, or shorter ones for three in all.
+    # Blocks are shorter than the length if there would be fewer than three of them.
     counts, length = [run.shape[1] for run in runs], max(shortest, _block_length(runs))
     numbers = [max(1, count // length) for count in counts]
     for parts in (2, 3):
@@ -123,18 +129,18 @@ def _block_length(runs: Sequence[np.ndarray]) -> int:
         return 1
     shares = weights / weights.sum()
     means = shares @ variances, shares @ squared_norms
-    # What the ratio's error consists of, v - r n, without a division by a mean that may be 0.
+    # The error of the ratio, v - r n, times a mean that may be 0.
     errors = [run[0] * means[1] - run[1] * means[0] for run in runs]
     joined = np.concatenate(errors)
     spread = joined @ joined / len(joined)
     if not spread > 0:
         return 1
-    found = sum(e[1:] @ e[:-1] for e in errors) / pairs / spread
-    rho = min(max(found + (1 + 3 * found) / len(weights), 0.0), _MOST_CORRELATED)
+    rho = sum(e[1:] @ e[:-1] for e in errors) / pairs / spread
+    rho = min(max(rho + (1 + 3 * rho) / len(weights), 0.0), _MOST_CORRELATED)
     return int(2 * (1 + rho) / (1 - rho) - 1)
 
 
-# m >= M by Jensen's inequality: what is below by more than float32's rounding is an error.
+# m >= M by Jensen's inequality. If m is smaller by more than the rounding of float32, it is wrong.
 _ROUNDING = 1e-3
 
 
@@ -145,20 +151,20 @@ def gradient_moments(
     batch_size: ArrayLike,
     accumulation_steps: ArrayLike,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate tr(Sigma) and |G|^2 of every step, from what `gradient_noise_scale` takes.
+    """Estimate tr(Sigma) and |G|^2 of every step, from the arguments of `gradient_noise_scale`.
 
-    They are noisy, and in squared gradient units: average many, and divide last.
+    The estimates are noisy. Average many of them before you divide.
     """
     m, batch = np.atleast_1d(np.asarray(micro_sq_norms, float), np.asarray(batch_sq_norms, float))
     if m.ndim != 1 or m.shape != batch.shape:
         raise ValueError(
-            "`micro_sq_norms` and `batch_sq_norms` must have one value a step each. Received: "
+            "`micro_sq_norms` and `batch_sq_norms` must have one value per step. Received: "
             f"shapes {m.shape} and {batch.shape}."
         )
     sizes = {"batch_size": batch_size, "accumulation_steps": accumulation_steps}
     for name, values in sizes.items():
-        found = np.asarray(values, float)
-        if found.shape not in ((), m.shape) or not np.all(np.isfinite(found) & (found >= 1)):
+        counts = np.asarray(values, float)
+        if counts.shape not in ((), m.shape) or not np.all(np.isfinite(counts) & (counts >= 1)):
             raise ValueError(
                 f"`{name}` must be a positive number or one for each of the {len(m)} steps. "
                 f"Received: {name}={values}."
@@ -167,7 +173,7 @@ def gradient_moments(
     if len(m) and (np.all(micros <= 1) or np.any(micros > examples)):
         raise ValueError(
             "The noise scale needs gradients of two sizes: split updates into at least two "
-            "micro-batches, and none into more than it has examples. Received: "
+            "micro-batches with at least one example each. Received: "
             f"accumulation_steps={accumulation_steps}, batch_size={batch_size}."
         )
     usable = np.isfinite(m) & np.isfinite(batch) & (micros > 1)
@@ -176,9 +182,9 @@ def gradient_moments(
     if np.any(wrong):
         step = int(np.argmax(wrong))
         raise ValueError(
-            "A mean of squared norms is never below the squared norm of the mean, nor that below "
-            "0: check that `micro_sq_norms` comes first and that both are taken before clipping "
-            "and without the loss scale. Received at the first such step: "
+            "`micro_sq_norms` must be at least `batch_sq_norms`, and both at least 0: give "
+            "`micro_sq_norms` first, and measure both before clipping and without the loss scale. "
+            "Received at the first wrong step: "
             f"micro_sq_norm={m[step]}, batch_sq_norm={batch[step]}."
         )
     variance = (m - batch) * examples / (micros - 1)

@@ -1,22 +1,20 @@
-"""What a race of batch sizes runs next, and which size it names: pure functions of its runs.
+"""Which training run a race of batch sizes needs next, and which size it names.
 
 A race looks for the size that trains fastest among those within the tolerance of the best.
 
 1. Short runs at the base size, a fifth of the epochs each, find the learning rate (`_short_run`).
-2. Complete runs at the base size check it against its neighbours (`_check`).
-3. Complete runs of other sizes follow, each at the rate that the rule makes of the base size's
-   rate: the largest size, then one in the middle. After these, the next run is the one that tells
-   most for its seconds about which sizes are within the tolerance (`_comparison`). A size that ran
-   before runs with its next seed.
-4. After any run, the fastest size that is probably within the tolerance is named (`_named`).
+2. Complete runs at the base size compare this rate with its neighbours (`_rate_check`).
+3. Complete runs of the largest size, of one in the middle, then of any size follow, each at the
+   rate that the rule derives from the rate of the base size (`_comparison`). The next run is the
+   one that tells most, for its seconds, about which sizes are within the tolerance.
+4. After any run, the race names the fastest size that is probably within the tolerance (`_named`).
 
-All sizes share one `Belief`: the quality is a smooth curve over the logarithm of the size, seen
-through the noise of single runs. It is a Gaussian process whose amplitude and noise are averaged
-over a grid by their marginal likelihood (Rasmussen and Williams 2006, sections 2.2 and 5.4.1).
-The constants were chosen by replays of recorded trainings (`benchmarks/decisions.py`).
+The quality is taken to be a smooth curve over the logarithm of the size, which runs measure with
+noise (`_Belief`). The curve is a Gaussian process, averaged over its amplitude and noise by their
+marginal likelihood (Rasmussen and Williams 2006, sections 2.2 and 5.4.1). The constants were chosen
+by replays of recorded trainings (`benchmarks/decisions.py`).
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -25,70 +23,55 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.judge import AS_FAST, Judgement, hidden_by_examples
-from kbatch.analysis.run_table import Pinned, Run, first_seed, pinned_parts, training_seconds_of
+from kbatch.analysis.judge import AS_FAST, Judgement, expected_seconds, hidden_by_examples
+from kbatch.analysis.run_table import Pinned, Run, first_seed, pinned_parts
 
 # A short run trains this share of the epochs, at least two: after one epoch the best rate seems to
 # be an octave higher than it is.
 SHORT_SHARE, LEAST_SHORT = 0.2, 2
-# The largest distance in octaves between a rate that is tried and the rule's rate. If the rule's
-# rate is wrong by a factor of 8, two octaves are left beyond the right one.
-MOST_OCTAVES = 5
-# The first octaves tried. Steps by a factor of four need few runs; a factor of two follows.
-FIRST_OCTAVES = (0, -2, 2)
-# A size is named if it is within the tolerance with this probability. A larger value names slower
-# and safer sizes.
-ENOUGH = 0.8
-# A run that is further behind the best than this sum, in tolerances and in standard errors, counts
-# as this far behind: a run that collapsed must not bend the curve of the sizes that matter.
+# Octaves from the rule's rate: the first ones tried, and the most. If the rule's rate is wrong by a
+# factor of 8, two octaves are left beyond the right one.
+FIRST_OCTAVES, MOST_OCTAVES = (0, -2, 2), 5
+ENOUGH = 0.8  # A size is named if it is within the tolerance with this probability.
+# A run counts as at most this far behind the best, in tolerances plus standard errors: a run that
+# collapsed must not bend the curve of the sizes that matter.
 CLIPPED_TOLERANCES, CLIPPED_ERRORS = 3.0, 3.0
-# The deviation that is expected between seeds, over the standard error by validation examples. It
-# is below 1 because all runs are validated on the same examples.
-SEEDS_PER_SAMPLE = 0.6
-# The curve over sizes, in units of the noise that is expected: its possible amplitudes, its length
-# in octaves, the deviation of its slope over the amplitude, and that of its level, so large that
-# the level is free.
+# The noise of one run, over its standard error by validation examples: below 1, because all runs
+# are validated on the same examples. It is at least this part of the tolerance, since smaller
+# differences do not matter, or the last part if nothing is known of single validation examples.
+SEEDS_PER_SAMPLE, LEAST_ERROR, UNKNOWN_ERROR = 0.6, 1 / 8, 1 / 2
+# The prior of the curve over sizes, in units of this noise: its amplitudes, its length in octaves,
+# the deviation of its slope over the amplitude, and the deviation of its level, which is free.
 AMPLITUDES, LENGTH, SLOPE, LEVEL = (1.0, 2.0, 4.0, 8.0), 3.0, 0.5, 100.0
 # The possible noise of one run in the same unit, the deviation of its logarithm around 0, and the
 # share of its variance that runs with the same seed number have in common.
 NOISES, NOISE_SPREAD, SHARED = (0.5, 0.71, 1.0, 1.41, 2.0), 0.4, 0.25
-DRAWS = 2000  # Of the curve. They give probabilities to about one percent.
-# The noise of a run is at least this part of the tolerance, because smaller differences do not
-# matter, and half of the tolerance if nothing is known of single validation examples.
-LEAST_ERROR, UNKNOWN_ERROR = 1 / 8, 1 / 2
-# Number of standard errors by which a larger rate must be worse after a short run to be skipped.
-CLEAR = 1.0
+DRAWS = 2000  # Draws of the curve. They give probabilities to about one percent.
+CLEAR = 1.0  # A larger rate is skipped if it is worse by these standard errors after a short run.
 # A run is stopped early if it trails by more than the other runs made up for, plus this margin in
 # tolerances. At least two complete runs must show how much others made up for. In replays, a tenth
 # of the stopped runs would have ended within the tolerance. Without a margin it is a third.
 STOPPED_MARGIN, LEAST_FINISHED = 2.0, 2
-# Complete trainings for each size. In replays a race rarely took more, and rarely fewer.
-MOST_NEEDED, LEAST_NEEDED = 2.5, 1.5
-# What a run tells is divided by its seconds to this power. With 0, seconds would not count. With 1,
-# a race would take fewer seconds and name slower sizes.
+MOST_NEEDED, LEAST_NEEDED = 2.5, 1.5  # Complete trainings for each size, in most replays.
+# The information of a run is divided by its seconds to this power. With 0, seconds would not count.
+# With 1, a race would take fewer seconds and name slower sizes.
 PRICED = 0.5
-# Deviations of the logarithm of seconds: a change of the machine's speed that lasts for about
-# `DRIFT_RUNS` runs, and the noise of a single run.
-DRIFT, DRIFT_RUNS, TIME_NOISE = 1.0, 5.0, 0.05
-# The plan's error for a size is the first of these deviations. Another one is taken if the runs are
-# `SURER` times as likely with it: other work disturbed the timing of the plan.
-PLAN_ERRORS, SURER = (0.1, 0.3, 1.0), 10.0
 
 
 @dataclass(frozen=True)
 class RaceTask:
-    """What does not change during a race."""
+    """The fixed settings of a race."""
 
     batch_sizes: tuple[int, ...]  # Ascending.
-    base_batch_size: int  # One of them, at which the learning rate is looked for.
-    epochs: int  # Of a complete training.
+    base_batch_size: int  # The batch size at which the race looks for the learning rate.
+    epochs: int  # Epochs of a complete training.
     larger_is_better: bool
-    tolerance: float  # What counts as equally good, in the unit of the objective.
+    tolerance: float  # Largest difference that counts as equally good, in the objective's unit.
     confidence: float  # Probability from which a size is certified.
     max_trainings: float  # Complete trainings; a run of e of E epochs counts e / E.
-    seconds: Mapping[int, float]  # That a complete training of each size is expected to take.
+    seconds: Mapping[int, float]  # Expected seconds of a complete training, by batch size.
     search_rate: bool = True  # Whether to try other rates than the rule's.
-    short_runs: bool = True  # Whether short runs may look for the rate; else complete ones do.
+    short_runs: bool = True  # Whether short runs may look for the rate; if not, complete runs do.
 
 
 class NextRun(NamedTuple):
@@ -97,16 +80,16 @@ class NextRun(NamedTuple):
     batch_size: int
     factor: float  # Of the learning rate, relative to the rule.
     number: int  # Of the seed, from 0.
-    epochs: int  # To train in all; a short run that is continued trains only the others.
+    epochs: int  # Epochs in all; a short run that is continued trains only the missing ones.
 
 
 class RaceStep(NamedTuple):
-    """What to run next, or why the race has ended; neither while pending runs must end first."""
+    """The next run, or why the race has ended. Both are None while pending runs must end first."""
 
     run: NextRun | None = None
-    # "settled": the named size is within the tolerance and no such size is faster, in all
-    # likelihood; "trainings" or "time": the next run does not fit into what is left; "alone": only
-    # one size can be trained; "diverged": every rate did; "failed": no run has a value.
+    # "settled": the named size is probably within the tolerance, and no faster one is. "trainings"
+    # and "time": the next run does not fit into this budget. "alone": only one size can be trained.
+    # "diverged": every rate diverged. "failed": no run has a value.
     ended: Literal["settled", "trainings", "time", "alone", "diverged", "failed"] | None = None
 
 
@@ -117,60 +100,73 @@ def next_run(
     pending: Sequence[NextRun] = (),
     seconds_left: float | None = None,
 ) -> RaceStep:
-    """Return what to run next, or why the race has ended; it follows from the runs alone.
+    """Return what to run next, or why the race has ended. It depends on the arguments alone.
 
     Args:
-        task: What does not change during the race.
-        runs: All that ended, in the order in which they began.
-        pending: Those that run now.
-        seconds_left: Seconds that are left of the time budget. Default: no limit.
+        task: The fixed settings of the race.
+        runs: All runs that ended, in the order in which they began.
+        pending: Runs that have begun and not ended.
+        seconds_left: Seconds that are left of the time budget. If None, there is no limit.
     """
     race = _Race(task, runs, pending, seconds_left)
     if not race.sizes:
         return RaceStep(None, "failed")
-    return _short_run(race) or _check(race) or _comparison(race)
+    return _short_run(race) or _rate_check(race) or _comparison(race)
 
 
 def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
     """Judge which sizes are within the tolerance of the best, and name one.
 
     It works after any number of runs. After short runs alone it names the base size at the best
-    rate so far. Returns None if no run has a value.
+    rate so far. If no run has a value, it returns None.
     """
     race = _Race(task, runs)
-    sizes = race.compared()
     belief = _believe(race)
-    if belief is None:
-        sizes = [race.base] if any(value > -math.inf for value in race.tried.values()) else []
-    if not sizes:
+    if belief is not None:
+        pairs = {size: (size, 2.0 ** race.octave(size)) for size in race.compared()}
+        within = {size: belief.within[size] for size in pairs}
+    else:  # The best rate that has run: no run may be at the vertex.
+        best_octave = max(race.short_values, key=lambda k: race.short_values[k], default=0)
+        alive = race.short_values.get(best_octave, -math.inf) > -math.inf
+        pairs = {race.base: (race.base, 2.0**best_octave)} if alive else {}
+        within = dict.fromkeys(pairs, 0.0)
+    if not pairs:
         return None
-    pairs = {size: (size, 2.0 ** race.octave(size)) for size in sizes}
-    if belief is None:  # Not the vertex, where no run may be.
-        pairs = {race.base: (race.base, 2.0 ** max(race.tried, key=lambda k: race.tried[k]))}
-    within = dict.fromkeys(sizes, 0.0) if belief is None else belief.within()
-    within = {size: within[size] for size in sizes}
-    named, least = _named(race, within), 1 - task.confidence
-    # The curve may lie above what a size has shown: this is not certified.
-    best = max(race.mean(size) for size in sizes)
-    shown = [size for size in sizes if race.mean(size) >= best - task.tolerance]
-    certified = [size for size in shown if within[size] >= task.confidence]
-    obstacle = race.obstacle()
+    sizes, least = [*pairs], 1 - task.confidence
+    named = _named(race, within)
+    leader = named if belief is None else max(sizes, key=lambda size: belief.mean[size])
+    means = {}
+    for size in sizes:
+        values = [run.value for run in race.runs_at_rate(size) if run.value is not None]
+        short_value = race.short_values.get(race.octave(size), -math.inf)
+        means[size] = float(np.mean(values)) if values else short_value
+    # The curve may lie above the values of a size. Such a size is not certified.
+    good = [size for size in sizes if means[size] >= max(means.values()) - task.tolerance]
+    certified = [size for size in good if within[size] >= task.confidence]
+    runs_at_rate = race.runs_at_rate()
+    if len(race.compared()) < 2:
+        obstacle = "alone"
+    elif race.pinned == "both":
+        obstacle = "pinned"
+    elif any(run.outcomes is None for run in runs_at_rate):
+        obstacle = "no_outcomes"
+    else:
+        obstacle = hidden_by_examples(runs_at_rate, tolerance=task.tolerance, error=least)
     fastest = min(race.seconds[size] for size in sizes)
-    open_ = [size for size in sizes if least < within[size] < task.confidence]
     return Judgement(
         pairs=tuple(pairs.values()),
-        leader=pairs[named if belief is None else belief.best_first(sizes)[0]],
+        leader=pairs[leader],
         certified=tuple(pairs[size] for size in certified),
         worse=tuple(pairs[size] for size in sizes if within[size] <= least),
         named=pairs[named],
         certain=not obstacle and named in certified and _is_settled(race, within, named),
         obstacle=obstacle,
-        rounds={pair: len(race.numbers(size)) for size, pair in pairs.items()},
-        gaps={},  # Those of the curve differ from those of the values shown.
+        rounds={pair: len(race.runs_at_rate(size)) for size, pair in pairs.items()},
+        gaps={},  # Gaps of the curve would differ from the gaps of the values in the table.
         costs={pair: race.seconds[size] / fastest for size, pair in pairs.items() if fastest},
         pinned=race.pinned,
         left_out=tuple((size, 1.0) for size in task.batch_sizes if size not in sizes),
-        open=tuple(pairs[size] for size in open_),
+        open=tuple(pairs[size] for size in sizes if least < within[size] < task.confidence),
     )
 
 
@@ -184,18 +180,18 @@ def expected_trainings(task: RaceTask) -> float:
 def least_values(task: RaceTask, runs: Sequence[Run], seed: int) -> tuple[float, ...]:
     """Return the values that a complete run must have reached by the end of each epoch.
 
-    A run that has not reached its value trails the run of the named pair with this seed by more
-    than any complete run made up for later: it is stopped. The first third of the epochs decides
-    nothing, because large batches learn slowly at first. Values are such that larger is better. If
-    no run is to be stopped, the result is empty.
+    A run that has not reached its value is stopped: it trails the run of the named pair with this
+    seed by more than any complete run made up for later. The first third of the epochs decides
+    nothing, because large batches learn slowly at first. Larger values are better. If no run is to
+    be stopped, the result is empty.
     """
     judgement, sign = judge_race(task, runs), 1.0 if task.larger_is_better else -1.0
-    whole = [run for run in runs if run.epochs is None and len(run.curve) == task.epochs]
-    curves = {(run.pair, run.seed): [sign * value for value in run.curve] for run in whole}
-    named = curves.pop((judgement.named, seed), None) if judgement else None
-    if named is None or len(curves) < LEAST_FINISHED:
+    complete = [run for run in runs if run.epochs is None and len(run.curve) == task.epochs]
+    curves = {(run.pair, run.seed): [sign * value for value in run.curve] for run in complete}
+    curve_of_named = curves.pop((judgement.named, seed), None) if judgement else None
+    if curve_of_named is None or len(curves) < LEAST_FINISHED:
         return ()
-    best = np.maximum.accumulate([named, *curves.values()], axis=1)
+    best = np.maximum.accumulate([curve_of_named, *curves.values()], axis=1)
     behind = best[0] - best[1:]
     made_up = np.maximum(0.0, (behind - behind[:, -1:]).max(0))
     least = best[0] - made_up - STOPPED_MARGIN * task.tolerance
@@ -210,98 +206,102 @@ def short_epochs(task: RaceTask) -> int:
 
 
 def _short_run(race: "_Race") -> RaceStep | None:
-    """Return the next try of a learning rate at the base size, None if the best is known.
+    """Return the next rate to try at the base size. If the best rate is known, return None.
 
-    Rates a factor of four apart are tried until the best lies between two worse ones, then its
-    neighbours at a factor of two.
+    Rates a factor of four apart are tried until the best lies between two worse ones. Then follow
+    its neighbours at a factor of two.
     """
     if not race.task.search_rate:
         return None
-    best = max(race.tried, key=lambda octave: race.tried[octave], default=0)
-    wanted = [*FIRST_OCTAVES]
-    if race.tried:
-        wanted += [best - 2, best + 2, best - 1, best + 1]
-        if race.tried[best] == -math.inf:  # All diverged.
-            wanted = [min(race.tried) - 2, -MOST_OCTAVES]
-    wanted = [k for k in wanted if race.may(race.base, k) and k not in race.tried]
-    for octave in wanted:
-        run = race.run(race.base, octave, 0, race.short)
-        if run not in race.pending:
-            return None if race.lacks(run, race.essential()) else RaceStep(run)
-    if any(
-        (run.batch_size, run.number, run.epochs) == (race.base, 0, race.short)
-        and _octave(run) not in race.tried
-        for run in race.pending
-    ):
+    values = race.short_values
+    best = max(values, key=lambda octave: values[octave], default=0)
+    octaves = [*FIRST_OCTAVES]
+    if values:
+        octaves += [best - 2, best + 2, best - 1, best + 1]
+        if values[best] == -math.inf:  # All diverged.
+            octaves = [min(values) - 2, -MOST_OCTAVES]
+    for octave in octaves:
+        run = NextRun(race.base, 2.0**octave, 0, race.short)
+        if race.allows(race.base, octave) and octave not in values and run not in race.pending:
+            return None if race.exceeded(run, race.missing_first_runs()) else RaceStep(run)
+    pending = [r for r in race.pending if (r.batch_size, *r[2:]) == (race.base, 0, race.short)]
+    if any(_octave(run) not in values for run in pending):
         return RaceStep()
-    return RaceStep(None, "diverged") if race.tried.get(best) == -math.inf else None
+    return RaceStep(None, "diverged") if values.get(best) == -math.inf else None
 
 
-def _check(race: "_Race") -> RaceStep | None:
-    """Return the next complete run that checks the rate at the base size, None if it is checked.
+def _rate_check(race: "_Race") -> RaceStep | None:
+    """Return the next complete run that checks the rate at the base size, if one is needed.
 
     Large rates look better after short runs than after complete ones, most of all on noisy data.
     So the next smaller rate is trained too, then smaller ones as long as they are better. If none
     is better, the next larger rate is trained, unless it was clearly worse after a short run.
     """
-    guess, known = race.guess, race.at_base
-    wanted = [guess]
+    vertex, known = race.vertex, race.base_values
+    octaves = [vertex]
     if race.task.search_rate and race.short < race.task.epochs:
-        wanted.append(guess - 1)
-        best = race.best_at_base() if known else guess
-        gap = race.tried.get(guess, -math.inf) - race.tried.get(guess + 1, -math.inf)
-        if best == guess and gap < CLEAR * race.error:
-            wanted.append(guess + 1)
-        if best != guess:
-            wanted.append(best + (1 if best > guess else -1))
-    for octave in wanted:
-        run = race.run(race.base, octave, 0, race.task.epochs)
-        if octave not in known and run not in race.pending and race.may(race.base, octave):
-            return None if race.lacks(run, race.essential() if known else ()) else RaceStep(run)
+        octaves.append(vertex - 1)
+        best, values = race.checked, race.short_values
+        gap = values.get(vertex, -math.inf) - values.get(vertex + 1, -math.inf)
+        if best != vertex:
+            octaves.append(best + (1 if best > vertex else -1))
+        elif gap < CLEAR * race.error:
+            octaves.append(vertex + 1)
+    for octave in octaves:
+        run = NextRun(race.base, 2.0**octave, 0, race.task.epochs)
+        if octave not in known and run not in race.pending and race.allows(race.base, octave):
+            reserved = race.missing_first_runs() if known else ()
+            return None if race.exceeded(run, reserved) else RaceStep(run)
     return None
 
 
 def _comparison(race: "_Race") -> RaceStep:
     """Return the complete run that tells most about the answer, or why the race has ended."""
     belief = _believe(race)
-    every = [race.next_of(size) for size in race.sizes if size not in race.stopped]
-    options = [run for run in every if not race.lacks(run)]
-    ended = "settled" if not every else None if options else race.lacks(every[0])
+    next_runs = [race.next_complete_run(s) for s in race.sizes if s not in race.stopped_sizes]
+    options = [run for run in next_runs if not race.exceeded(run)]
+    ended = "settled" if not next_runs else None if options else race.exceeded(next_runs[0])
     if belief is not None and options:
-        within = belief.within()
-        named = _named(race, within)
+        named = _named(race, belief.within)
         if len(race.sizes) == 1:
             ended = "alone"
-        elif not race.essential() and named in race.compared():
-            ended = "settled" if _is_settled(race, within, named) else None
+        elif not race.missing_first_runs() and named in race.compared():
+            ended = "settled" if _is_settled(race, belief.within, named) else None
     if ended is not None:
         return RaceStep(None, None if race.pending else ended)
-    first = [run for run in race.essential() if run in options]
+    first = [run for run in race.missing_first_runs() if run in options]
     if belief is None or first:
         return RaceStep((first or options)[0])
     first = [run for run in options if run.batch_size == named and not run.number]
-    worth = belief.information()
-    return RaceStep(max(first or options, key=lambda run: worth[run.batch_size] / race.price(run)))
+    # To first order, how much a run of a size lowers the sum of the variances of `near`, over its
+    # seconds. For each size `near` is 0 or 1.
+    moved = (belief.draws - belief.draws.mean(0)).T @ (belief.near - belief.near.mean(0))
+    information = ((moved / DRAWS) ** 2).sum(1) / (np.diag(belief.covariance) + belief.noise)
+    worth = {
+        run: information[race.sizes.index(run.batch_size)]
+        / (race.seconds[run.batch_size] * race.share(run)) ** PRICED
+        for run in first or options
+    }
+    return RaceStep(max(worth, key=lambda run: worth[run]))
 
 
 def _named(race: "_Race", within: Mapping[int, float]) -> int:
-    """Return the fastest size that is probably within the tolerance, else the likeliest one."""
-    likely = [size for size in within if within[size] >= ENOUGH]
-    if not likely:
-        return max(within, key=lambda size: within[size])
-    least = min(race.seconds[size] for size in likely)
-    return min(size for size in likely if race.seconds[size] <= AS_FAST * least)
+    """Return the fastest size that is probably within the tolerance, or else the most probable."""
+    probable = [size for size in within if within[size] >= ENOUGH]
+    probable = probable or [max(within, key=lambda size: within[size])]
+    least = min(race.seconds[size] for size in probable)
+    return min(size for size in probable if race.seconds[size] <= AS_FAST * least)
 
 
 def _is_settled(race: "_Race", within: Mapping[int, float], named: int) -> bool:
     """Return whether the named size is within the tolerance and no faster one is."""
     faster = [size for size in within if AS_FAST * race.seconds[size] < race.seconds[named]]
-    sure = race.task.confidence
-    return within[named] >= sure and all(within[size] <= 1 - sure for size in faster)
+    confidence = race.task.confidence
+    return within[named] >= confidence and all(within[size] <= 1 - confidence for size in faster)
 
 
 class _Race:
-    """What follows from the runs alone: the sizes and rates to train, values, and costs."""
+    """The state of a race, derived from its runs: sizes and rates to train, values, and costs."""
 
     def __init__(
         self,
@@ -316,7 +316,7 @@ class _Race:
             run._replace(
                 seed=(run.seed or 0) - first,
                 value=None if run.value is None else sign * run.value,
-                # A network that is dead at the end has no value.
+                # A model with constant outputs at the end has no value.
                 ended="diverged" if (run.value, run.ended) == (None, "completed") else run.ended,
                 curve=tuple(sign * value for value in run.curve),
             )
@@ -324,291 +324,196 @@ class _Race:
         ]
         self.short = short_epochs(task)
         self.pinned: Pinned | None = pinned_parts(self.runs)
-        self.sizes = [size for size in task.batch_sizes if self._trains(size)]
-        nearest = sorted(self.sizes, key=lambda size: abs(math.log(size / task.base_batch_size)))
+        with_value = {run.batch_size for run in self.runs if run.value is not None}
+        too_large = {run.batch_size for run in self.runs if run.ended == "out_of_memory"}
+        failed = {run.batch_size for run in self.runs if run.ended == "failed"} | too_large
+        larger = {s for s in task.batch_sizes if s > min(too_large, default=s)} - with_value
+        trainable = [size for size in task.batch_sizes if size not in failed | larger]
+        nearest = sorted(trainable, key=lambda size: abs(math.log(size / task.base_batch_size)))
         self.base = nearest[0] if nearest else task.base_batch_size
         self.error = self._standard_error()
-        first_at_base = [r for r in self.runs if r.batch_size == self.base and not r.seed]
-        #: Values at the base size by the octave of the rate: after a short run of the first seed,
-        #: and the mean of the complete runs, so that the luck of one seed does not choose the rate.
-        self.tried = {_octave(r): self._short_value(r) for r in first_at_base}
-        whole: dict[int, list[float]] = {}
-        for run in self.runs:
-            if run.batch_size == self.base and (run.epochs is None or run.ended == "stopped_early"):
+        runs_at_base = [run for run in self.runs if run.batch_size == self.base]
+        #: Values of the first seed at the base size after a short run, by the octave of the rate.
+        self.short_values = {
+            _octave(run): -math.inf
+            if run.ended == "diverged" or run.value is None
+            else max(run.curve[: self.short] if self.short < task.epochs else (), default=run.value)
+            for run in runs_at_base
+            if not run.seed
+        }
+        values: dict[int, list[float]] = {}
+        for run in runs_at_base:
+            if run.epochs is None or run.ended == "stopped_early":
                 complete = run.value is not None and run.epochs is None
-                whole.setdefault(_octave(run), []).extend([run.value or 0.0] if complete else [])
-        self.at_base = {k: float(np.mean(v)) if v else -math.inf for k, v in whole.items()}
-        self.guess = self._vertex()
-        self._rate = self.guess
-        if self.at_base and self.short < task.epochs:
-            self._rate = self.best_at_base()
-        self.sizes = [size for size in self.sizes if self.may(size, self.octave(size))]
-        self.seconds = _seconds(task, self.runs)
+                values.setdefault(_octave(run), []).extend([run.value or 0.0] if complete else [])
+        #: Means of the complete runs at the base size, by octave. One lucky seed must not decide.
+        self.base_values = {k: float(np.mean(v)) if v else -math.inf for k, v in values.items()}
+        self.vertex = self._vertex()
+        #: The octave of the best complete run at the base size, if there is one.
+        self.checked = max(self.base_values, key=lambda k: self.base_values[k], default=self.vertex)
+        self._base_octave = self.checked if self.short < task.epochs else self.vertex
+        self.sizes = [size for size in trainable if self.allows(size, self.octave(size))]
+        self.seconds = expected_seconds(self.runs, task.batch_sizes, task.epochs, task.seconds)
         #: Sizes that fell behind at their rate: they are neither run again nor named.
-        self.stopped = {r.batch_size for r in self.observed() if r.ended == "stopped_early"}
-
-    def best_at_base(self) -> int:
-        return max(self.at_base, key=lambda octave: self.at_base[octave])
-
-    def _trains(self, size: int) -> bool:
-        """Return whether a size may be trained, as far as its runs and smaller sizes show."""
-        trained = {run.batch_size for run in self.runs if run.value is not None}
-        return not any(
-            (run.ended in ("out_of_memory", "failed") and size == run.batch_size)
-            or (run.ended == "out_of_memory" and size > run.batch_size and size not in trained)
-            for run in self.runs
-        )
+        stopped = [run for run in self.runs_at_rate() if run.ended == "stopped_early"]
+        self.stopped_sizes = {run.batch_size for run in stopped}
 
     def _ceiling(self, size: int) -> int:
-        """Return the lowest octave that diverged: no larger rate of the size is tried.
-
-        A rate that diverged below one that did not says nothing about others.
-        """
-        own = [run for run in self.runs if run.batch_size == size]
-        least = max((_octave(r) for r in own if r.value is not None), default=-MOST_OCTAVES)
-        diverged = [_octave(r) for r in own if r.ended == "diverged"]
+        """Return the lowest octave that diverged above all octaves that have a value."""
+        runs = [run for run in self.runs if run.batch_size == size]
+        least = max((_octave(r) for r in runs if r.value is not None), default=-MOST_OCTAVES)
+        diverged = [_octave(r) for r in runs if r.ended == "diverged"]
         return min((k for k in diverged if k >= least), default=MOST_OCTAVES + 1)
 
-    def may(self, size: int, octave: int) -> bool:
+    def allows(self, size: int, octave: int) -> bool:
+        """Return whether a size may be trained at a rate."""
         return -MOST_OCTAVES <= octave < self._ceiling(size)
 
     def octave(self, size: int) -> int:
-        """Return the octave of a size's rate: that of the base size, or below what diverged."""
-        return min(self._rate, self._ceiling(size) - 1)
+        """Return the octave of a size's rate: as at the base size, or below what diverged."""
+        return min(self._base_octave, self._ceiling(size) - 1)
 
     def _standard_error(self) -> float:
         """Return the noise of one run that is expected before any is repeated."""
         scored = [run for run in self.runs if run.value is not None]
         best = max(scored, key=lambda run: run.value or 0.0, default=None)
-        if best is None or best.outcomes is None:
-            return max(UNKNOWN_ERROR * self.task.tolerance, 1e-12)
-        outcomes = best.outcomes[~np.isnan(best.outcomes)]
-        error = float(np.std(outcomes, ddof=1)) / math.sqrt(len(outcomes))
-        return max(SEEDS_PER_SAMPLE * error, LEAST_ERROR * self.task.tolerance, 1e-12)
-
-    def _short_value(self, run: Run) -> float:
-        """Return the value of a run after the epochs of a short one."""
-        if run.ended == "diverged" or run.value is None:
-            return -math.inf
-        whole = self.short == self.task.epochs or not run.curve
-        return run.value if whole else max(run.curve[: self.short])
+        error = UNKNOWN_ERROR * self.task.tolerance
+        if best is not None and best.outcomes is not None:
+            outcomes = best.outcomes[~np.isnan(best.outcomes)]
+            by_examples = float(np.std(outcomes, ddof=1)) / math.sqrt(len(outcomes))
+            error = max(SEEDS_PER_SAMPLE * by_examples, LEAST_ERROR * self.task.tolerance)
+        return max(error, 1e-12)
 
     def _vertex(self) -> int:
         """Return the octave at the top of a parabola through the values around the best one."""
-        if not self.tried:
-            return 0
-        best = max(self.tried, key=lambda octave: self.tried[octave])
-        near = [octave for octave in self.tried if abs(octave - best) <= 2]
+        values = self.short_values
+        best = max(values, key=lambda octave: values[octave], default=0)
+        near = [octave for octave in values if abs(octave - best) <= 2]
         if len(near) < 3:
             return best
-        low = self.tried[best] - CLIPPED_ERRORS * self.error
-        values = [max(self.tried[k], low) for k in near]
-        bend, slope, _ = np.polyfit(np.array(near) - best, values, 2)
+        low = values[best] - CLIPPED_ERRORS * self.error
+        clipped = [max(values[k], low) for k in near]
+        bend, slope, _ = np.polyfit(np.array(near) - best, clipped, 2)
         return best if bend >= 0 else best + int(np.clip(round(-slope / 2 / bend), -1, 1))
 
     def compared(self) -> list[int]:
         """List the sizes that have a run at their rate, none of which was stopped."""
-        return [s for s in self.sizes if self.numbers(s) and s not in self.stopped]
+        return [s for s in self.sizes if self.runs_at_rate(s) and s not in self.stopped_sizes]
 
-    def numbers(self, size: int) -> list[int]:
-        """List the seed numbers of the complete runs of a size at its rate."""
-        return [run.seed or 0 for run in self.observed() if run.batch_size == size]
-
-    def mean(self, size: int) -> float:
-        """Return the mean of the complete runs of a size at its rate, of short ones without any."""
-        own = [r.value for r in self.observed() if r.batch_size == size and r.value is not None]
-        return float(np.mean(own)) if own else self.tried.get(self.octave(size), -math.inf)
-
-    def observed(self) -> list[Run]:
-        """List the runs that show the quality of their size."""
+    def runs_at_rate(self, *sizes: int) -> list[Run]:
+        """List the runs that show the quality of some sizes, or of all sizes if none is given."""
         return [
             run
             for run in self.runs
-            if run.batch_size in self.sizes
+            if run.batch_size in (sizes or self.sizes)
             and _octave(run) == self.octave(run.batch_size)
             and (run.ended == "stopped_early" or (run.value is not None and run.epochs is None))
         ]
 
-    def run(self, size: int, octave: int, number: int, epochs: int) -> NextRun:
-        return NextRun(size, 2.0**octave, number, epochs)
-
-    def next_of(self, size: int) -> NextRun:
-        """Return the next complete run of a size."""
+    def next_complete_run(self, size: int) -> NextRun:
         factor = 2.0 ** self.octave(size)
-        ran = [run for run in self.runs if run.pair == (size, factor)]
-        used = {run.seed for run in ran if run.epochs is None or run.ended != "completed"}
+        runs = [run for run in self.runs if run.pair == (size, factor)]
+        used = {run.seed for run in runs if run.epochs is None or run.ended != "completed"}
         used |= {run.number for run in self.pending if run[:2] == (size, factor)}
         number = next(n for n in range(len(used) + 1) if n not in used)
-        return self.run(size, self.octave(size), number, self.task.epochs)
+        return NextRun(size, factor, number, self.task.epochs)
 
-    def essential(self) -> list[NextRun]:
+    def missing_first_runs(self) -> list[NextRun]:
         """List the first runs of the comparison that are missing: base, far end, and middle."""
-        places = [self.sizes.index(self.base)]
-        far = len(self.sizes) - 1 if places[0] < len(self.sizes) - 1 else 0
-        places += [far, (far + places[0]) // 2]
-        wanted = [self.next_of(self.sizes[place]) for place in dict.fromkeys(places)]
-        return [run for run in wanted if run.number == 0]
+        base, last = self.sizes.index(self.base), len(self.sizes) - 1
+        far = last if base < last else 0
+        places = dict.fromkeys([base, far, (far + base) // 2])
+        runs = [self.next_complete_run(self.sizes[place]) for place in places]
+        return [run for run in runs if run.number == 0]
 
     def share(self, run: NextRun) -> float:
-        """Return the cost of a run in complete trainings, without what a short run has trained."""
-        had = [
-            one.epochs or 0
-            for one in self.runs
-            if (*one.pair, one.seed) == run[:3] and one.ended == "completed"
+        """Return the cost of a run in complete trainings, without the epochs of its short run."""
+        trained = [
+            known.epochs or 0
+            for known in self.runs
+            if (*known.pair, known.seed) == run[:3] and known.ended == "completed"
         ]
-        return (run.epochs - max(had, default=0)) / self.task.epochs
+        return (run.epochs - max(trained, default=0)) / self.task.epochs
 
-    def lacks(
-        self, run: NextRun, keep: Sequence[NextRun] = ()
+    def exceeded(
+        self, run: NextRun, reserved: Sequence[NextRun] = ()
     ) -> Literal["trainings", "time"] | None:
-        """Return which budget a run does not fit into, with room for the runs to `keep`."""
-        shares = [self.share(one) for one in (run, *keep)]
-        spent = sum((one.epochs or self.task.epochs) / self.task.epochs for one in self.runs)
-        spent += sum(self.share(one) for one in self.pending)
-        if not _fits(shares, self.task.max_trainings - spent, spent):
-            return "trainings"
-        if self.seconds_left is None or not self.runs:
-            return None
-        seconds = [self.seconds[one.batch_size] for one in (run, *keep)]
-        costs = [share * one for share, one in zip(shares, seconds, strict=True)]
-        spent = sum(one.seconds or 0.0 for one in self.runs)
-        return None if _fits(costs, self.seconds_left, spent) else "time"
+        """Return which budget a run does not fit into, with room for the `reserved` runs.
 
-    def price(self, run: NextRun) -> float:
-        """Return what the information of a run is divided by."""
-        return (self.seconds[run.batch_size] * self.share(run)) ** PRICED
-
-    def obstacle(
-        self,
-    ) -> Literal["alone", "pinned", "no_outcomes", "few_examples", "heavy_tails"] | None:
-        """Return why nothing can be certain."""
-        if len(self.compared()) < 2:
-            return "alone"
-        if self.pinned == "both":
-            return "pinned"
-        if any(run.outcomes is None for run in self.observed()):
-            return "no_outcomes"
-        given = {"tolerance": self.task.tolerance, "error": 1 - self.task.confidence}
-        return hidden_by_examples(self.observed(), **given)
-
-
-def _fits(costs: Sequence[float], left: float, spent: float) -> bool:
-    """Return whether the first of some costs fits into what is left, with room for the others.
-
-    No room is kept for others that would not even fit if nothing had been spent.
-    """
-    room = sum(costs[1:])
-    return costs[0] + (room if sum(costs) <= left + spent else 0.0) <= left * (1 + 1e-9) + 1e-9
+        No room is kept for runs that would not fit into an unspent budget.
+        """
+        shares = [self.share(planned) for planned in (run, *reserved)]
+        spent = sum((ended.epochs or self.task.epochs) / self.task.epochs for ended in self.runs)
+        spent += sum(self.share(pending) for pending in self.pending)
+        budgets = [("trainings", shares, spent, self.task.max_trainings - spent)]
+        if self.seconds_left is not None and self.runs:
+            seconds = [self.seconds[planned.batch_size] for planned in (run, *reserved)]
+            costs = [share * size_s for share, size_s in zip(shares, seconds, strict=True)]
+            spent_s = sum(ended.seconds or 0.0 for ended in self.runs)
+            budgets.append(("time", costs, spent_s, self.seconds_left))
+        for budget, costs, spent, left in budgets:
+            room = sum(costs[1:]) if sum(costs) <= left + spent else 0.0
+            if costs[0] + room > left * (1 + 1e-9) + 1e-9:
+                return budget
+        return None
 
 
 class _Belief(NamedTuple):
-    """What complete runs of the sizes at their rates say about the quality of each size."""
+    """The quality of each size, as complete runs of the sizes at their rates show it."""
 
-    sizes: Sequence[int]
-    mean: np.ndarray
+    mean: Mapping[int, float]
     covariance: np.ndarray
     noise: float  # Variance of one run.
     draws: np.ndarray  # Of the qualities of all sizes, [draw, size].
-    near: np.ndarray  # Whether each is within the tolerance of the best.
-
-    def within(self) -> dict[int, float]:
-        """Return the probability of each size to be within the tolerance of the best."""
-        return dict(zip(self.sizes, self.near.mean(0).tolist(), strict=True))
-
-    def information(self) -> dict[int, float]:
-        """Return how much a run of each size tells about which sizes are within the tolerance.
-
-        For each size, `near` is 0 or 1. The result is, to first order, how much the run is expected
-        to lower the sum of the variances of `near`.
-        """
-        moved = (self.draws - self.draws.mean(0)).T @ (self.near - self.near.mean(0))
-        worth = ((moved / len(self.draws)) ** 2).sum(1) / (np.diag(self.covariance) + self.noise)
-        return dict(zip(self.sizes, worth.tolist(), strict=True))
-
-    def best_first(self, sizes: Sequence[int]) -> list[int]:
-        return sorted(sizes, key=lambda size: -self.mean[self.sizes.index(size)])
+    near: np.ndarray  # Whether each drawn quality is within the tolerance of the best.
+    within: dict[int, float]  # Probability that a size is within the tolerance of the best.
 
 
 def _believe(race: _Race) -> _Belief | None:
-    """Condition the curve over sizes on the complete runs. None if there is no complete run yet."""
-    runs = race.observed()
+    """Condition the curve over sizes on the complete runs. If there is none yet, return None."""
+    runs = race.runs_at_rate()
     values = [run.value for run in runs if run.epochs is None and run.value is not None]
     if not values:
         return None
-    sizes, error = race.sizes, race.error
-    low = max(values) - CLIPPED_TOLERANCES * race.task.tolerance - CLIPPED_ERRORS * error
+    sizes, error, tolerance = race.sizes, race.error, race.task.tolerance
+    low = max(values) - CLIPPED_TOLERANCES * tolerance - CLIPPED_ERRORS * error
     # A run that was stopped would have become better than it is, but not good enough.
-    worse = max(values) - race.task.tolerance - error
-    most = [worse if run.ended == "stopped_early" else math.inf for run in runs]
-    y = [max(low, min(run.value or low, top)) for run, top in zip(runs, most, strict=True)]
+    tops = {"stopped_early": max(values) - tolerance - error}
+    y = [max(low, min(run.value or low, tops.get(run.ended, math.inf))) for run in runs]
     y = (np.array(y) - max(values)) / error
-    at = [sizes.index(run.batch_size) for run in runs]
-    numbers = np.array([run.seed for run in runs])
+    places = [sizes.index(run.batch_size) for run in runs]
+    seeds = np.array([run.seed for run in runs])
     x = np.log2(sizes) - np.mean(np.log2(sizes))
-    octaves = np.subtract.outer(x, x)
-    shape = SLOPE**2 * np.outer(x, x) + np.exp(-0.5 * (octaves / LENGTH) ** 2)
-    alike = (1 - SHARED) * np.eye(len(y)) + SHARED * np.equal.outer(numbers, numbers)
-    parts = []
+    shape = SLOPE**2 * np.outer(x, x) + np.exp(-0.5 * (np.subtract.outer(x, x) / LENGTH) ** 2)
+    correlation = (1 - SHARED) * np.eye(len(y)) + SHARED * np.equal.outer(seeds, seeds)
+    posteriors = []
     for amplitude, noise in itertools.product(AMPLITUDES, NOISES):
         prior = amplitude**2 * shape + LEVEL**2
-        lower = np.linalg.cholesky(prior[np.ix_(at, at)] + noise**2 * alike)
-        white, cross = np.linalg.solve(lower, y), np.linalg.solve(lower, prior[at])
+        lower = np.linalg.cholesky(prior[np.ix_(places, places)] + noise**2 * correlation)
+        white, cross = np.linalg.solve(lower, y), np.linalg.solve(lower, prior[places])
         log = -0.5 * white @ white - np.log(np.diag(lower)).sum()
         log -= 0.5 * (math.log(noise) / NOISE_SPREAD) ** 2
-        parts.append((log, cross.T @ white, prior - cross.T @ cross, noise**2))
-    logs, means, covariances, noises = map(np.array, zip(*parts, strict=True))
-    shares = np.exp(logs - logs.max())
-    shares /= shares.sum()
-    mean, noise = shares @ means, float(shares @ noises)
-    apart = means - mean
-    covariance = np.tensordot(shares, covariances, 1) + (shares[:, None] * apart).T @ apart
+        posteriors.append((log, cross.T @ white, prior - cross.T @ cross, noise**2))
+    logs, curves, covariances, noises = map(np.array, zip(*posteriors, strict=True))
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    mean, noise = weights @ curves, float(weights @ noises)
+    deviations = curves - mean
+    covariance = np.tensordot(weights, covariances, 1)
+    covariance = covariance + (weights[:, None] * deviations).T @ deviations
     for run in race.pending:  # Its value is taken to be the expected one, so the mean stays.
         if run.batch_size in sizes and run.epochs == race.task.epochs:
             place = sizes.index(run.batch_size)
             column = covariance[:, place]
             covariance = covariance - np.outer(column, column) / (column[place] + noise)
     variances, axes = np.linalg.eigh(covariance)
-    draws = mean + (_normals(len(sizes)) * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
+    normals = np.random.default_rng(1).standard_normal((DRAWS, len(sizes)))
+    draws = mean + (normals * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
     draws, mean, covariance = draws * error, mean * error, covariance * error**2
-    near = draws >= draws.max(1, keepdims=True) - race.task.tolerance
-    return _Belief(sizes, mean, covariance, noise * error**2, draws, near)
-
-
-@functools.cache
-def _normals(count: int) -> np.ndarray:
-    return np.random.default_rng(1).standard_normal((DRAWS, count))
-
-
-def _seconds(task: RaceTask, runs: Sequence[Run]) -> dict[int, float]:
-    """Return the seconds of a complete training of each size: as planned, corrected by the runs.
-
-    The logarithm of measured over planned seconds is the sum of the plan's error for the size, the
-    change of the machine's speed, which is similar for runs that follow each other, and noise.
-    """
-    if not all(task.seconds.get(size) for size in task.batch_sizes):
-        measured = training_seconds_of([r for r in runs if r.epochs is None], task.batch_sizes)
-        return {size: seconds or 1 / size for size, seconds in measured.items()}
-    logs, sizes = [], []
-    for run in runs:
-        if run.seconds and run.ended == "completed":
-            planned = task.seconds[run.batch_size] * (run.epochs or task.epochs) / task.epochs
-            logs.append(math.log(run.seconds / planned))
-            sizes.append(run.batch_size)
-    places = np.arange(len(logs))
-    drift = DRIFT**2 * np.exp(-np.abs(np.subtract.outer(places, places)) / DRIFT_RUNS)
-    same, fits = np.equal.outer(sizes, sizes), []
-    for deviation in PLAN_ERRORS if logs else ():
-        covariance = drift + deviation**2 * same + TIME_NOISE**2 * np.eye(len(logs))
-        weights = np.linalg.solve(covariance, logs)
-        likelihood = -float(logs @ weights + np.linalg.slogdet(covariance)[1]) / 2
-        fits.append((likelihood - math.log(SURER) * bool(fits), deviation**2, weights))
-    _, variance, weights = max(fits, key=lambda fit: fit[0], default=(0.0, 0.0, np.zeros(0)))
-    slower = max(0.0, float(drift[-1] @ weights)) if logs else 0.0
-    errors = {size: variance * float(np.equal(sizes, size) @ weights) for size in set(sizes)}
-    return {
-        size: task.seconds[size] * math.exp(slower + errors.get(size, 0.0))
-        for size in task.batch_sizes
-    }
+    near = draws >= draws.max(1, keepdims=True) - tolerance
+    within = dict(zip(sizes, near.mean(0).tolist(), strict=True))
+    means = dict(zip(sizes, mean.tolist(), strict=True))
+    return _Belief(means, covariance, noise * error**2, draws, near, within)
 
 
 def _octave(run: Run | NextRun) -> int:

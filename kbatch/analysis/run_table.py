@@ -1,6 +1,6 @@
-"""One table of training runs, each of a pair of batch size and learning rate.
+"""Training runs as a table of pairs of batch size and learning rate, by rounds.
 
-All runs of a seed are a round. Runs that begin alike under other seeds count as one.
+All runs of a seed are a round. If the seed changes neither weights nor order, runs count as one.
 """
 
 import math
@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
-Pinned = Literal["both", "weights", "order"]  # What is the same under all seeds.
+Pair = tuple[int, float]  # Batch size, and factor of the learning rate.
+# Parts of a run that are the same under all seeds: initial weights, order of the data, or both.
+Pinned = Literal["both", "weights", "order"]
 
 
 class Run(NamedTuple):
@@ -18,25 +19,25 @@ class Run(NamedTuple):
 
     batch_size: int
     factor: float  # Of the learning rate, relative to the rule; 1 if it is not searched.
-    seed: int | None  # Runs with the same seed are a round. None is a seed of its own.
-    value: float | None  # Of the objective; None if there is none.
-    seconds: float | None = None  # Of training; None if unknown or not comparable.
-    # How it ended. "stopped_early": it was too far behind, which shows only that its pair is worse.
+    seed: int | None  # Runs with the same seed are a round. If None, the seed is unique.
+    value: float | None  # Value of the objective. If None, the run has none.
+    seconds: float | None = None  # Training time. If None, it is unknown or not comparable.
+    # How the run ended. "stopped_early": it was too far behind, so its pair is worse.
     ended: Literal["completed", "diverged", "out_of_memory", "failed", "stopped_early"] = (
         "completed"
     )
-    # Pseudo-values of blocks of validation examples, in the unit of the value, which is their mean;
-    # None if they are not known.
+    # Pseudo-values of blocks of validation examples, in the unit of the value, which is their mean.
+    # If None, they are unknown.
     outcomes: np.ndarray | None = None
-    examples: int | None = None  # Of the validation set; None for one a block.
-    # The most that one example can change the value. If None, 1 / `examples`, as of an accuracy;
-    # infinite for a loss.
+    examples: int | None = None  # Size of the validation set. If None, each block has one example.
+    # The most that one example can change the value. It is infinite for a loss. If None, it is
+    # 1 / `examples`, as for an accuracy.
     step: float | None = None
-    # The value is known only to within this: a time to a target to the seconds of an epoch.
+    # Error of the value. A time to a target is known to the seconds of an epoch.
     resolution: float = 0.0
     weights: str | None = None  # Hash of the initial weights.
     order: str | None = None  # Hash of the order of the first epoch.
-    epochs: int | None = None  # That it trained, of a short or stopped run; None if complete.
+    epochs: int | None = None  # Epochs of a short or stopped run. If None, it is complete.
     curve: tuple[float, ...] = ()  # The objective at the end of each epoch.
 
     @property
@@ -45,32 +46,30 @@ class Run(NamedTuple):
 
 
 class RunTable:
-    """The values of pairs by rounds, NaN if a pair has no run of a seed."""
+    """The values of pairs by rounds. If a pair has no run of a seed, its value is NaN."""
 
     def __init__(self, runs: Sequence[Run], *, sign: float):
         cells: dict[Pair, dict[object, Run]] = {}
         for number, run in enumerate(runs):
-            mine = cells.setdefault(run.pair, {})
-            mine.setdefault(("none", number) if run.seed is None else run.seed, run)
+            seed = ("none", number) if run.seed is None else run.seed
+            cells.setdefault(run.pair, {}).setdefault(seed, run)
         bad = {run.pair for run in runs if run.ended in ("diverged", "out_of_memory")}
         scored = {
-            pair: {seed: run for seed, run in mine.items() if run.value is not None}
-            for pair, mine in cells.items()
+            pair: [run for run in by_seed.values() if run.value is not None]
+            for pair, by_seed in cells.items()
             if pair not in bad
         }
-        self.pairs = tuple(sorted(pair for pair, mine in scored.items() if mine))
+        self.pairs = tuple(sorted(pair for pair, row in scored.items() if row))
         if not self.pairs:
-            raise ValueError("`runs` must hold one that has a value and did not diverge.")
+            raise ValueError("`runs` must hold a run that has a value and did not diverge.")
         self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
-        self.pinned: Pinned | None = pinned_parts(
-            run for mine in scored.values() for run in mine.values()
-        )
-        # Without seeds the n-th run of each is round n.
-        rows = [list(scored[pair].values()) for pair in self.pairs]
+        rows = [scored[pair] for pair in self.pairs]
+        self.pinned: Pinned | None = pinned_parts(run for row in rows for run in row)
+        # Without seeds, the n-th run of each pair is round n.
         seeds = [[n if r.seed is None else r.seed for n, r in enumerate(row)] for row in rows]
         if self.pinned == "both":
             rows, seeds = [row[:1] for row in rows], [[0] for _ in rows]
-        columns = {seed: n for n, seed in enumerate(sorted({s for own in seeds for s in own}))}
+        columns = {seed: n for n, seed in enumerate(sorted({s for row in seeds for s in row}))}
         self.values = np.full((len(rows), len(columns)), math.nan)
         self.seconds = self.values.copy()
         blocks = {len(run.outcomes) for row in rows for run in row if run.outcomes is not None}
@@ -82,8 +81,8 @@ class RunTable:
         self.outcomes = (
             np.full((*self.values.shape, max(blocks)), math.nan) if self.paired else None
         )
-        for k, (row, own) in enumerate(zip(rows, seeds, strict=True)):
-            for run, seed in zip(row, own, strict=True):
+        for k, (row, row_seeds) in enumerate(zip(rows, seeds, strict=True)):
+            for run, seed in zip(row, row_seeds, strict=True):
                 self.values[k, columns[seed]] = sign * (run.value or 0.0)
                 self.seconds[k, columns[seed]] = run.seconds or math.nan
                 if self.outcomes is not None:
@@ -100,29 +99,32 @@ class RunTable:
         self.costs = self._costs()
 
     def _costs(self) -> np.ndarray | None:
-        """Return the times over the least, by rounds shared with the pair that has most times."""
+        """Return the training times, divided by the shortest.
+
+        Pairs are compared over the rounds that they share with the pair that has most times.
+        """
         timed = ~np.isnan(self.seconds)
         if not timed.any(1).all():
             return None
         logs = np.log(self.seconds)
         base = int(timed.sum(1).argmax())
-        found = []
-        for row, own in zip(logs, timed, strict=True):
-            both = own & timed[base]
-            of_row, of_base = (both, both) if both.any() else (own, timed[base])
-            found.append(np.mean(row[of_row]) - np.mean(logs[base][of_base]))
-        return np.exp(np.array(found) - min(found))
+        ratios = []
+        for row, row_timed in zip(logs, timed, strict=True):
+            both = row_timed & timed[base]
+            of_row, of_base = (both, both) if both.any() else (row_timed, timed[base])
+            ratios.append(np.mean(row[of_row]) - np.mean(logs[base][of_base]))
+        return np.exp(np.array(ratios) - min(ratios))
 
 
 def pinned_parts(runs: Iterable[Run]) -> Pinned | None:
-    """Return what is the same in all runs of a pair, whatever their seeds."""
+    """Return which of initial weights and data order are the same in all runs of a pair."""
     rows: dict[Pair, list[Run]] = {}
     for run in runs:
         rows.setdefault(run.pair, []).append(run)
-    # Not by equal values: noise of the device is added to them.
+    # Equal values would not show it, because the device adds noise to them.
     weights, order = (
         any(
-            len(own := {getattr(run, name) for run in row}) == 1 and own != {None}
+            len(hashes := {getattr(run, name) for run in row}) == 1 and hashes != {None}
             for row in rows.values()
             if len(row) > 1
         )
@@ -132,41 +134,25 @@ def pinned_parts(runs: Iterable[Run]) -> Pinned | None:
 
 
 def first_seed(runs: Sequence[Run]) -> int:
-    """Return the seed of the first run of each trial."""
+    """Return the smallest seed, which the first run of each trial has."""
     return min((run.seed or 0 for run in runs), default=0)
-
-
-def training_seconds_of(runs: Sequence[Run], batch_sizes: Sequence[int]) -> dict[int, float]:
-    """Return the training time of each size, 0 where none is known."""
-    own = {
-        size: [s for run in runs if run.batch_size == size and (s := run.seconds)]
-        for size in sorted(batch_sizes, reverse=True)
-    }
-    known = {size: float(np.mean(seconds)) for size, seconds in own.items() if seconds}
-    if not known:
-        return dict.fromkeys(batch_sizes, 0.0)
-    # A training takes a time for each example and one for each update.
-    updates = [1 / size for size in known]
-    return {
-        size: known.get(size, float(np.interp(1 / size, updates, list(known.values()))))
-        for size in batch_sizes
-    }
 
 
 def best_epochs(values: Sequence[float | None], *, larger_is_better: bool) -> list[int]:
     """Return the places of the best fifth of the epochs, at least two, the best one first.
 
-    The value of a run is the mean over these epochs. Between seeds its variance is 2.2 to 2.9 times
-    smaller than that of the best epoch on six of seven stored tasks, and 1.5 times on the other. It
-    is slightly too good, because the epochs are chosen by their values, but by about the same at
-    all batch sizes. Only epochs with a finite value count, and of equal ones the earlier is better.
+    The value of a run is the mean over these epochs. Its variance between seeds is 2.2 to 2.9 times
+    smaller than the variance of the best epoch on six of seven stored tasks, and 1.5 times smaller
+    on the other. The mean is slightly too good, because the epochs are chosen by their values, but
+    by about the same amount at all batch sizes. Only epochs with a finite value count. If two
+    values are equal, the earlier epoch comes first.
 
     Args:
-        values: The metric at the end of each epoch. None if an epoch has no value.
+        values: The metric at the end of each epoch. If an epoch has no value, None.
         larger_is_better: The direction of the metric.
 
     Returns:
-        Places in `values`; all epochs with a finite value if there are fewer than two.
+        Places in `values`. If fewer than two epochs have a finite value, all of these.
 
     >>> best_epochs([0.7, 0.9, None, 0.8], larger_is_better=True)
     [1, 3]
@@ -178,5 +164,5 @@ def best_epochs(values: Sequence[float | None], *, larger_is_better: bool) -> li
 
 
 def fifth_of(epochs: int) -> int:
-    """Return how many of these epochs the value of a run is the mean of."""
+    """Return over how many of these epochs the value of a run is averaged."""
     return max(2, round(epochs / 5))

@@ -1,32 +1,32 @@
-"""How time grows with the batch size: a line or a curve, and the sizes that it answers for.
+"""Models of the time of a batch by batch size, and the batch sizes that follow from them.
 
 **The line.** t(b) = a + c b, or (b + n_half) / r_inf (Hockney and Jesshope 1988, Parallel Computers
-2, section 1.3.2): r_inf = 1 / c is the throughput of an unboundedly large batch, and a batch of
-n_half = a / c reaches half of it. On it
+2, section 1.3.2). r_inf = 1 / c is the throughput of an infinitely large batch, and a batch of
+n_half = a / c reaches half of it. On the line
 
     knee          n_half                 throughput over latency, b / t^2, is largest
     efficient     n_half p / (1 - p)     a share p of r_inf: 9 n_half for 90 %
     within T      r_inf T - n_half       the largest with t(b) <= T
 
-Durations scatter by a share of their size, and now and then one is far too long. So residuals are
-divided by the median at their size, and Huber's weights limit what a single measurement can do
-(Huber 1981, Robust Statistics, chapter 7, for the covariance as well). Several measurements at
-one size show the noise without the line: where their centre is off by more than that noise
-explains, the line is wrong. Medians throughout: one hiccup is neither noise nor a departure.
+The scatter of durations is proportional to their size, and a few durations are far too long. So
+residuals are divided by the median at their size, and Huber's weights limit the effect of a single
+measurement (Huber 1981, Robust Statistics, chapter 7, also for the covariance). Several
+measurements at one size show the noise independently of the line: if their centre is off by more
+than this noise explains, the line is wrong. All centres are medians.
 
-**The curve.** There the same is read off a monotone interpolation, whose peak is the largest
-throughput that was measured: the medians at each size, pooled where a larger size came out faster
-(isotonic regression, Barlow et al. 1972), joined by straight pieces of log latency over log2 of the
-batch size. It goes no further than the measurements. Its pieces are straight in logarithms, so the
-largest b / t^2 lies at a measured size.
+**The curve.** If the line is wrong, a monotone interpolation gives the answers. Its peak is the
+largest measured throughput. The medians at each size are pooled if a larger size was faster
+(isotonic regression, Barlow et al. 1972), and joined by straight pieces of log latency over log2 of
+the batch size. The curve ends at the measurements. Its pieces are straight in logarithms, so the
+largest b / t^2 is at a measured size.
 
-**The rounds.** A neighbour on the same machine makes calls slower and never faster (Chen and Revels
-2016, arXiv:1608.04295). One that comes and goes leaves two groups of rounds at every batch size. So
-the logarithms of all times, each less a centre of its size, are fitted by two normal distributions:
-a share of the rounds lies higher, and scatters as much or more (expectation and maximization,
-Dempster, Laird and Rubin 1977). Rounds that more likely belong there are left out, but only where
-two groups are far likelier than one and lie apart: elsewhere slow rounds are noise of the calls
-themselves, and a fit without them would find the model faster than it is.
+**The rounds.** Other work on the same machine makes calls slower and never faster (Chen and Revels
+2016, arXiv:1608.04295). If it comes and goes, there are two groups of rounds at every batch size.
+So the logarithms of all times, minus a centre per size, are fitted by two normal distributions, one
+of which is higher and at least as wide (expectation and maximization, Dempster, Laird and Rubin
+1977). Rounds that probably belong to the slow group are left out, but only if two groups fit much
+better than one and are far from each other. Otherwise slow rounds are noise of the calls
+themselves, and a fit without them would make the model look faster than it is.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class Timed:
     batch_size: int  #: Examples that go through the device at once.
     outcome: Literal["measured", "out_of_memory", "not_run"] = "measured"
     first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
-    #: Median seconds of a batch in each round, its share of the call where that has many batches.
+    #: Median seconds of a batch in each round. If a call runs several batches, a share of the call.
     times_s: tuple[float, ...] = ()
 
     @property
@@ -66,19 +66,19 @@ class Timed:
 
     @property
     def median_s(self) -> float:
-        """Seconds of a batch, the median over the rounds."""
+        """Median seconds of a batch over the rounds."""
         return median(self.times_s)
 
     @property
     def time_s(self) -> Estimate[float] | None:
-        """The same with its interval, which takes six rounds; None where there is none."""
+        """Median seconds of a batch. With six rounds or more it has an interval."""
         if not self.times_s:
             return None
         return median_interval(self.times_s) or Estimate(self.median_s, n=len(self.times_s))
 
     @property
     def rate(self) -> Estimate[float] | None:
-        """Examples per second with their interval, None where nothing was timed."""
+        """Examples per second, with an interval if `time_s` has one."""
         time_s, size = self.time_s, self.batch_size
         if time_s is None:
             return None
@@ -95,12 +95,13 @@ def timed_columns(timed: Timed, time: str) -> dict[str, float | None]:
     }
 
 
-# A departure of less than this share changes no decision on a batch size.
+# A departure below this share changes no decision on a batch size.
 _NEGLIGIBLE = 0.02
-# Huber's constant: full weight up to as many standard deviations; 99 % efficient for normal errors.
+# Huber's constant: residuals up to this many standard deviations have full weight. The fit is then
+# 99 % efficient for normal errors.
 _FULL_WEIGHT = 2.0
 _MOST_ROUNDS = 100
-# A normal distribution's standard deviation over its median absolute one.
+# Standard deviation over median absolute deviation, for a normal distribution.
 _DEVIATION = 1.4826
 
 
@@ -110,27 +111,27 @@ class Line:
 
     intercept: float  # a, in the unit of y.
     slope: float  # b, in units of y per unit of x.
-    covariance: np.ndarray  # Of (a, b), of shape (2, 2).
-    degrees_of_freedom: int  # Measurements less two.
-    noise: float | None  # Relative deviation of measurements at one place; None if none repeats.
+    covariance: np.ndarray  # Covariance of (a, b), of shape (2, 2).
+    degrees_of_freedom: int  # Measurements minus two.
+    noise: float | None  # Relative deviation of measurements at one x. If none repeats, None.
     worst: float  # Largest distance of a centre from the line, as a share of its value.
-    holds: bool | None  # False when that is beyond the noise and 2 %; None when it is not known.
+    holds: bool | None  # Whether `worst` is within the noise or 2 %. If unknown, None.
 
     @property
     def slope_interval(self) -> Estimate[float]:
-        # By rounding, a variance of 0 may come out slightly negative.
+        # Rounding may make a variance of 0 slightly negative.
         error = math.sqrt(max(0.0, self.covariance[1, 1]))
         half_width = t_quantile(self.degrees_of_freedom) * error
         return Estimate(self.slope, self.slope - half_width, self.slope + half_width)
 
     @property
     def intercept_in_x(self) -> Estimate[float | None]:
-        """The x whose part b x of the line equals the intercept, a / b: n_half of a latency."""
+        """The intercept over the slope, a / b: n_half of a latency, in examples."""
         return self._ratio(self.intercept, self.slope, self.covariance)
 
     @property
     def slope_over_intercept(self) -> Estimate[float | None]:
-        """One over that x, b / a."""
+        """The slope over the intercept, b / a."""
         return self._ratio(self.slope, self.intercept, self.covariance[::-1, ::-1])
 
     def reaches(self, y: float) -> Estimate[float | None]:
@@ -140,7 +141,7 @@ class Line:
 
     @property
     def one_over_slope(self) -> Estimate[float | None]:
-        """1 / b: r_inf of a latency, in examples per second."""
+        """The inverse of the slope, 1 / b: r_inf of a latency, in examples per second."""
         return self._ratio(1.0, self.slope, np.diag([0.0, self.covariance[1, 1]]))
 
     def __call__(self, x: float) -> float:
@@ -160,12 +161,12 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     places, index = np.unique(x, return_inverse=True)
     if len(x) < 3 or len(places) < 2:
         raise ValueError(
-            "A line with its error needs at least three measurements at two or more sizes: "
-            f"measure more. Received: {len(x)} at {len(places)} sizes."
+            "A fit needs at least three measurements at two or more sizes: measure more. "
+            f"Received: {len(x)} at {len(places)} sizes."
         )
     count, unit = len(y), np.array([1.0, 1 / np.max(x)])
-    # Residuals in units of the fitted value would let a line that does not fit make them small by
-    # being large: the unit is the median at the x of each measurement.
+    # The unit of a residual is the median at its x. If it were the fitted value, a wrong line could
+    # make its residuals small by being large.
     scale = np.array([np.median(y[index == i]) for i in range(len(places))])[index]
     design = np.stack([np.ones_like(x), x], axis=1) * unit / scale[:, None]
     weights, residuals = np.ones_like(y), np.full_like(y, np.inf)
@@ -173,9 +174,9 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
         root = np.sqrt(weights)
         coefficients = np.linalg.lstsq(design * root[:, None], y / scale * root, rcond=None)[0]
         previous, residuals = residuals, y / scale - design @ coefficients
-        # The standard deviation, less the two degrees of freedom that the line took.
+        # The standard deviation, corrected for the two parameters of the line.
         deviation = _DEVIATION * np.median(np.abs(residuals)) * math.sqrt(count / (count - 2))
-        # Residuals that are rounding alone are all as good.
+        # All residuals below this limit are rounding.
         limit = max(_FULL_WEIGHT * deviation, 1e-12)
         weights = np.minimum(1.0, limit / np.maximum(np.abs(residuals), 1e-300))
         if np.max(np.abs(residuals - previous)) <= 1e-8:
@@ -189,7 +190,7 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def departure(places: np.ndarray, residuals: np.ndarray) -> tuple[float | None, float, bool | None]:
-    """Return noise, worst departure of a centre, and whether the curve holds."""
+    """Return the noise, the worst departure of a centre, and whether the curve holds."""
     distinct, index, counts = np.unique(places, return_inverse=True, return_counts=True)
     groups = [residuals[index == i] for i in range(len(distinct))]
     centres = np.abs([np.median(group) for group in groups])
@@ -197,14 +198,15 @@ def departure(places: np.ndarray, residuals: np.ndarray) -> tuple[float | None, 
     spare = len(places) - len(distinct)
     if spare == 0:
         return None, worst, None
-    # Shamos's median of differences: deviations of two or three values from their own median
-    # would be too small.
+    # Shamos's median of differences. Deviations of two or three values from their own median would
+    # be too small.
     pairs = [(group, np.triu_indices(len(group), 1)) for group in groups]
     differences = np.concatenate([np.abs(group[i] - group[j]) for group, (i, j) in pairs])
     noise = _DEVIATION / math.sqrt(2) * float(np.median(differences))
     if len(distinct) == 2:
         return noise, worst, None
-    # Bonferroni over the places; the median of normal values has pi / 2 times the mean's variance.
+    # Bonferroni over the places. The median of normal values has pi / 2 times the variance of the
+    # mean.
     quantile = special.stdtrit(spare, 1 - 0.025 / len(distinct))
     allowance = quantile * noise * np.sqrt(np.pi / 2 / counts)
     return noise, worst, bool(np.all(centres <= np.maximum(allowance, _NEGLIGIBLE)))
@@ -214,30 +216,30 @@ def departure(places: np.ndarray, residuals: np.ndarray) -> tuple[float | None, 
 class Latency:
     """A fitted latency: a line through all measurements, and a monotone curve between them."""
 
-    line: Line  # Examples against seconds.
+    line: Line  # Seconds by examples.
     batch_sizes: np.ndarray  # Measured sizes, ascending, in examples.
-    latencies_s: np.ndarray  # Of the curve at each, not descending.
-    counts: np.ndarray  # Measurements behind each.
+    latencies_s: np.ndarray  # Latency of the curve at each size, never descending.
+    counts: np.ndarray  # Number of measurements at each size.
 
     @property
     def follows_line(self) -> bool:
-        """Whether the line answers questions: nothing speaks against it, and it rises."""
+        """Whether the line answers questions: it rises, and the measurements do not reject it."""
         return self.line.holds is not False and (self.line.slope_interval.low or 0.0) > 0
 
     def latency_s(self, batch_size: float) -> float:
-        """Return the seconds of b examples by the line, or by the curve where no line holds."""
+        """Return the seconds of a batch, by the line if it holds, else by the curve."""
         if self.follows_line:
             return self.line(batch_size)
         return _interpolate(batch_size, self.batch_sizes, self.latencies_s)
 
     def largest_within(self, latency_s: float) -> float | None:
-        """Find the largest size of at most that latency, in examples; None if none is."""
+        """Find the largest size with at most this latency, in examples. If there is none, None."""
         if latency_s < self.latencies_s[0]:
             return None
         return _interpolate(latency_s, self.latencies_s, self.batch_sizes)
 
     def smallest_of_rate(self, rate: float) -> float | None:
-        """Find the smallest size with that throughput in examples/s; None if none has it."""
+        """Find the smallest size with this throughput in examples/s. If there is none, None."""
         rates = self.batch_sizes / self.latencies_s
         reached = np.flatnonzero(rates >= rate)
         if not len(reached):
@@ -246,20 +248,20 @@ class Latency:
         return _interpolate(rate, rates[ends], self.batch_sizes[ends])
 
     def scaled(self, factors: np.ndarray) -> "Latency":
-        """Multiply the latencies of the curve, and let none fall."""
+        """Multiply the latencies of the curve, and keep them from descending."""
         latencies = np.maximum.accumulate(self.latencies_s * factors)
         return dataclasses.replace(self, latencies_s=latencies)
 
 
 def _interpolate(x: float, xs: np.ndarray, ys: np.ndarray) -> float:
-    """Interpolate by straight pieces in logarithms; beyond the ends is what the ends have."""
+    """Interpolate by straight pieces in logarithms. Beyond the ends the value is constant."""
     return float(np.exp2(np.interp(np.log2(x), np.log2(xs), np.log2(ys))))
 
 
 def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
     """Fit the latency of one call path, in seconds, to measurements at several batch sizes.
 
-    The latencies may be medians or another quantile of rounds of calls, one value a round.
+    There is one latency per round of calls: the median or another quantile.
 
     >>> latency = fit_latency([1, 2, 4, 8] * 2, [5e-3, 6e-3, 8e-3, 12e-3] * 2)
     >>> latency.line.one_over_slope.value, latency.line.intercept_in_x.value
@@ -275,17 +277,18 @@ def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
 
 
 def fit_rounds(timings: Sequence[Timed]) -> Latency:
-    """Fit the time of a batch, without rounds that a neighbour on the machine slowed."""
-    rounds = without_slow_rounds([one.times_s for one in timings])
+    """Fit the time of a batch, without rounds that other work on the machine slowed."""
+    rounds = without_slow_rounds([timing.times_s for timing in timings])
     sizes = [t.batch_size for t, times_s in zip(timings, rounds, strict=True) for _ in times_s]
     return fit_latency(sizes, [time_s for times_s in rounds for time_s in times_s])
 
 
-# A size that is whole but for rounding.
+# Relative distance from an integer that is rounding.
 _ROUNDING = 1e-9
 
 
-# The answers are whole sizes, in examples, None where there is none; their ends are not made whole.
+# The following answers are integers, in examples. If there is no answer, it is None. The ends of
+# their intervals are not rounded.
 
 
 def knee_batch_size(latency: Latency) -> Estimate[float | None]:
@@ -296,7 +299,7 @@ def knee_batch_size(latency: Latency) -> Estimate[float | None]:
 
 
 def fastest_batch_size(latency: Latency) -> Estimate[float | None]:
-    """Find the measured size of the largest throughput; its interval holds those as fast."""
+    """Find the measured size of the largest throughput. Its interval holds sizes as fast."""
     return _largest(latency, latency.batch_sizes / latency.latencies_s, errors=1)
 
 
@@ -319,14 +322,14 @@ def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> Estimate[fl
 
 
 def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float]) -> bool:
-    """Return whether the larger of two sizes has 90 % of the peak throughput, by what it gained."""
+    """Return whether the larger of two sizes reaches 90 % of the peak throughput of their line."""
     factor = batch_sizes[1] / batch_sizes[0]
     gain = factor * latencies_s[0] / latencies_s[1]
     return gain <= 0.9 + 0.1 * factor
 
 
 def batch_size_within(latency: Latency, *, latency_s: float) -> Estimate[float | None]:
-    """Find the largest batch size of at most a latency; None where one example takes longer."""
+    """Find the largest batch size with at most a latency, in seconds."""
     if latency.follows_line:
         return _whole(latency.line.reaches(latency_s), math.floor)
     size, error = latency.largest_within(latency_s), _error(latency)
@@ -349,7 +352,7 @@ def _of_ratio(
 
 
 def _whole(size: Estimate[float | None], whole: Callable[[float], int]) -> Estimate[float | None]:
-    """Make a size whole; the rounding of its last digits must not cost an example."""
+    """Round a size by `whole`, unless it is an integer except for the error of its last digits."""
     if size.value is None or size.value < 1 - _ROUNDING:
         return dataclasses.replace(size, value=None)
     nearest = round(size.value)
@@ -358,7 +361,10 @@ def _whole(size: Estimate[float | None], whole: Callable[[float], int]) -> Estim
 
 
 def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> Estimate[float | None]:
-    """Find the measured size of the largest score, which has so many times latency's error."""
+    """Find the measured size of the largest score.
+
+    The relative error of a score is `errors` times the relative error of the latency.
+    """
     sizes, error = latency.batch_sizes, _error(latency)
     best = int(np.argmax(scores))
     if error is None:
@@ -379,32 +385,32 @@ def _error(latency: Latency) -> np.ndarray | None:
     return np.minimum(half_width, 0.9)
 
 
-# Rounds that are slower by less are noise of the calls themselves.
-_TOLERANCE = math.log1p(0.10)
-# Twice the logarithm of the ratio of likelihoods: three parameters more give 12 once in 100.
-_LIKELIER = 12.0
-# Distance of the groups in units of their scatter, above which they have two peaks
-# (Ashman, Bird and Zepf 1994, AJ 108, 2348).
-_APART = 2.0
-# Few rounds show no less scatter than this.
-_LEAST_SPREAD = 0.01
-# The fit ends after so many steps, or when no centre moves by more, in logarithms.
+# A slow group that is slower by less is noise of the calls themselves.
+_LEAST_SLOWDOWN = math.log1p(0.10)
+# Twice the logarithm of the likelihood ratio from which two groups fit much better than one. With
+# three more parameters it is 12 by chance once in 100 fits.
+_LEAST_GAIN = 12.0
+# Two groups have two peaks if their distance is above this, in units of their scatter (Ashman, Bird
+# and Zepf 1994, AJ 108, 2348).
+_LEAST_DISTANCE = 2.0
+_LEAST_SPREAD = 0.01  # Least scatter: few rounds may show less by chance.
+# The fit ends after this many steps, or when no centre moves by more than `_SAME`, in logarithms.
 _MOST_STEPS = 200
 _SAME = 1e-6
 
 
 def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    """Leave out the times of slow rounds where two groups of rounds can be told apart."""
-    everything = [tuple(group) for group in groups]
+    """Leave out the times of slow rounds if there are clearly two groups of rounds."""
+    all_rounds = [tuple(group) for group in groups]
     counts = [len(group) for group in groups]
     if sum(counts) - len(groups) < 3:
-        return everything
-    logs, sizes = np.log(np.concatenate(everything)), np.repeat(np.arange(len(groups)), counts)
+        return all_rounds
+    logs, sizes = np.log(np.concatenate(all_rounds)), np.repeat(np.arange(len(groups)), counts)
     residuals = logs - (np.bincount(sizes, logs) / counts)[sizes]
     spread = max(_LEAST_SPREAD, float(np.std(residuals)))
     alone = np.sum(_log_normal(residuals, spread))
-    # Centres of the fast rounds of each size; and of the fast and of the slow ones how much higher
-    # they lie, how far they scatter, and their shares: by expectation and maximization.
+    # Expectation and maximization for the centre of the fast rounds of each size, and for the two
+    # groups (fast, slow): how much higher they are, their scatter, and their shares.
     centres = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
     higher, spreads = np.array([[0.0], [2 * spread]]), np.full((2, 1), spread / 2)
     shares, moved = np.array([[0.6], [0.4]]), math.inf
@@ -427,13 +433,14 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     gain = 2 * float(np.sum(either) - alone)
     scatter = math.sqrt(np.mean(spreads**2))
     calm = (parts[0] > parts[1]) | (logs <= centres[sizes])
-    separate = gain >= _LIKELIER and higher[1, 0] > max(_TOLERANCE, _APART * scatter)
-    # A line needs three rounds, and where few are fast the slow ones are the model's own times.
+    least_distance = max(_LEAST_SLOWDOWN, _LEAST_DISTANCE * scatter)
+    separate = gain >= _LEAST_GAIN and higher[1, 0] > least_distance
+    # A line needs three rounds. If few rounds are fast, the slow ones are the model's usual times.
     if not separate or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
-        return everything
+        return all_rounds
     return [
-        tuple(value for value, kept in zip(group, calm[sizes == i], strict=True) if kept)
-        for i, group in enumerate(everything)
+        tuple(time_s for time_s, is_calm in zip(group, calm[sizes == i], strict=True) if is_calm)
+        for i, group in enumerate(all_rounds)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Batch sizes of a search: powers of two, and what is refused."""
+"""Powers of two, and the checks of batch sizes."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, powers_of_two
 
 @pytest.mark.parametrize("low", [1, 3, 16])
 @pytest.mark.parametrize("high", [32, 33, 1000])
-def test_powers_of_two_are_those_between_the_bounds(low, high):
+def test_powers_of_two_between_the_bounds(low, high):
     assert powers_of_two(low, high) == tuple(2**k for k in range(20) if low <= 2**k <= high)
 
 
@@ -24,13 +24,13 @@ def test_powers_of_two_are_those_between_the_bounds(low, high):
         ((np.array([4]), 8), TypeError, "integer.*low=array"),
     ],
 )
-def test_bounds_without_a_power_of_two_are_refused(bounds, error, words):
+def test_powers_of_two_refuses_bad_bounds(bounds, error, words):
     with pytest.raises(error, match=words):
         powers_of_two(*bounds)
 
 
 @pytest.mark.parametrize("sizes", [range(16, 33, 16), np.array([16, 32]), iter([16, 32])])
-def test_every_form_of_ascending_integers_gives_python_integers(sizes):
+def test_check_batch_sizes_returns_python_integers(sizes):
     checked = check_batch_sizes(sizes)
     assert checked == (16, 32)
     assert [type(size) for size in checked] == [int, int]
@@ -49,6 +49,6 @@ def test_every_form_of_ascending_integers_gives_python_integers(sizes):
         (None, TypeError, "sequence of integers"),
     ],
 )
-def test_bad_batch_sizes_say_what_to_give_and_what_came(sizes, error, word):
+def test_check_batch_sizes_refuses_bad_sizes(sizes, error, word):
     with pytest.raises(error, match=f"{word}.*Received: batch_sizes="):
         check_batch_sizes(sizes)

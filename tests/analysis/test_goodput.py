@@ -9,13 +9,13 @@ TRIED = [1, 7, 64, 1000]
 
 
 @pytest.mark.parametrize("noise_scale", [0.0, 0.5, 100.0, 1e6])
-def test_efficiency_is_one_at_the_base_and_falls(noise_scale):
+def test_statistical_efficiency_is_one_at_the_base_and_falls(noise_scale):
     values = [statistical_efficiency(b, noise_scale=noise_scale, base_batch_size=64) for b in TRIED]
     assert values == sorted(values, reverse=True)
     assert values[TRIED.index(64)] == 1
 
 
-def test_times_to_a_target_go_as_the_inverse_of_goodput():
+def test_goodput_is_inverse_to_the_time_to_a_target():
     def time_s(b):
         return (1 + 100 / b) * (0.01 + 1e-4 * b)
 
@@ -36,7 +36,7 @@ def test_times_to_a_target_go_as_the_inverse_of_goodput():
         ({"noise_scale": np.nan}, "noise_scale=nan"),
     ],
 )
-def test_numbers_out_of_range_are_named(change, message):
+def test_goodput_names_the_argument_out_of_range(change, message):
     arguments = {"batch_size": 8, "step_time_s": 1.0, "noise_scale": 9.0, "base_batch_size": 8}
     arguments |= change
     with pytest.raises(ValueError, match=message):
@@ -51,14 +51,14 @@ def steps(sizes, fewest=40.0, critical=128.0):
 
 
 @pytest.mark.parametrize("size", [1, 30, 128, 5000])
-def test_steps_and_examples_trade_as_in_equation_2_11(size):
+def test_fit_steps_to_target_solves_equation_2_11(size):
     fit = fit_steps_to_target(SIZES, steps(SIZES))
     updates = fit.steps(size)
     trade = (updates / fit.fewest_steps - 1) * (size * updates / fit.fewest_examples - 1)
     np.testing.assert_allclose(trade, 1)
 
 
-def test_trials_far_below_the_critical_size_bound_it_from_below_alone():
+def test_fit_steps_to_target_far_below_the_critical_size_gives_a_lower_bound():
     rng = np.random.default_rng(0)
     sizes = np.repeat([4, 8, 16, 32], 3)
     trials = steps(sizes, fewest=1.0, critical=50_000) * rng.lognormal(0, 0.05, len(sizes))
@@ -70,6 +70,6 @@ def test_trials_far_below_the_critical_size_bound_it_from_below_alone():
 @pytest.mark.parametrize(
     ("sizes", "steps"), [([4, 8, 0], [3, 2, 1]), ([4, 8, np.inf], [3, 2, 1]), ([4, 8, 9], [3, 2])]
 )
-def test_trials_must_be_positive_and_as_many_as_their_sizes(sizes, steps):
+def test_fit_steps_to_target_refuses_bad_trials(sizes, steps):
     with pytest.raises(ValueError, match="`batch_sizes` and `steps` must be positive and finite"):
         fit_steps_to_target(sizes, steps)

@@ -20,7 +20,7 @@ SIZES = {"batch_size": 256, "base_batch_size": 64}
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_two_steps_give_the_same_as_one(rule):
+def test_scale_learning_rate_in_two_steps_equals_one_step(rule):
     for a, b, c in itertools.permutations([1, 24, 1000]):
         first = scale_learning_rate(0.1, batch_size=b, base_batch_size=a, rule=rule)
         through = scale_learning_rate(first, batch_size=c, base_batch_size=b, rule=rule)
@@ -29,7 +29,7 @@ def test_two_steps_give_the_same_as_one(rule):
     assert scale_learning_rate(0.3, batch_size=48, base_batch_size=48, rule=rule) == 0.3
 
 
-def test_the_square_root_rule_squared_is_the_linear_rule():
+def test_learning_rate_ratio_sqrt_squared_is_linear():
     sizes = {"batch_size": 96, "base_batch_size": 32}
     assert learning_rate_ratio(**sizes, rule="linear") == 3
     np.testing.assert_allclose(learning_rate_ratio(**sizes, rule="sqrt") ** 2, 3)
@@ -39,33 +39,33 @@ def test_the_square_root_rule_squared_is_the_linear_rule():
 @pytest.mark.parametrize("scale", [scale_beta_2, scale_momentum])
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.999])
 @pytest.mark.parametrize(("size", "base"), [(512, 64), (8, 64)])
-def test_an_average_forgets_an_example_as_fast_at_every_size(scale, decay, size, base):
+def test_scaled_decays_keep_their_half_life_in_examples(scale, decay, size, base):
     scaled = scale(decay, batch_size=size, base_batch_size=base)
-    # What is left after 512 examples.
+    # The share that is left after 512 examples.
     np.testing.assert_allclose(scaled ** (512 / size), decay ** (512 / base))
 
 
 @pytest.mark.parametrize("beta_1", [0.0, 0.5, 0.9, 0.95])
 @pytest.mark.parametrize("beta_2", [0.3, 0.95, 0.99, 0.999])
-def test_the_second_moment_never_forgets_faster_than_adam_can_bear(beta_1, beta_2):
-    """Below the square of beta_1 Adam is unstable (arXiv:2603.02092)."""
+def test_scale_beta_2_stays_above_beta_1_squared(beta_1, beta_2):
+    """Test a bound below which Adam is unstable (arXiv:2603.02092)."""
     sizes = [2**k for k in range(15)]
     scaled = [scale_beta_2(beta_2, beta_1, batch_size=size, base_batch_size=16) for size in sizes]
     assert scaled[4] == beta_2
     assert scaled == sorted(scaled, reverse=True)
-    # Settings of the user's own are not made better, and not worse.
-    bearable = np.sqrt(beta_2) > beta_1
-    assert all(np.sqrt(np.float32(one)) > np.float32(beta_1) for one in scaled) or not bearable
+    # The user's own unstable settings stay as they are.
+    stable = np.sqrt(beta_2) > beta_1
+    assert all(np.sqrt(np.float32(b)) > np.float32(beta_1) for b in scaled) or not stable
     free = [scale_beta_2(beta_2, batch_size=size, base_batch_size=16) for size in sizes]
-    clear = [one > beta_1**2 + 0.02 for one in free]
+    clear = [b > beta_1**2 + 0.02 for b in free]
     np.testing.assert_array_equal(np.compress(clear, scaled), np.compress(clear, free))
-    own = scale_beta_2(beta_1**2 / 2, beta_1, batch_size=1024, base_batch_size=64)
-    assert own == beta_1**2 / 2
+    unstable = beta_1**2 / 2
+    assert scale_beta_2(unstable, beta_1, batch_size=1024, base_batch_size=64) == unstable
 
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0])
 @pytest.mark.parametrize(("size", "base"), [(1024, 64), (8, 64)])
-def test_weights_decay_by_the_same_share_over_an_epoch(ratio, size, base):
+def test_scale_weight_decay_keeps_the_share_of_an_epoch(ratio, size, base):
     rate, decay, examples = 1e-4, 0.004, 10_240
     scaled = scale_weight_decay(
         decay, batch_size=size, base_batch_size=base, learning_rate_ratio=ratio
@@ -80,19 +80,19 @@ def test_weights_decay_by_the_same_share_over_an_epoch(ratio, size, base):
 
 
 @pytest.mark.parametrize("ratio", [1.0, 32.0, 1024.0])
-def test_an_update_takes_no_more_than_the_whole_weight(ratio):
+def test_scale_weight_decay_takes_at_most_the_whole_weight(ratio):
     sizes = {"batch_size": 2**16, "base_batch_size": 64, "learning_rate_ratio": ratio}
     scaled = scale_weight_decay(0.1, **sizes, learning_rate=0.1)
     np.testing.assert_allclose(0.1 * ratio * scaled, 1)
-    # Without the learning rate it is not known what an update takes, and a small one takes less.
+    # If the learning rate is unknown or small, there is no limit.
     np.testing.assert_allclose(scale_weight_decay(0.1, **sizes), 102.4 / ratio)
     np.testing.assert_allclose(scale_weight_decay(0.1, **sizes, learning_rate=1e-3), 102.4 / ratio)
-    # A setting of the user's own that takes more is left as it is.
-    own = scale_weight_decay(20.0, **sizes | {"batch_size": 64}, learning_rate=0.1)
-    np.testing.assert_allclose(own, 20 / ratio)
+    # A larger decay of the user's own stays as it is.
+    larger = scale_weight_decay(20.0, **sizes | {"batch_size": 64}, learning_rate=0.1)
+    np.testing.assert_allclose(larger, 20 / ratio)
 
 
-def test_followers_have_one_order():
+def test_check_followers_returns_one_order():
     assert check_followers(["weight_decay", "beta_2", "beta_2"]) == ("beta_2", "weight_decay")
 
 
@@ -111,6 +111,6 @@ def test_followers_have_one_order():
         (lambda: check_followers(["momentum"]), ValueError, "follow"),
     ],
 )
-def test_what_no_rule_takes_is_refused(call, error, word):
+def test_bad_rules_sizes_and_followers_are_refused(call, error, word):
     with pytest.raises(error, match=word):
         call()

@@ -33,14 +33,14 @@ def moments_of(gradients, sizes):
     )
 
 
-def test_single_examples_give_the_sample_covariance():
+def test_gradient_moments_of_single_examples_are_the_sample_covariance():
     gradients = np.random.default_rng(0).normal(1, 2, size=(64, 10))
     expected = gradients.var(axis=0, ddof=1).sum()
     np.testing.assert_allclose(moments_of(gradients, [1] * 64)[0], expected)
 
 
 @pytest.mark.parametrize("sizes", [[32, 32], [8] * 8, [20, 20, 20, 4]])
-def test_unbiased_also_for_unequal_micro_batches(sizes):
+def test_gradient_moments_are_unbiased_for_unequal_micro_batches(sizes):
     m, batch = squared_norms(
         np.random.default_rng(1), noise_scale=40.0, sizes=sizes, shape=(20_000,)
     )
@@ -50,7 +50,7 @@ def test_unbiased_also_for_unequal_micro_batches(sizes):
         assert abs(error) < 4 * np.std(estimates) / np.sqrt(len(estimates))
 
 
-def test_steps_of_different_sizes_are_estimated_one_by_one():
+def test_gradient_moments_of_steps_of_different_sizes():
     norms, steps = ([3.0, 5.0, 2.5], [1.0, 1.2, 2.0]), [(64, 4), (64, 8), (20, 2)]
     sizes, micros = zip(*steps, strict=True)
     together = gradient_moments(*norms, batch_size=sizes, accumulation_steps=micros)
@@ -59,11 +59,9 @@ def test_steps_of_different_sizes_are_estimated_one_by_one():
         np.testing.assert_allclose([m[i] for m in together], [m[0] for m in alone])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_steps_that_overflowed_or_were_not_split_are_skipped(bad):
-    moments = gradient_moments(
-        [3.0, bad, 3.0, 9.0], [1.0, 1.0, bad, 9.0], batch_size=64, accumulation_steps=[4, 4, 4, 1]
-    )
+def test_gradient_moments_skip_overflowed_and_unsplit_steps():
+    norms = [3.0, np.nan, 3.0, 9.0], [1.0, 1.0, np.inf, 9.0]
+    moments = gradient_moments(*norms, batch_size=64, accumulation_steps=[4, 4, 4, 1])
     np.testing.assert_allclose(moments[0], [2 * 64 / 3])
 
 
@@ -72,13 +70,13 @@ def test_steps_that_overflowed_or_were_not_split_are_skipped(bad):
     [
         ({"accumulation_steps": 1}, "accumulation_steps=1"),
         ({"accumulation_steps": 65}, "accumulation_steps=65, batch_size=64"),
-        ({"accumulation_steps": [2, 2, 2]}, "one for each of the 2 steps"),
+        ({"accumulation_steps": [2, 2, 2]}, "each of the 2 steps"),
         ({"batch_size": [64, 0]}, r"batch_size=\[64, 0\]"),
         ({"micro_sq_norms": [3.0]}, r"shapes \(1,\) and \(2,\)"),
         ({"micro_sq_norms": [3.0, 0.5]}, "micro_sq_norm=0.5, batch_sq_norm=1.0"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(change, message):
+def test_gradient_moments_refuse_impossible_numbers(change, message):
     arguments = {
         "micro_sq_norms": [3.0, 3.0],
         "batch_sq_norms": [1.0, 1.0],
@@ -107,7 +105,7 @@ def norms(steps=60, noise_scale=40.0, seed=0):
 SIZES = {"batch_size": 32, "accumulation_steps": 4}
 
 
-def test_the_value_is_the_ratio_of_the_means():
+def test_gradient_noise_scale_is_the_ratio_of_the_means():
     m, batch = norms(steps=64)
     variance = np.mean([(a - b) * 32 / 3 for a, b in zip(m, batch, strict=True)])
     squared = np.mean([b - (a - b) / 3 for a, b in zip(m, batch, strict=True)])
@@ -119,7 +117,9 @@ def test_the_value_is_the_ratio_of_the_means():
     ("sizes", "steps", "noise_scale"),
     [([16, 16], 400, 90.0), ([8] * 4, 30, 3.0), ([8] * 4, 100, 32.0), ([10, 10, 10, 2], 100, 32.0)],
 )
-def test_the_interval_covers_the_true_scale_in_95_of_100_cases(sizes, steps, noise_scale):
+def test_gradient_noise_scale_interval_covers_the_truth_in_95_of_100_cases(
+    sizes, steps, noise_scale
+):
     found = scales(noise_scale, sizes=sizes, steps=steps, repetitions=250)
     resolved = [scale for scale in found if scale.value is not None]
     assert len(resolved) > 0.99 * len(found)
@@ -128,7 +128,7 @@ def test_the_interval_covers_the_true_scale_in_95_of_100_cases(sizes, steps, noi
 
 
 @pytest.mark.parametrize("noise_scale", [300.0, 1e6])
-def test_a_scale_far_above_the_batch_is_seldom_claimed_and_its_bound_holds(noise_scale):
+def test_gradient_noise_scale_far_above_the_batch_gives_a_lower_bound(noise_scale):
     found = scales(noise_scale, sizes=[8] * 4, steps=30, repetitions=250)
     wrong = [s for s in found if s.value and not s.low <= noise_scale <= s.high]
     assert len(wrong) < 0.06 * len(found)
@@ -139,7 +139,7 @@ def test_a_scale_far_above_the_batch_is_seldom_claimed_and_its_bound_holds(noise
     assert np.mean([(s.low or 0.0) > 8 for s in unresolved]) > 0.9
 
 
-def test_fewer_than_three_steps_are_unresolved_and_without_noise_the_scale_is_zero():
+def test_gradient_noise_scale_of_few_steps_and_without_noise():
     for steps in (0, 2):
         scale = gradient_noise_scale([3.0] * steps, [2.0] * steps, **SIZES)
         assert (scale.value, scale.low) == (None, None)
@@ -147,10 +147,10 @@ def test_fewer_than_three_steps_are_unresolved_and_without_noise_the_scale_is_ze
     assert scale.value == scale.low == scale.high == 0
 
 
-def test_epochs_agree_with_the_steps_they_are_the_means_of():
+def test_noise_scale_of_runs_agrees_with_the_noise_scale_of_steps():
     m, batch = norms(steps=1000)
     variance, squared = (m - batch) * 32 / 3, batch - (m - batch) / 3
-    # The early half is another story, and left out.
+    # The early half is left out.
     means = (
         [early] * 10 + [part.mean() for part in np.split(values, 10)]
         for early, values in ((1e9, variance), (1e-9, squared))
@@ -161,12 +161,12 @@ def test_epochs_agree_with_the_steps_they_are_the_means_of():
     assert 0.4 < by_epoch.high / by_step.high < 2.5
 
 
-def test_epochs_count_by_their_measured_updates():
+def test_noise_scale_of_runs_weights_epochs_by_measured_updates():
     heavy = noise_scale_of_runs([([20.0, 20, 41], [1.0, 1, 0.99], [1, 1, 2])])
     np.testing.assert_allclose(heavy.value, (20.0 + 20 + 2 * 41) / (1 + 1 + 2 * 0.99))
 
 
-def test_runs_are_pooled_by_their_late_halves():
+def test_noise_scale_of_runs_pools_late_halves():
     rng = np.random.default_rng(4)
     runs = [(50 + rng.normal(size=n), 2 + 0.1 * rng.normal(size=n), 1.0 + n) for n in (4, 9)]
     found = noise_scale_of_runs(runs)
@@ -189,14 +189,14 @@ def share_covered(found):
 
 
 @pytest.mark.parametrize("late", [10, 50])
-def test_epochs_that_resemble_their_neighbours_count_as_fewer(late):
-    # As independent ones they cover in about 60 of 100 cases.
+def test_noise_scale_of_runs_covers_the_truth_with_correlated_epochs(late):
+    # If they counted as independent, the intervals would cover in about 60 of 100 cases.
     moments = correlated_moments(np.random.default_rng(0), 2 * late, 0.7, (200,))
     found = [noise_scale_of_runs([(*pair, 1.0)]) for pair in zip(*moments, strict=True)]
     assert share_covered(found) > 0.8
 
 
-def test_steps_that_resemble_their_neighbours_count_as_fewer():
+def test_gradient_noise_scale_covers_the_truth_with_correlated_steps():
     moments = correlated_moments(np.random.default_rng(0), 200, 0.9, (200,))
     found = [
         gradient_noise_scale(norm + 4 / 32 * variance, norm + 1 / 32 * variance, **SIZES)
@@ -205,7 +205,7 @@ def test_steps_that_resemble_their_neighbours_count_as_fewer():
     assert share_covered(found) > 0.8
 
 
-def test_what_differs_between_runs_widens_the_interval():
+def test_noise_scale_of_runs_that_differ_has_a_wider_interval():
     rng = np.random.default_rng(0)
 
     def pooled():

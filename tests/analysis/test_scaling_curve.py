@@ -1,4 +1,4 @@
-"""Lines and curves of times, the sizes that are read off them, and which rounds are left out."""
+"""Lines and curves of times, the batch sizes that follow from them, and slow rounds."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def measured(rng, x, noise):
 
 
 def least_squares(x, y):
-    """The naive reference: least squares in units of the median at each x."""
+    """Naive reference: least squares in units of the median at each x."""
     unit = np.array([np.median(y[x == place]) for place in x])
     design = np.stack([1 / unit, x / unit], axis=1)
     inverse = np.linalg.inv(design.T @ design)
@@ -32,7 +32,7 @@ def least_squares(x, y):
     return coefficients, inverse * (residuals @ residuals) / (len(x) - 2)
 
 
-def test_a_line_is_found_exactly():
+def test_fit_line_finds_an_exact_line():
     line = fit_line(SIZES, A + B * SIZES)
     np.testing.assert_allclose([line.intercept, line.slope], [A, B])
     np.testing.assert_allclose([line.slope_interval.low, line.slope_interval.high], [B, B])
@@ -41,7 +41,7 @@ def test_a_line_is_found_exactly():
     np.testing.assert_allclose(line.reaches(line(100.0)).value, 100.0)
 
 
-def test_without_outliers_it_is_weighted_least_squares():
+def test_fit_line_without_outliers_is_weighted_least_squares():
     # Residuals of one size, so that none is cut.
     x = np.repeat(SIZES, 2)
     y = (A + B * x) * (1 + 0.01 * np.tile([1.0, -1.0], len(SIZES)))
@@ -52,7 +52,7 @@ def test_without_outliers_it_is_weighted_least_squares():
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_with_outliers_it_solves_hubers_equations(seed):
+def test_fit_line_with_outliers_solves_hubers_equations(seed):
     x = np.repeat(SIZES, 3)
     y = (A + B * x) * np.exp(0.03 * np.random.default_rng(seed).standard_t(2, size=len(x)))
     line = fit_line(x, y)
@@ -65,7 +65,7 @@ def test_with_outliers_it_solves_hubers_equations(seed):
 
 
 @pytest.mark.parametrize(("x_unit", "y_unit"), [(1e3, 1.0), (1.0, 1e-6), (1e-4, 1e9)])
-def test_units_pass_through(x_unit, y_unit):
+def test_fit_line_scales_with_the_units(x_unit, y_unit):
     x = np.repeat(SIZES, 3)
     y = measured(np.random.default_rng(0), x, 0.05)
     plain, other = fit_line(x, y), fit_line(x * x_unit, y * y_unit)
@@ -76,7 +76,7 @@ def test_units_pass_through(x_unit, y_unit):
 
 
 @pytest.mark.parametrize(("x", "noise"), [(SIZES, 0.05), (np.repeat(SIZES, 5), 0.1)])
-def test_intervals_cover_the_truth_in_95_of_100_cases(x, noise):
+def test_fit_line_intervals_cover_the_truth_in_95_of_100_cases(x, noise):
     rng = np.random.default_rng(0)
     lines = [fit_line(x, measured(rng, x, noise)) for _ in range(300)]
     target = A + B * 100
@@ -93,7 +93,7 @@ def test_intervals_cover_the_truth_in_95_of_100_cases(x, noise):
         assert 0.90 < np.mean(found) < 0.97
 
 
-def test_one_hiccup_moves_it_by_less_than_its_noise():
+def test_fit_line_resists_one_outlier():
     x = np.repeat(SIZES, 5)
     y = measured(np.random.default_rng(0), x, 0.02)
     disturbed = y.copy()
@@ -104,7 +104,7 @@ def test_one_hiccup_moves_it_by_less_than_its_noise():
     assert line.holds
 
 
-def test_too_few_measurements_give_no_line():
+def test_fit_line_refuses_too_few_sizes():
     with pytest.raises(ValueError, match="3 at 1 sizes"):
         fit_line([4, 4, 4], [1.0, 2.0, 1.0])
 
@@ -117,20 +117,20 @@ def noise(seed, places=GROUPS, size=0.05):
 
 
 @pytest.mark.parametrize("repetitions", [2, 3, 10])
-def test_the_noise_is_found_whatever_the_repetitions(repetitions):
+def test_departure_noise_does_not_depend_on_repetitions(repetitions):
     places = np.repeat(np.arange(8), repetitions)
     found = [departure(places, noise(seed, places))[0] for seed in range(200)]
     np.testing.assert_allclose(np.mean(found), 0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize(("count", "repetitions"), [(3, 2), (8, 2), (8, 10)])
-def test_a_right_curve_is_seldom_refused(count, repetitions):
+def test_departure_seldom_refuses_a_right_curve(count, repetitions):
     places = np.repeat(np.arange(count), repetitions)
     refused = [departure(places, noise(s, places))[2] is False for s in range(300)]
     assert np.mean(refused) < 0.06
 
 
-def test_a_wrong_curve_is_refused_and_a_hiccup_here_and_there_or_a_small_departure_is_none():
+def test_departure_refuses_a_wrong_curve_and_ignores_outliers():
     bent = np.where(GROUPS == 3, 0.3, 0.0)
     found = [departure(GROUPS, noise(seed) + bent) for seed in range(60)]
     assert np.mean([holds is False for *_, holds in found]) > 0.95
@@ -149,7 +149,7 @@ PEAK_RATE, HALF_PEAK = 10_000.0, 10.0
 
 
 def rounds_of(seed, *, noise, slower=1.0, counts=(8, 31)):
-    """Rounds of nine sizes on a line, 40 % of them beside a neighbour."""
+    """Return rounds of nine sizes on a line, 40 % of them slowed."""
     rng = np.random.default_rng(seed)
     groups = []
     for size in SIZES:
@@ -159,7 +159,7 @@ def rounds_of(seed, *, noise, slower=1.0, counts=(8, 31)):
     return groups
 
 
-def test_rounds_beside_a_neighbour_are_left_out_in_whatever_order_they_come():
+def test_without_slow_rounds_leaves_out_slow_rounds_in_any_order():
     rng = np.random.default_rng(0)
     calm = 1 + 0.02 * rng.normal(size=12)
     slowed = calm[:9] * rng.uniform(1.3, 3.0, size=9)
@@ -170,13 +170,13 @@ def test_rounds_beside_a_neighbour_are_left_out_in_whatever_order_they_come():
 
 
 @pytest.mark.parametrize("values", [(3.0,), (3.0, 9.0), (1.0, 1.1, 1.0), (1.0,) * 5])
-def test_few_or_equal_values_are_all_kept(values):
+def test_without_slow_rounds_keeps_few_or_equal_values(values):
     assert without_slow_rounds([values]) == [values]
     assert without_slow_rounds([]) == []
 
 
 @pytest.mark.parametrize(("noise", "slower"), [(0.10, 1.0), (0.10, 1.5)])
-def test_intervals_of_the_fit_hold_with_and_without_a_neighbour(noise, slower):
+def test_without_slow_rounds_intervals_hold_with_and_without_slow_rounds(noise, slower):
     held, found = [], []
     for seed in range(30):
         kept = without_slow_rounds(rounds_of(seed, noise=noise, slower=slower))
@@ -211,14 +211,14 @@ def exact(law):
     return fit_latency(SCALED, law(SCALED) * np.tile([0.999, 1.0, 1.001], len(PLACES)))
 
 
-def test_the_knee_of_a_line_is_the_largest_throughput_over_latency():
+def test_knee_batch_size_of_a_line():
     sizes = np.arange(1, 300)
     expected = sizes[np.argmax(sizes / hockney(sizes) ** 2)]
     assert knee_batch_size(exact(hockney)).value == expected == N_HALF
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
-def test_the_efficient_size_of_a_line_is_the_smallest_with_its_share_of_the_peak(share):
+def test_efficient_batch_size_of_a_line(share):
     sizes = np.arange(1, 1000)
     expected = sizes[np.argmax(sizes / hockney(sizes) >= share * R_INF)]
     found = efficient_batch_size(exact(hockney), share=share).value
@@ -227,7 +227,7 @@ def test_the_efficient_size_of_a_line_is_the_smallest_with_its_share_of_the_peak
 
 @pytest.mark.parametrize("law", [hockney, stairs])
 @pytest.mark.parametrize("latency_s", [0.0043, 0.0061, 0.0111, 0.0301])
-def test_the_size_within_a_target_is_the_largest_that_keeps_to_it(law, latency_s):
+def test_batch_size_within_is_the_largest_within_the_latency(law, latency_s):
     latency = exact(law)
     sizes = np.arange(1, 257)
     expected = max(b for b in sizes if latency.latency_s(b) <= latency_s)
@@ -237,14 +237,14 @@ def test_the_size_within_a_target_is_the_largest_that_keeps_to_it(law, latency_s
     assert answer.high >= expected
 
 
-def test_past_the_measured_sizes_a_line_extrapolates():
+def test_batch_size_within_extrapolates_a_line():
     answer = batch_size_within(exact(hockney), latency_s=0.1)
     assert 470 <= answer.value <= 490
     assert efficient_batch_size(exact(hockney), share=0.99).value > 256
 
 
-def test_intervals_of_an_interpolation_mostly_cover_the_size():
-    # Where the true curve is the interpolation's own: straight pieces in logarithms.
+def test_batch_size_within_interpolation_intervals_cover_the_size():
+    # The true curve has straight pieces in logarithms, like the interpolation.
     def law(sizes):
         return np.exp(np.interp(np.log2(sizes), [0, 4, 8], np.log([0.004, 0.005, 0.08])))
 
@@ -257,7 +257,7 @@ def test_intervals_of_an_interpolation_mostly_cover_the_size():
     assert np.mean(covered) > 0.93
 
 
-def test_on_a_staircase_the_same_is_read_off_the_measured_sizes():
+def test_answers_of_a_staircase_are_measured_sizes():
     latency = exact(stairs)
     assert not latency.follows_line
     rates = PLACES / stairs(PLACES)
@@ -268,20 +268,20 @@ def test_on_a_staircase_the_same_is_read_off_the_measured_sizes():
     assert (size - 1) / latency.latency_s(size - 1) < 0.9 * np.max(rates)
 
 
-def test_sizes_that_noise_does_not_tell_apart_share_the_interval():
+def test_fastest_batch_size_interval_holds_sizes_within_noise():
     plateau = 2.0 ** np.maximum(np.log2(SCALED), 4) / 1000
     answer = fastest_batch_size(fit_latency(SCALED, scattered(plateau, 0.02)))
     assert (answer.low, answer.high) == (16, 256)
 
 
-def test_an_interval_of_what_was_measured_once_is_unknown_unless_a_line_holds():
+def test_answers_of_single_measurements_have_no_interval():
     latency = fit_latency(PLACES, np.full(len(PLACES), 0.004))
     assert fastest_batch_size(latency).ends is None
     assert batch_size_within(latency, latency_s=0.01).ends is None
     assert efficient_batch_size(latency).ends is None
 
 
-def test_a_flat_latency_has_no_peak_but_bounds():
+def test_line_of_a_flat_latency_has_only_bounds():
     flat = 0.004 * (1 + 0.01 * np.random.default_rng(0).normal(size=len(SCALED)))
     latency = fit_latency(SCALED, flat)
     assert not latency.follows_line
@@ -291,6 +291,6 @@ def test_a_flat_latency_has_no_peak_but_bounds():
     assert latency.line.one_over_slope.low > 256 / 0.004
 
 
-def test_pools_are_weighted_by_their_measurements():
+def test_fit_latency_weights_pools_by_measurements():
     curve = fit_latency([1, 2, 2, 2, 4], np.exp([1.0, 0.6, 0.6, 0.6, 2.0]))
     np.testing.assert_allclose(np.log(curve.latencies_s), [0.7, 0.7, 2.0])
