@@ -129,7 +129,7 @@ def skips_all_updates(model: Any) -> bool:
     optimizer = model.optimizer
     if updates_made(model) or not (loss_scaled(model) and optimizer.built):
         return False
-    return float(optimizer.dynamic_scale) < optimizer.initial_scale
+    return bool(keras.ops.convert_to_numpy(optimizer.dynamic_scale) < optimizer.initial_scale)
 
 
 def overflows(model: Any) -> int:
@@ -137,4 +137,5 @@ def overflows(model: Any) -> int:
     optimizer = model.optimizer
     if not (loss_scaled(model) and optimizer.built):
         return 0
-    return max(0, round(math.log2(optimizer.initial_scale / float(optimizer.dynamic_scale))))
+    scale = keras.ops.convert_to_numpy(optimizer.dynamic_scale)  # `float` fails on replicas.
+    return max(0, round(math.log2(optimizer.initial_scale / scale)))
