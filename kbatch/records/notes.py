@@ -317,6 +317,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "above 0. If all predictions are below it, the AUC is 0.5. Give small "
         "`thresholds` to `keras.metrics.AUC`, such as `np.geomspace(1e-6, 0.999, 200).tolist()`."
     ),
+    "most_common_class": (
+        "The {words} of {value} is not above the share of the most common class, {share}. Choose "
+        "an objective such as `val_auc`, or give `class_weight`."
+    ),
     "blocks_lack_a_class": (
         "{lacking} of {blocks} blocks of validation examples lack a class, and one example may "
         "change the metric by {step}. If the data are sorted, shuffle them once. If a class is "

@@ -477,5 +477,7 @@ class Plan:
     #: Whether XLA compiles the steps of models that leave it to Keras; None if Keras chooses.
     jit_compile: bool | None = None
     duration_s: float = 0.0  #: Seconds that making it took.
+    #: Seconds that XLA is expected to compile after the plan. If None, it compiles nothing.
+    compile_s: float | None = None
     #: Most examples of a validation batch, if memory ran out in training since: runs stay alike.
     validation_batch_size: int | None = None

@@ -1,5 +1,6 @@
-"""The best epochs of a training run: weights, and what validation showed by blocks of examples."""
+"""The end of each epoch: its checks, the best weights, and the metric by blocks of examples."""
 
+import difflib
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -11,63 +12,66 @@ import numpy as np
 
 from kbatch.analysis.intervals import pseudo_values
 from kbatch.analysis.run_table import best_epochs, fifth_of
+from kbatch.errors import InputError
 from kbatch.library_internals import metrics_by_name
+from kbatch.page.numbers import format_number
 from kbatch.records.notes import Note
 from kbatch.records.training_run import NoOutcomes, Outcomes
 from kbatch.search.files import write_checkpoint
 from kbatch.search.validation_outcomes import BlockSums, Validated
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import numbers_of
-from kbatch.training.model import replica_count
+from kbatch.training.metrics import is_accuracy, metric_words
+from kbatch.training.model import installed_step, replica_count
 from kbatch.training.state import kept_variables
 
-# Relative, of the metric that Keras reports and that of the sums.
+# Relative difference up to which Keras's value of a metric equals the value from block sums.
 _CLOSE = 1e-4
-# With fewer, the spread over blocks says too little.
+# With fewer blocks, the spread over blocks is not known well enough.
 _FEWEST_BLOCKS = 4
-# The sums of blocks that are kept in any case: 16 MiB.
+# Block sums are kept for more epochs than needed up to this number of values: 16 MiB.
 _MOST_NUMBERS = 2**22
-_MOST_HASHED = 2**16  # Numbers of each weight, for a fingerprint of all.
+_MOST_HASHED = 2**16  # Numbers of each weight that a fingerprint includes.
+# If the most common class has a smaller share, an accuracy of an untrained model is visibly low.
+_COMMON = 0.8
 
 
 class BestEpoch(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch in memory, and the block sums of the best epochs."""
-
-    # It stands after all callbacks that change the logs, and begins a validation after they did.
+    """Keeps the weights of the best epoch, and block sums, after callbacks changed the logs."""
 
     def __init__(self, objective: Objective, parts: Sequence[Objective] = ()):
         super().__init__()
-        self.batches: int | None = None  # Of a validation; None where unknown.
+        self.batches: int | None = None  # Batches of a validation. If unknown, None.
         self.full_rows = 0  # Examples of a full validation batch.
         self.initial_weights: str | None = None  # Fingerprint.
-        self._objective, self._parts = objective, parts  # It may be the sum of several.
-        # The objective, or where that is no metric of an epoch, an accuracy or loss of validation.
+        self._objective, self._parts = objective, parts  # The objective may be a sum of parts.
+        # The objective. If it is not a metric of an epoch, an accuracy or loss of validation.
         self._metric: Objective | None = None
         self._best: dict[str, Any] = {}
-        self._values: list[float] = []  # Of the metric, at the end of each epoch.
+        self._values: list[float] = []  # Values of the metric at the end of each epoch.
         self._sums: BlockSums | None = None
-        # Of the last validation: its weights, where callbacks may change them, and its sums.
+        # The last validation: its weights, if callbacks may change them, and its sums.
         self._weights: list[tuple[Any, np.ndarray]] | None = None
         self._validated: Validated | NoOutcomes | None = None
-        # Of the first one that counts, with which the others must agree.
+        # The first validation that counts. All others must agree with it.
         self._first: Validated | None = None
-        # Of the epochs that may be among the best, by their places in `_values`: sums of blocks.
+        # Block sums of the epochs that may be among the best, by their places in `_values`.
         self._blocks: dict[int, np.ndarray] = {}
-        self._dead: set[int] = set()  # Places of epochs whose outputs were of no use.
+        self._dead: set[int] = set()  # Places of epochs with constant or infinite outputs.
         self._validated_last = -1  # Place of the last epoch that was validated.
-        self._asked = 0  # Epochs of all calls of `fit` so far, the current one included.
+        self._asked = 0  # Epochs of all calls of `fit` so far, including the current one.
         self._reason: NoOutcomes | None = None  # Why there are no outcomes, by code.
 
     def on_train_begin(self, logs: Any = None):
-        """Take a fingerprint of the weights, and let validation keep the sums of the metric."""
+        """Make a fingerprint of the weights, and let validation keep the sums of the metric."""
         model: Any = self.model
         self._asked = len(self._values) + ((self.params or {}).get("epochs") or 0)
         if self.initial_weights is None and model.weights:
-            found = hashlib.blake2b(digest_size=8)
+            digest = hashlib.blake2b(digest_size=8)
             for weight in model.weights:
                 flat: Any = keras.ops.reshape(weight, [-1])
-                found.update(np.array(flat[:_MOST_HASHED]).tobytes())
-            self.initial_weights = found.hexdigest()
+                digest.update(np.array(flat[:_MOST_HASHED]).tobytes())
+            self.initial_weights = digest.hexdigest()
         metric = self._objective.or_quality([f"val_{name}" for name in metrics_by_name(model)])
         if self._parts:
             self._reason = "several_objectives"
@@ -81,8 +85,7 @@ class BestEpoch(keras.callbacks.Callback):
             self._sums.begin(self.batches, self.full_rows)
 
     def end_validation(self, logs: Any = None, *, keep_weights: bool) -> None:
-        """Read what validation summed up, and keep weights before callbacks change them."""
-        # They may have swapped them in to validate.
+        """Read the sums of a validation, and copy the weights before callbacks change them."""
         if self._sums is not None:
             self._validated = self._sums.read()
         if keep_weights:
@@ -90,7 +93,7 @@ class BestEpoch(keras.callbacks.Callback):
 
     def _copied(self) -> list[tuple[Any, np.ndarray]]:
         model: Any = self.model
-        return [(one, np.array(one)) for one in model.weights]
+        return [(weight, np.array(weight)) for weight in model.weights]
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
         weights, self._weights = self._weights, None
@@ -99,11 +102,11 @@ class BestEpoch(keras.callbacks.Callback):
         if self._parts and all(part.name in logs for part in self._parts):
             values = [-part.sign * logs[part.name] for part in self._parts]
             logs[self._objective.name] = float(sum(values))
-        # It is chosen at the first epoch that was validated, unless the objective comes later.
+        # The first validated epoch decides on the metric, unless the objective comes later.
         names = [n for n in logs if n.startswith("val_") or n == self._objective.name]
-        found = self._objective.or_quality(names)
-        if self._metric is None or (self._metric != found == self._objective):
-            self._metric, self._best, self._values, self._dead = found, {}, [], set()
+        metric = self._objective.or_quality(names)
+        if self._metric is None or (self._metric != metric == self._objective):
+            self._metric, self._best, self._values, self._dead = metric, {}, [], set()
         if self._metric is None:
             return
         value = logs.get(self._metric.name, np.nan)
@@ -118,39 +121,45 @@ class BestEpoch(keras.callbacks.Callback):
             self._best = {"value": value, "weights": weights or self._copied()}
 
     def _add(self, validated: Validated | NoOutcomes, value: float) -> NoOutcomes | None:
-        """Take what an epoch's validation summed up; return the code of a reason to take none."""
+        """Keep the block sums of an epoch, or return the code of the reason to keep none."""
         if isinstance(validated, str):
             return validated
-        summed, sums, metric = validated.sums, self._sums, self._metric
+        block_sums, sums, metric = validated.sums, self._sums, self._metric
         if sums is None or metric is None or metric.name != f"val_{sums.name}":
             return "no_metric"
-        # A callback or a step of the user's own may report something else.
-        if not math.isclose(sums.metric(summed.sum(0)), value, rel_tol=_CLOSE, abs_tol=1e-7):
+        # A callback or a custom step may report another value.
+        if not math.isclose(sums.metric(block_sums.sum(0)), value, rel_tol=_CLOSE, abs_tol=1e-7):
             return "no_metric"
-        if len(summed) < _FEWEST_BLOCKS:
+        if len(block_sums) < _FEWEST_BLOCKS:
             return "few_blocks"
         if self._first is None:
             self._first = validated
         elif validated[1:] != self._first[1:]:
             return "shuffled"
-        self._blocks[len(self._values) - 1] = summed.astype(np.float32)
-        if len(self._blocks) > max(fifth_of(self._asked), _MOST_NUMBERS // summed.size):
+        self._blocks[len(self._values) - 1] = block_sums.astype(np.float32)
+        if len(self._blocks) > max(fifth_of(self._asked), _MOST_NUMBERS // block_sums.size):
             del self._blocks[min(self._blocks, key=lambda k: metric.sign * self._values[k])]
         return None
 
     def is_dead(self) -> bool:
-        """Return whether the outputs were of no use at the end, or in an epoch that is judged."""
+        """Return whether outputs were constant or infinite at the end or in a judged epoch."""
         return not self._dead.isdisjoint({self._validated_last, *self._best_places()})
 
     def notes(self) -> tuple[Note, ...]:
-        """Return what a reader of the metric must know."""
-        summed = next(iter(self._blocks.values()), None)
-        if self._sums is None or summed is None:
+        """Return the notes on the metric."""
+        block_sums = next(iter(self._blocks.values()), None)
+        if self._sums is None or block_sums is None or self._metric is None:
             return ()
-        return self._sums.notes(summed.sum(0, dtype=float))
+        notes = self._sums.notes(block_sums.sum(0, dtype=float))
+        share, name = self._first and self._first.most_common, self._metric.name
+        value = float(np.mean([self._values[place] for place in self._best_places()]))
+        if share and share >= _COMMON and is_accuracy(name) and value <= share * (1 + 1e-6):
+            shown = {"value": format_number(value, 4), "share": format_number(share, 4)}
+            notes += (Note.of("most_common_class", words=metric_words(name), **shown),)
+        return notes
 
     def write_weights(self, model: Any, folder: Path, best_before: float | None) -> None:
-        """Write the best epoch if no earlier execution is better; the last without an objective."""
+        """Write the weights of the best epoch, or of the last epoch without an objective."""
         if self.model is None:  # No `fit` was timed.
             return
         if self._metric != self._objective:
@@ -164,9 +173,9 @@ class BestEpoch(keras.callbacks.Callback):
     def outcomes(self, reported: Mapping[str, float]) -> Outcomes:
         """Return the metric by blocks of validation examples, or why it is unknown."""
         name, self._best = self._metric.name if self._metric else None, {}
-        reason, own = self._reason, reported.get(name or "")
-        # A `fit` of the user's own may compute the objective itself.
-        if own is not None and not any(math.isclose(own, v, rel_tol=_CLOSE) for v in self._values):
+        reason, value = self._reason, reported.get(name or "")
+        # A custom `fit` may compute the objective itself.
+        if value is not None and not any(np.isclose(value, self._values, rtol=_CLOSE, atol=0)):
             reason = reason or "no_metric"
         if name is None:
             reason = "no_validation"
@@ -176,12 +185,12 @@ class BestEpoch(keras.callbacks.Callback):
         blocks = [] if reason else [self._blocks[place].astype(float) for place in places]
         if not blocks or self._first is None or self._sums is None:
             return Outcomes(metric=name, reason=reason or "not_finite")
-        values = np.mean([pseudo_values(one, self._sums.metric) for one in blocks], axis=0)
+        values = np.mean([pseudo_values(sums, self._sums.metric) for sums in blocks], axis=0)
         if not np.isfinite(values).all():
             return Outcomes(metric=name, reason="not_finite")
-        _, examples, key, rarest, lacking = self._first
-        if rarest is None and all((one == one.round()).all() for one in blocks):
-            rarest = sum(examples)  # Sums of what is right or wrong.
+        _, examples, key, rarest, lacking, _ = self._first
+        if rarest is None and all((sums == sums.round()).all() for sums in blocks):
+            rarest = sum(examples)  # Each example is right or wrong.
         return Outcomes(
             metric=name,
             examples=sum(examples),
@@ -195,3 +204,43 @@ class BestEpoch(keras.callbacks.Callback):
     def _best_places(self) -> list[int]:
         larger = self._metric is not None and self._metric.direction == "max"
         return best_epochs(self._values, larger_is_better=larger)
+
+
+def check_epoch_end(
+    model: Any, meter: Any, epoch: int, logs: Any, *, batch_size: int, metrics: tuple[str, ...]
+) -> None:
+    """Check that the batches and metrics of an epoch are as asked for."""
+    largest = meter.read().largest_batch
+    if largest != batch_size:
+        raise InputError(
+            f"The largest batch of an epoch had {largest} examples: leave sizes above the "
+            "training set out of `batch_sizes`, and let a data function batch by the size it "
+            f"is called with. Received: batch_size={batch_size}."
+        )
+    cut = metrics_of_parts(model, batch_size)
+    if objectives := [name for name in cut if name in metrics]:
+        name = objectives[0]
+        raise InputError(
+            f"The objective {name!r} is computed from all rows of a batch, so its value would "
+            "be a mean over the micro-batches of a batch that is cut: choose "
+            f"'val_{name}', give `micro_batch_size=None`, or write the metric as a "
+            f"`keras.metrics.Metric` that sums over rows. Received: objective={name!r}."
+        )
+    numbers = numbers_of(logs)
+    if missing := [name for name in metrics if name not in numbers]:
+        near = difflib.get_close_matches(missing[0], numbers, n=1)
+        advice = f"did you mean {near[0]!r}" if near else "compile the model with it"
+        if missing[0].startswith("val_") and not any(n.startswith("val_") for n in numbers):
+            advice = "give `validation_data` or `validation_split`"
+        raise InputError(
+            f"Training reports no metric {missing[0]!r} that is one number: {advice}. "
+            f"Received: metrics {sorted(numbers)}."
+        )
+
+
+def metrics_of_parts(model: Any, batch_size: int) -> list[str]:
+    """List the metrics that are means over micro-batches, because their functions need all rows."""
+    step: Any = installed_step(model)
+    names: set[str] = getattr(step, "batch_metrics", set())
+    cut = names and step.how.micro_batch_size * replica_count(model) < batch_size
+    return sorted(names) if cut else []

@@ -48,11 +48,10 @@ from kbatch.search.files import (
     trial_files,
     write_needed,
 )
-from kbatch.search.first_updates import overflow_text, why_not_finite
+from kbatch.search.first_updates import CutBatches, overflow_text, why_not_finite
 from kbatch.search.identity import model_facts
 from kbatch.search.plan import (
     MOMENTS_EVERY,
-    CutBatches,
     PlanSettings,
     choose_xla,
     compare_parts,

@@ -20,32 +20,33 @@ from kbatch.study.study import Study, load_study
 
 # Drawing takes at most about this share of the time.
 _SHARE = 0.1
-# Shown at half its pixels, it is sharp on fine screens.
+# Half of the pixels of the figure, so that it is sharp on screens with a high resolution.
 _WIDTH_PX = 640
-# Imported when something is drawn, with matplotlib.
+# This module imports matplotlib, so it is imported only when something is drawn.
 _FIGURES = "kbatch.study.figures.trials"
 
 
 class LivePlot(keras.callbacks.Callback):
     """Shows throughput and quality of the trials in one figure while a search runs.
 
-    In a notebook the figure is replaced in place, also where keras-tuner clears the output of the
-    cell after a trial. Elsewhere give a file: an image viewer shows it as it changes. The trial
-    that runs is a hollow mark. It is drawn between epochs, outside of what is timed, and seldom
-    enough to cost a tenth of the time at most.
+    A notebook shows the figure below the cell and updates it. In a script give a file, and open it
+    in an image viewer that follows changes. A hollow mark is the running trial. The figure is drawn
+    between epochs, which the measured times do not include, and takes at most a tenth of the time.
 
     Example:
 
     >>> tuner.search(x, y, validation_split=0.2, epochs=10, callbacks=[kbatch.LivePlot()])
 
     Args:
-        path: File to write at each change, with suffix `.png`, `.svg` or `.pdf`; None for none.
-        interval_s: Least seconds between two drawings in a trial.
-        display: What shows the figure, as IPython's `display`; that of the notebook if None.
+        path: File to write at each change, with suffix `.png`, `.svg` or `.pdf`. If None, no file
+            is written.
+        interval_s: Least seconds between two drawings in a trial. Default: 1.0.
+        display: Function that shows the figure, like IPython's `display`. If None, the display of
+            the notebook.
         now: Returns the time, in seconds.
 
     Raises:
-        ValueError: If the suffix is another one, or `interval_s` is negative.
+        ValueError: If `path` has another suffix, or if `interval_s` is negative.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class LivePlot(keras.callbacks.Callback):
         super().__init__()
         if path is not None:
             check_local(path)
-        # A callback may change the working directory.
-        place = None if path is None else Path(path).absolute()
-        if place is not None and place.suffix.lower() not in (".png", ".svg", ".pdf"):
+        # The path is absolute, because a callback may change the working directory.
+        self._path = None if path is None else Path(path).absolute()
+        if self._path is not None and self._path.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise ValueError(
                 f"`path` must end in `.png`, `.svg` or `.pdf`. Received: path={str(path)!r}."
             )
@@ -69,13 +70,11 @@ class LivePlot(keras.callbacks.Callback):
             raise ValueError(
                 f"`interval_s` must not be negative. Received: interval_s={interval_s}."
             )
-        self._path = place
-        self._interval_s = interval_s
-        self._now = now
-        self._is_own_display = display is None
-        self._place = None if display is None else NotebookLine(display)
-        self._waits_for_end = False  # Of the cell.
-        # Of the trial that runs, the number of its execution, and the record of that so far.
+        self._interval_s, self._now = interval_s, now
+        self._uses_notebook_display = display is None
+        self._output = None if display is None else NotebookLine(display)
+        self._waits_for_cell = False  # Whether the figure is shown again at the end of the cell.
+        # Files of the running trial, the number of its run, and the record of the run so far.
         self._followed: tuple[TrialFiles, int, Callable[[], ExecutionRecord]] | None = None
         self._next_s = 0.0
         self._epoch = 0
@@ -87,21 +86,21 @@ class LivePlot(keras.callbacks.Callback):
     def follow_trial(
         self, files: TrialFiles, *, number: int, so_far: Callable[[], ExecutionRecord]
     ) -> None:
-        """Begin an execution, whose record so far is `so_far()`; a search calls it."""
+        """Follow a training run, whose record so far is `so_far()`. A search calls it."""
         self._followed = files, number, so_far
         with errors_as_warnings("`LivePlot`"):
-            if self._is_seen() and self._place is not None and not files.of_kbatch_tuner:
-                # keras-tuner clears the output of the cell after each trial, also after the last
-                # one: the figure must be shown again.
-                self._place.close()
-                if self._is_own_display and not self._waits_for_end:
-                    self._waits_for_end = True
+            if self._is_visible() and self._output is not None and not files.of_kbatch_tuner:
+                # keras-tuner's own tuners clear the output of the cell after each trial and after
+                # the last one, so the figure is shown again.
+                self._output.close()
+                if self._uses_notebook_display and not self._waits_for_cell:
+                    self._waits_for_cell = True
                     _events().register("post_run_cell", self._end_cell)
 
     def show_ended(self, project: Path) -> None:
-        """Show the trials that a project directory holds; a search calls it."""
+        """Show the trials in a project directory. A search calls it."""
         with errors_as_warnings("`LivePlot`"):
-            if self._is_seen():
+            if self._is_visible():
                 self._draw(load_study(project), None)
 
     def on_train_begin(self, logs: Any = None):
@@ -109,7 +108,7 @@ class LivePlot(keras.callbacks.Callback):
         self._draw_running()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Show what the epoch before this one added, unless it has just been drawn."""
+        """Show the previous epoch, unless the figure has just been drawn."""
         self._epoch = epoch
         if self._now() >= self._next_s and epoch:
             self._draw_running()
@@ -120,11 +119,11 @@ class LivePlot(keras.callbacks.Callback):
 
     def _draw_running(self) -> None:
         with errors_as_warnings("`LivePlot`"):
-            if self._followed is None or not self._is_seen():
+            if self._followed is None or not self._is_visible():
                 return
             files, number, so_far = self._followed
             study, execution = load_study(files.project), so_far()
-            # Its file has the record of when it began.
+            # The file of the running trial has the record of its start, so the run is replaced.
             trials = tuple(
                 dataclasses.replace(trial, executions=(*trial.executions[:number], execution))
                 if trial.trial_id == files.trial_id
@@ -141,32 +140,34 @@ class LivePlot(keras.callbacks.Callback):
             epochs = (self.params or {}).get("epochs")
             of = f" of {epochs}" if epochs else ""
             status = f"{ended} ended, batch size {trial.batch_size:,} after epoch {self._epoch}{of}"
-        begun_s = self._now()
+        began_s = self._now()
         figures = importlib.import_module(_FIGURES)
         axes = figures.draw_live(study, running=running, status=status)
         suffix = ".png" if self._path is None else self._path.suffix.lower()
         content = figures.figure_bytes(axes, suffix)
         if self._path is not None:
             write_whole_file(self._path, content)
-        if self._place is not None:
-            picture = content if suffix == ".png" else figures.figure_bytes(axes, ".png")
-            encoded = base64.b64encode(picture).decode()
-            shown = {"image/png": encoded, "text/plain": str(axes.get_label())}
-            self._place.show(shown, metadata={"image/png": {"width": _WIDTH_PX}})
+        if self._output is not None:
+            png = content if suffix == ".png" else figures.figure_bytes(axes, ".png")
+            formats = {
+                "image/png": base64.b64encode(png).decode(),
+                "text/plain": str(axes.get_label()),
+            }
+            self._output.show(formats, metadata={"image/png": {"width": _WIDTH_PX}})
         ended_s = self._now()
-        self._next_s = ended_s + max(self._interval_s, (ended_s - begun_s) / _SHARE)
+        self._next_s = ended_s + max(self._interval_s, (ended_s - began_s) / _SHARE)
 
-    def _is_seen(self) -> bool:
-        # Rich sees a notebook only while a cell runs, which has ended at its end: it is kept.
-        if self._place is None and Console().is_jupyter:
-            self._place = NotebookLine(importlib.import_module("IPython.display").display)
-        return self._path is not None or self._place is not None
+    def _is_visible(self) -> bool:
+        # Rich recognises a notebook only while a cell runs. `_end_cell` is called after that.
+        if self._output is None and Console().is_jupyter:
+            self._output = NotebookLine(importlib.import_module("IPython.display").display)
+        return self._path is not None or self._output is not None
 
     def _end_cell(self, result: Any = None) -> None:
         _events().unregister("post_run_cell", self._end_cell)
-        self._waits_for_end = False
-        if self._place is not None and self._followed is not None:
-            self._place.close()
+        self._waits_for_cell = False
+        if self._output is not None and self._followed is not None:
+            self._output.close()
             self.show_ended(self._followed[0].project)
 
 

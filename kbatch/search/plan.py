@@ -34,9 +34,8 @@ from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number
 from kbatch.records.notes import Note
 from kbatch.records.training_run import Plan
-from kbatch.search.first_updates import FEW, SOME, TOO_SLOW, Updates, check_half
+from kbatch.search.first_updates import FIRST_ROWS, TIMED_ROWS, TOO_SLOW, Updates, check_float16
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
-from kbatch.training.data.forms import as_dataset, first_of_each, is_dataset
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import HALF
 from kbatch.training.fingerprint import model_fingerprint
@@ -46,23 +45,25 @@ from kbatch.training.steps_per_execution import Steps, Training, steps_within, w
 
 # Codes of the notes that stay when a plan changes.
 ON_POLICY = ("float32_instead", "half_slower", "compiled_by_xla")
-# Every how many updates a trial measures the moments of its gradients.
+# A trial measures the moments of its gradients once in this number of updates.
 MOMENTS_EVERY = 8
-# No worker process runs the largest batch if it is expected to take at most this share of the
-# memory limit: a quarter, because a peak may be twice as high as expected.
+# The largest batch is not tried in a worker process if it is expected to take at most this share of
+# the memory limit. The share is small because a peak may be twice as high as expected.
 _SURE_SHARE = 0.25
 
-# Seconds beside the steps, on two idle cores of a server: of a training run, to build a model and
-# write its files; of an epoch, for callbacks and to start a validation. A validation has no
-# backward pass, which takes two thirds of a step.
-_RUN_S, _EPOCH_S, _FORWARD = 0.07, 0.015, 1 / 3
+# Seconds outside the train steps, on two idle cores of a server: building a model and writing its
+# files, once per training run; callbacks and the start of a validation, once per epoch.
+_RUN_S, _EPOCH_S = 0.07, 0.015
+# A validation step over a train step: the backward pass takes two thirds of a train step.
+_FORWARD = 1 / 3
 
-# XLA saves at most this share of the seconds of a step, and takes at least these for a shape.
-_MOST_SAVED, _LEAST_COMPILE_S = 0.75, 0.6
-_TRIED = 4  # Shapes that XLA compiles in the time that it takes to time steps both ways.
-_SLOWER = 1.1  # Times as long in float16 as in float32, from which a note says so.
-_WEIGHTS = 10  # Trainable ones of a small net; a deeper net takes longer in proportion.
-_XLA_ROUNDS = 3  # In which steps are timed with and without it, in turns.
+# XLA saves at most this share of the seconds of a step, and takes at least these seconds to compile
+# one shape of a net with `_SMALL_NET` trainable weights. A deeper net takes proportionally longer.
+_MOST_SAVED, _LEAST_COMPILE_S, _SMALL_NET = 0.75, 0.6, 10
+# To time steps with and without XLA takes as long as it compiles this number of shapes.
+_TRIED = 4
+_XLA_ROUNDS = 3  # Rounds in which steps are timed with and without XLA, in turns.
+_SLOWER = 1.1  # A note says how long float16 takes from this ratio to float32 on.
 
 Build = Callable[[str], keras.Model]  # Builds a new model under a dtype policy.
 
@@ -74,31 +75,7 @@ class PlanSettings(NamedTuple):
     micro_batch_size: int | Literal["auto"] | None = None
     dtype_policies: tuple[str, ...] = ("float32",)  # Empty if kbatch is to choose one.
     steps_per_execution: Steps = 1
-    memory_limit_bytes: int | None = None  # None for what the device has.
-
-
-class CutBatches:
-    """A data function that takes its rows out of batches of another one, of given sizes alone.
-
-    A size for which the other function raises says nothing about the next one.
-    """
-
-    def __init__(self, function: Callable[[int], Any], batch_sizes: Sequence[int], first: int):
-        self._function = function
-        self._sizes = sorted(batch_sizes, key=lambda size: (size != first, size < first, size))
-
-    def __call__(self, rows: int) -> Any:
-        errors: list[Exception] = []
-        for size in sorted(self._sizes, key=lambda size: size < rows):
-            try:
-                batches = as_dataset(self._function(size))
-                if is_dataset(batches):
-                    next(iter(batches.take(1)), None)
-            except Exception as error:  # The trial of this size raises and records it.
-                errors.append(error)
-            else:
-                return first_of_each(batches, rows) if size > rows else batches
-        raise errors[0]
+    memory_limit_bytes: int | None = None  # If None, the limit is the device's memory.
 
 
 def make_plan(
@@ -112,38 +89,37 @@ def make_plan(
 ) -> Plan:
     """Measure what a search needs to know before it trains.
 
-    A model that takes no other batches than those of `batch_size` is measured with these, and gets
-    a plan by which each trial trains and validates on whole batches of its size.
+    If the model fails on other batches than those of `batch_size`, it is measured with these. By
+    this plan each trial trains and validates on whole batches of its size.
 
     Args:
-        build: Builds a model under a policy. The models of a plan are measured with and not
-            trained.
+        build: Builds a model under a policy. The models are measured and not trained.
         data: The training data, before batching.
         settings: The settings of the search.
-        build_elsewhere: As `build`, and can be pickled for another process.
+        build_elsewhere: The same as `build`, and can be pickled for another process.
         batch_size: The size that `build` builds for.
         known: The plan so far, if larger batch sizes have been added since. It keeps its policy.
     """
-    made = functools.partial(_made_plan, build, data, settings, build_elsewhere, known)
+    measure = functools.partial(_measured_plan, build, data, settings, build_elsewhere, known)
     try:
-        return made(None)
-    except Exception as error:  # Whatever a batch of another size may raise.
-        others = not may_be_float16(error) or isinstance(error, PolicyUnsupported)
-        if others or isinstance(settings.micro_batch_size, int):
+        return measure(None)
+    except Exception as error:  # A model for one batch size may raise anything.
+        other_cause = not may_be_float16(error) or isinstance(error, PolicyUnsupported)
+        if other_cause or isinstance(settings.micro_batch_size, int):
             raise
         try:
-            return made(batch_size)
-        except Exception:  # It is no matter of the size.
+            return measure(batch_size)
+        except Exception:  # Then the batch size was not the cause.
             raise error from None
 
 
-def _made_plan(
+def _measured_plan(
     build: Build,
     data: TrainingData,
     settings: PlanSettings,
     build_elsewhere: Build,
     known: Plan | None,
-    whole: int | None,
+    only_rows: int | None,
 ) -> Plan:
     began_at, began_s = time.time(), time.perf_counter()
     model_of = functools.cache(build)
@@ -151,28 +127,27 @@ def _made_plan(
     @functools.cache
     def updates_of(policy: str) -> Updates:
         model = model_of(policy)
-        counted = whole is None and _chooses_steps(model, settings)
-        return Updates(model, data, counted=counted, whole=whole)
+        counted = only_rows is None and _chooses_steps(model, settings)
+        return Updates(model, data, counted=counted, only_rows=only_rows)
 
     with kept_seeds():  # Training draws the random numbers that it would draw without a plan.
         policy, notes = _policy(updates_of, model_of, settings, known)
-        # If the policy is a hyperparameter, the first one stands for all.
+        # If the policy is a hyperparameter, the first policy represents all.
         model = model_of(policy or settings.dtype_policies[0])
         updates = functools.partial(updates_of, model.dtype_policy.name)
-        facts = ModelFacts(model)
-        if not isinstance(settings.micro_batch_size, int):
-            whole = whole or facts.declared_rows
+        facts, asked = ModelFacts(model), settings.micro_batch_size
+        if not isinstance(asked, int):
+            only_rows = only_rows or facts.declared_rows
         if facts.cut_by_user is not None:
             most, reason = facts.cut_by_user.micro_batch_size, "given"
-        elif whole is not None:
-            updates().step_s(whole)
+        elif only_rows is not None:
+            updates().step_s(only_rows)
             most, reason = None, "whole"
-        elif settings.micro_batch_size == "auto":
+        elif asked == "auto":
             most, reason, note = _most_that_fit(updates(), facts, settings, build_elsewhere)
             notes += (note,) if note else ()
         else:
-            given = settings.micro_batch_size
-            most, reason = (None, "own_step") if facts.own_step else (given, "given")
+            most, reason = (None, "own_step") if facts.own_step else (asked, "given")
         plan = Plan(
             number=1 if known is None else known.number + 1,
             dtype_policy=policy,
@@ -182,7 +157,7 @@ def _made_plan(
             model=model_fingerprint(model),
             notes=notes,
             jit_compile=None if known is None else known.jit_compile,
-            step_s=None if whole else _step_s(updates, model, most, settings),
+            step_s=None if only_rows else _step_s(updates, model, most, settings),
         )
         size = size_of(plan, facts, plan.largest_batch_size)
         if is_cut(facts, size, plan.largest_batch_size):
@@ -210,50 +185,54 @@ def choose_xla(
         data: The training data.
         batch_sizes: The sizes of the search.
         expected_s: Returns the seconds that the train steps of the search take by a plan.
-        shapes: How many shapes XLA would compile, those that are timed here included.
+        shapes: How many shapes XLA would compile, including the shapes that are timed here.
         left_s: Seconds that are left to the search. If None, it has no limit.
     """
-    plain_s = expected_s(plan)
+    began_s, plain_s = time.perf_counter(), expected_s(plan)
     share = 1.0 if left_s is None else min(1.0, left_s / plain_s)
     most = min(plan.micro_batch_size or batch_sizes[-1], batch_sizes[-1])
     sizes = sorted({min(batch_sizes[0], most), most})
-    least_s = _LEAST_COMPILE_S * shapes * max(1.0, len(model.trainable_weights) / _WEIGHTS)
+    least_s = _LEAST_COMPILE_S * shapes * max(1.0, len(model.trainable_weights) / _SMALL_NET)
     saved_s, tried_s = _MOST_SAVED * share * plain_s, _TRIED * least_s / shapes
     # The mean of what XLA saves, if each share of the steps up to the most is equally likely.
     gain_s = (saved_s - least_s) ** 2 / (2 * saved_s) if saved_s > least_s else 0.0
-    if gain_s <= tried_s or not model_supports_jit(model):
-        return dataclasses.replace(plan, jit_compile=False)
-    before = vars(model).get("train_step"), model.train_function
-    try:
-        set_xla(model, True)
-        plain = Updates(model, data, counted=True, compiled=False)
-        by_xla = Updates(model, data, counted=True)
-        for rows in sizes:
-            for _ in range(_XLA_ROUNDS):
-                plain.step_s(rows)
-                by_xla.step_s(rows)
-            gain = 1 - by_xla.seconds[rows] / plain.seconds[rows]
-            # About half of the first seconds at the smallest size is to trace the graph.
-            least_s = max(least_s, (shapes - 1) * by_xla.first_s[rows] / 2)
-            if rows < most and gain * share * plain_s < least_s:
-                break
-        else:
-            timed = dataclasses.replace(plan, step_s=_line(plain.seconds))
-            found = dataclasses.replace(plan, step_s=_line(by_xla.seconds), jit_compile=True)
-            plain_s, xla_s = expected_s(timed), expected_s(found)
-            if share * (plain_s - xla_s) > (shapes - len(sizes)) * by_xla.first_s[sizes[-1]]:
-                note = Note.of("compiled_by_xla", speedup=format_number(plain_s / xla_s, 2))
-                return dataclasses.replace(found, notes=(*plan.notes, note))
-    except DeviceLostError:
-        raise
-    except Exception:  # XLA compiles not every model, and says so by many errors.
-        pass
-    # It trains by the graph that was traced before.
-    uninstall_step(model)
-    if before[0] is not None:
-        model.train_step = before[0]
-    model.jit_compile, model.train_function = False, before[1]
-    return dataclasses.replace(plan, jit_compile=False)
+    compiled: Plan | None = None
+    if gain_s > tried_s and model_supports_jit(model):
+        before = vars(model).get("train_step"), model.train_function
+        try:
+            set_xla(model, True)
+            plain = Updates(model, data, counted=True, compiled=False)
+            by_xla = Updates(model, data, counted=True)
+            for rows in sizes:
+                for _ in range(_XLA_ROUNDS):
+                    plain.step_s(rows)
+                    by_xla.step_s(rows)
+                gain = 1 - by_xla.seconds[rows] / plain.seconds[rows]
+                # About half of the first seconds at the smallest size is to trace the graph.
+                least_s = max(least_s, (shapes - 1) * by_xla.first_s[rows] / 2)
+                if rows < most and gain * share * plain_s < least_s:
+                    break
+            else:
+                found = dataclasses.replace(plan, step_s=_line(by_xla.seconds), jit_compile=True)
+                plain_s = expected_s(dataclasses.replace(plan, step_s=_line(plain.seconds)))
+                xla_s, compile_s = expected_s(found), (shapes - len(sizes)) * by_xla.first_s[most]
+                if share * (plain_s - xla_s) > compile_s:
+                    note = Note.of("compiled_by_xla", speedup=format_number(plain_s / xla_s, 2))
+                    compiled = dataclasses.replace(
+                        found, compile_s=compile_s, notes=(*plan.notes, note)
+                    )
+        except DeviceLostError:
+            raise
+        except Exception:  # XLA cannot compile every model, and raises errors of many kinds.
+            pass
+        if compiled is None:  # The model trains by the graph that was traced before.
+            uninstall_step(model)
+            if before[0] is not None:
+                model.train_step = before[0]
+            model.jit_compile, model.train_function = False, before[1]
+    duration_s = plan.duration_s + time.perf_counter() - began_s
+    plan = compiled or dataclasses.replace(plan, jit_compile=False)
+    return dataclasses.replace(plan, duration_s=duration_s)
 
 
 def outgrown(plan: Plan, settings: PlanSettings) -> bool:
@@ -263,7 +242,7 @@ def outgrown(plan: Plan, settings: PlanSettings) -> bool:
 
 
 def size_of(plan: Plan, facts: ModelFacts, batch_size: int) -> int:
-    """Return how many of the examples that a device has of a batch go through it at once."""
+    """Return how many examples of a device's share of a batch go through it at once."""
     rows, most = facts.rows(batch_size), plan.micro_batch_size
     if facts.cut_by_user is not None:
         return min(facts.cut_by_user.micro_batch_size, rows)
@@ -273,44 +252,45 @@ def size_of(plan: Plan, facts: ModelFacts, batch_size: int) -> int:
 
 
 def is_cut(facts: ModelFacts, size: int, batch_size: int) -> bool:
-    """Return whether a batch is cut into parts that may train differently from the whole."""
+    """Return whether a batch is cut into parts that may train differently from the whole batch."""
     exact = facts.cut_by_user is not None and facts.cut_by_user.exact
     return size < facts.rows(batch_size) and not exact
 
 
 def most_in_memory(plan: Plan) -> int | None:
-    """Return the most examples that fit in memory at once, None if the limit was not reached."""
+    """Return the most examples that fit in memory at once. If all fit, return None."""
     most = plan.micro_batch_size
-    met = plan.reason == "own_step" and most is not None and most < plan.largest_batch_size
-    return most if met or plan.reason == "cut" else None
+    reached = plan.reason == "own_step" and most is not None and most < plan.largest_batch_size
+    return most if reached or plan.reason == "cut" else None
 
 
 def halved(plan: Plan, facts: ModelFacts, rows: int, size: int) -> Plan | None:
     """Return the plan after `size` of `rows` examples ran out of memory in training.
 
-    None if no plan helps: the size was given, or single examples ran out of memory.
+    If no plan helps, because the size was given or single examples ran out of memory, return None.
     """
     whole = plan.reason == "own_step" or facts.own_step
     most, known = rows - 1 if whole else size // 2, plan.micro_batch_size
     if facts.cut_by_user is not None or plan.reason == "given" or known is None or most < 1:
         return None
-    if known <= most:  # Another training run has found this before.
+    if known <= most:  # Another training run has halved the plan before.
         return plan
     number = plan.number + 1
-    kept = tuple(note for note in plan.notes if note.code in ON_POLICY)
-    ran_out = Note.of("memory_ran_out", before=size, after=most, plan=number)
+    notes = tuple(note for note in plan.notes if note.code in ON_POLICY)
+    if not whole:
+        notes += (Note.of("memory_ran_out", before=size, after=most, plan=number),)
     return dataclasses.replace(
         plan,
         number=number,
         micro_batch_size=most,
         validation_batch_size=plan.validation_batch_size or known,
         reason=plan.reason if whole else "cut",
-        notes=kept if whole else (*kept, ran_out),
+        notes=notes,
     )
 
 
 def notes_on_size(plan: Plan, asked: Steps, model: Any, batch_size: int) -> tuple[Note, ...]:
-    """Return what a plan says of the batches of a model; `asked` is the `micro_batch_size`.
+    """Return the notes of a plan on the batches of a model. `asked` is the `micro_batch_size`.
 
     Raises:
         OutOfMemoryError: If the model cannot be cut, and its batches do not fit whole.
@@ -324,11 +304,13 @@ def notes_on_size(plan: Plan, asked: Steps, model: Any, batch_size: int) -> tupl
     rows = facts.rows(batch_size)
     # A plan that was changed knows which size ran out, and not whether one example less fits.
     measured = plan.number == 1
-    known = f"the largest batch that fits has {most}" if measured else f"more than {most} do not"
+    known = (
+        f"The largest batch that fits has {most}" if measured else f"More than {most} do not fit"
+    )
     raise OutOfMemoryError(
-        f"A model with its own `train_step` trains batches whole, and {rows} examples do not fit "
-        f"in memory at once; {known}. Leave out larger `batch_sizes`, or let the build function "
-        f"call `kbatch.accumulate_gradients(model, {most}, exact=True)`. "
+        f"{rows} examples do not fit in memory at once, and kbatch cannot cut the batches of a "
+        f"model with its own `train_step`. {known}: leave out larger `batch_sizes`, or call "
+        f"`kbatch.accumulate_gradients(model, {most}, exact=True)` in the build function. "
         f"Received: a batch of {rows} examples, model of class {type(model).__name__}.",
         examples=rows,
         fitting_examples=most if measured else None,
@@ -336,27 +318,26 @@ def notes_on_size(plan: Plan, asked: Steps, model: Any, batch_size: int) -> tupl
 
 
 def compare_parts(model: keras.Model, data: TrainingData, size: int) -> Note | None:
-    """Compare batches whole and in parts of a size; say what differs."""
+    """Return a note on how whole batches differ from batches cut into parts of a size."""
     try:
         with model.distribute_strategy.scope():
             data.build(model)
-    except InputError:
-        # `fit` refuses most such data by itself, and says what is missing.
+    except InputError:  # `fit` refuses most such data, and says what is missing.
         return Note.of("parts_not_compared", found="no rows can be taken out of its data")
     return parts_note(model, data.sample(rows_to_compare(size), model, fewest=1))
 
 
 def loss_is_sum(model: Any, data: TrainingData) -> bool:
-    """Return whether the loss of the same rows grows in proportion to the size of their batch."""
+    """Return whether the loss of the same rows is proportional to the size of their batch."""
     if type(model).train_step is not keras.Model.train_step or replica_count(model) > 1:
         return False
     try:
         rows = tf.data.Dataset.from_tensors(data.sample(8, model, fewest=1)).unbatch()
     except (InputError, DataEnded):  # `fit` says what is missing.
         return False
-    found = [model.evaluate(rows.batch(n), verbose=0, return_dict=True) for n in (2, 4, 8)]
-    quarters, halves, whole = (one.get("loss", 0.0) for one in found)
-    # By differences, which a penalty on weights leaves as they are.
+    logs = [model.evaluate(rows.batch(n), verbose=0, return_dict=True) for n in (2, 4, 8)]
+    quarters, halves, whole = (log.get("loss", 0.0) for log in logs)
+    # A penalty on weights does not change the differences.
     grows = abs(whole - halves) > 1e-3 * abs(whole)
     return grows and math.isclose(whole - halves, 2 * (halves - quarters), rel_tol=1e-2)
 
@@ -364,9 +345,9 @@ def loss_is_sum(model: Any, data: TrainingData) -> bool:
 def planned_steps(
     asked: Steps, plan: Plan, model: Any, training: Training
 ) -> tuple[int, tuple[Note, ...]]:
-    """Return how many steps an execution of a training runs, and what to say of it."""
+    """Return the steps per execution of a training run, and a note if kbatch cannot choose them."""
     built = int(model.steps_per_execution)
-    if asked != "auto" or built > 1:  # A number that `build` sets is kept.
+    if asked != "auto" or built > 1:  # A number that `build` sets is not changed.
         return (asked if isinstance(asked, int) and built == 1 else built), ()
     reason = why_one(model, training.callbacks)
     if reason is None:
@@ -377,7 +358,7 @@ def planned_steps(
             batch_size = training.batch_size
             parts = -(-batch_size // size_of(plan, ModelFacts(model), batch_size))
             return steps_within(parts * fixed_s + batch_size * example_s, training), ()
-        reason = "no step could be timed apart from the data"
+        reason = "no step could be timed separately from the data"
     return 1, (Note.of("one_step_an_execution", reason=reason),)
 
 
@@ -390,27 +371,21 @@ def expected_seconds(
     validated: int,
     steps_per_epoch: int | None,
 ) -> dict[int, tuple[float, float]]:
-    """Return what a training run of each size will take: seconds of its steps, and of all.
+    """Return the seconds of the train steps, and of a whole training run, by batch size.
 
-    Args:
-        plan: A plan that has timed steps.
-        batch_sizes: The sizes, in examples.
-        epochs: Epochs of a training run.
-        examples: Training examples of an epoch.
-        validated: Validation examples.
-        steps_per_epoch: The argument of `fit`.
+    The plan must have timed steps. `validated` is the number of validation examples.
     """
     assert plan.step_s is not None
     fixed_s, example_s = plan.step_s
-    found = {}
+    seconds = {}
     for size in batch_sizes:
         steps = steps_per_epoch or -(-examples // size)
         parts = -(-size // min(size, plan.micro_batch_size or size))
         trained = steps * size if steps_per_epoch else examples
         steps_s = epochs * (steps * parts * fixed_s + trained * example_s)
         others_s = _RUN_S + epochs * (_EPOCH_S + _FORWARD * validated * example_s)
-        found[size] = steps_s, steps_s + others_s
-    return found
+        seconds[size] = steps_s, steps_s + others_s
+    return seconds
 
 
 def _policy(
@@ -421,29 +396,29 @@ def _policy(
 ) -> tuple[str | None, tuple[Note, ...]]:
     """Choose the policy of all trials: mixed_float16, unless a model cannot train under it.
 
-    Returns the policy, None if it is a hyperparameter, and notes on the choice.
+    Returns the policy and notes on the choice. If the policy is a hyperparameter, it is None.
     """
     if settings.dtype_policies:
         return (settings.dtype_policies[0] if len(settings.dtype_policies) == 1 else None), ()
     if known is not None:
-        return known.dtype_policy, tuple(one for one in known.notes if one.code in ON_POLICY)
+        return known.dtype_policy, tuple(note for note in known.notes if note.code in ON_POLICY)
     try:
         if replica_count(model_of(HALF)) > 1:
             raise PolicyUnsupported(
-                "on several replicas Keras looks for overflows on the first one alone, and "
-                "those of another turn the weights into NaN"
+                "on several replicas Keras checks only the first one for overflows, and an "
+                "overflow on another one turns the weights into NaN"
             )
         full, timed = functools.partial(updates_of, "float32"), not gpu_visible()
-        times = check_half(updates_of(HALF), full, settings.batch_sizes, timed=timed)
+        times = check_float16(updates_of(HALF), full, settings.batch_sizes, timed=timed)
     except Exception as error:  # Layers, losses and `build` may raise anything under float16.
         if ran_out_of_memory(error, smaller_worked=True) and not device_is_lost(error):
-            return HALF, ()  # Both models, or these rows: that says nothing about a trial.
+            return HALF, ()  # Two models, or these rows, were too large. A trial may still fit.
         if not may_be_float16(error):
             raise
         if not isinstance(error, PolicyUnsupported):
             try:
-                updates_of("float32").step_s(FEW)
-            except Exception:  # It is no matter of the policy.
+                updates_of("float32").step_s(FIRST_ROWS)
+            except Exception:  # Then the policy was not the cause.
                 raise error from None
         note = float32_note(failure_text(error))
         warnings.warn(note, stacklevel=2)
@@ -456,20 +431,20 @@ def _policy(
 
 
 def may_be_float16(error: BaseException) -> bool:
-    """Return whether training may fail with this error only because it computes in float16."""
+    """Return whether training may have failed with this error because it computes in float16."""
     others = (InputError, RecordError, DataEnded, keras_tuner.errors.FatalError)
-    known = ran_out_of_memory(error, smaller_worked=True) or device_is_lost(error)
-    return isinstance(error, Exception) and not (isinstance(error, others) or known)
+    by_device = ran_out_of_memory(error, smaller_worked=True) or device_is_lost(error)
+    return isinstance(error, Exception) and not (isinstance(error, others) or by_device)
 
 
 def float32_note(reason: str) -> Note:
-    """Say why a search does not train under mixed_float16."""
+    """Return the note on why a search does not train under mixed_float16."""
     reason = reason.removeprefix("PolicyUnsupported: ").strip().rstrip(".")
     return Note.of("float32_instead", policy=HALF, reason=reason)
 
 
 def _chooses_steps(model: Any, settings: PlanSettings) -> bool:
-    """Return whether kbatch may choose the steps of an execution of a model."""
+    """Return whether kbatch may choose the steps per execution of a model."""
     one = int(model.steps_per_execution) == 1 and replica_count(model) == 1
     return settings.steps_per_execution == "auto" and one and why_one(model) is None
 
@@ -477,21 +452,22 @@ def _chooses_steps(model: Any, settings: PlanSettings) -> bool:
 def _step_s(
     updates: Callable[[], Updates], model: Any, most: int | None, settings: PlanSettings
 ) -> tuple[float, float] | None:
-    """Return the seconds of a step by itself and of an example, None if nothing depends on it."""
+    """Return the seconds of a step without examples, and of each example, if they are needed."""
     if not _chooses_steps(model, settings):
         return None
     try:
-        found = updates()
-        most = min(most or SOME, settings.batch_sizes[-1])  # More may not fit: nothing is cut yet.
-        for rows in sorted({min(FEW, most), min(SOME, most)} - found.seconds.keys()):
-            found.step_s(rows)
+        timed = updates()
+        # More rows may not fit, because nothing is cut yet.
+        most = min(most or TIMED_ROWS, settings.batch_sizes[-1])
+        for rows in sorted({min(FIRST_ROWS, most), min(TIMED_ROWS, most)} - timed.seconds.keys()):
+            timed.step_s(rows)
     except Exception:  # Training raises it again, and the trial records it.
         return None
-    return _line(found.seconds)
+    return _line(timed.seconds)
 
 
 def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
-    """Return the seconds of a step by itself and of an example, from steps of different sizes."""
+    """Return the seconds of a step without examples, and of each example, from timed steps."""
     (few, few_s), (many, many_s) = min(seconds.items()), max(seconds.items())
     example_s = max(0.0, many_s - few_s) / max(1, many - few)
     return max(0.0, few_s - few * example_s), example_s
@@ -500,7 +476,7 @@ def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
 def _most_that_fit(
     updates: Updates, facts: ModelFacts, settings: PlanSettings, build_elsewhere: Build
 ) -> tuple[int, Literal["cut", "fits", "own_step"], Note | None]:
-    """Return how many examples fit at once, the reason, and what to say of it."""
+    """Return how many examples fit at once, the reason, and a note if larger batches are cut."""
     replicas, own, rows = facts.replicas, facts.own_step, facts.rows(settings.batch_sizes[-1])
     if _surely_fits(updates, rows, settings.memory_limit_bytes):
         return rows, "own_step" if own else "fits", None
@@ -519,27 +495,27 @@ def _most_that_fit(
         model=lambda: updates.model,
         why_here=None if replicas == 1 else "replicas",
     ) as probes:
-        # No answer is run again: if memory runs out later, the plan is halved.
+        # The answer is not confirmed: if memory runs out later, the plan is halved.
         experiment = MaxBatchExperiment(probes, MEMORY_WINDOW, rows)
-        found, reason = experiment.largest() or experiment.search()
-    most = experiment.fitting(found)
+        largest, reason = experiment.largest() or experiment.search()
+    most = experiment.fitting(largest)
     if own or not experiment.is_bound(most) or most >= rows:
         return most, "own_step" if own else "fits", None
-    shared = (f" {one}" for one in experiment.facts.notes if one.code == "gpu_shared")
+    shared = (f" {note}" for note in experiment.facts.notes if note.code == "gpu_shared")
     more = next(shared, "")
     return most, "cut", Note.of("cut_to_fit", size=most, reason=reason, more=more)
 
 
 def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:
-    """Return whether updates of a few examples show that this many fit, by far."""
-    facts, measured = updates.run.facts(limit_bytes), {}
+    """Return whether updates of a few examples show that this number of rows surely fits."""
+    facts, peaks = updates.run.facts(limit_bytes), {}
     most = _SURE_SHARE * facts.limit_bytes
-    # Weights and slots, and gradients beside them.
+    # Weights and optimizer slots, and gradients in addition.
     expected: float | None = 2 * facts.variables_bytes
-    for size in sorted({min(FEW, rows), min(SOME, rows)}):
+    for size in sorted({min(FIRST_ROWS, rows), min(TIMED_ROWS, rows)}):
         if expected is None or expected > most or (peak := updates.peak_bytes(size)) is None:
             return False
-        measured[size] = peak
-        expected = expected_bytes(measured, min(SOME, rows), facts.held_bytes)
-    expected = expected_bytes(measured, rows, facts.held_bytes)
+        peaks[size] = peak
+        expected = expected_bytes(peaks, min(TIMED_ROWS, rows), facts.held_bytes)
+    expected = expected_bytes(peaks, rows, facts.held_bytes)
     return expected is not None and expected <= most

@@ -1,4 +1,4 @@
-"""A race as keras-tuner runs it: which trial comes next, known from the trials on disk alone."""
+"""A race under keras-tuner: the next trial, which follows from the trials on disk alone."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ from kbatch.study.compared_trials import (
 )
 from kbatch.study.decision import race_task
 
-# The most combinations of other hyperparameters: each costs a run at the base size.
+# The most combinations of other hyperparameters. Each costs a run at the base size.
 _MOST_SETTINGS = 4
 _ENDS = {
     "settled": "more training runs would hardly change the answer",
@@ -39,8 +39,8 @@ _ENDS = {
     "time": "no further training run fits in `time_budget_s`",
     "alone": "only one batch size can be trained",
     "diverged": (
-        "every learning rate diverged, the smallest at {smallest} of the rule's: build the model "
-        "with a smaller one"
+        "every learning rate diverged, also the smallest, {smallest} times the rule's: build the "
+        "model with a smaller one"
     ),
     "failed": "no training run has a value of the objective",
 }
@@ -50,21 +50,21 @@ class RaceStrategy:
     """Asks the race what to train next, and finds the trial for it."""
 
     def __init__(self):
-        # `begin` sets these. The settings are those that a decision is made by.
+        # `begin` sets the directory and the settings of the decision.
         self._project = Path()
         self._settings: Mapping[str, Any] = {}
         self._asked: dict[Key, NextRun] = {}  # The last run that was proposed, by trial.
-        # The race's last answer, and the smallest factor of the rate among the trials then.
+        # The last step of the race, and the smallest factor of the rate among the trials then.
         self._last: RaceStep | None = None
         self._smallest = 1.0
 
     def begin(self, project: Path, space: Any, settings: Mapping[str, Any]) -> None:
-        """Begin in a directory, whose trials may be those of an earlier call of `search`."""
+        """Begin in a directory, which may hold the trials of an earlier call of `search`."""
         _settings_of(space)
         self._project, self._settings = project, settings
 
     def propose(self, space: Any, pending: list[Values], time: SearchTime) -> Values | None:
-        """Return the values to try next, those of an earlier trial to train it once more."""
+        """Return the values to try next. Values of an earlier trial mean that it trains again."""
         following = self._next(space, pending, time)
         if following is None or following[0] in pending:
             return None
@@ -77,20 +77,20 @@ class RaceStrategy:
         return values
 
     def asked(self, trial_id: str, values: Values) -> AskedRun:
-        """Return what is asked of the next training run of a trial."""
+        """Return how the next training run of a trial is to train."""
         record = trial_record(self._project / f"trial_{trial_id}")
         run = self._asked.get(key_of(values))
-        if run is None:  # The trial is of an earlier call of `search`, and ends as it is.
+        if run is None:  # The trial is from an earlier call of `search`, and ends as it is.
             return AskedRun(max(1, len(record.executions) if record else 0))
         trials = [*readable_trials(self._project)]
-        whole = run.epochs >= self._settings["epochs"]
-        known = runs_of(trials)[0] if trials and whole else []
-        seed, task = run.number + first_seed(known), race_task(trials, self._settings)
+        complete = run.epochs >= self._settings["epochs"]
+        runs = runs_of(trials)[0] if trials and complete else []
+        seed, task = run.number + first_seed(runs), race_task(trials, self._settings)
         return AskedRun(
             executions=run.number + 1,
-            epochs=None if whole else run.epochs,
+            epochs=None if complete else run.epochs,
             place=1 + max((e.place or 0 for t in trials for e in t.executions), default=0),
-            least=least_values(task, known, seed) if known else (),
+            least=least_values(task, runs, seed) if runs else (),
         )
 
     def most_trainings(self) -> float:
@@ -114,24 +114,24 @@ class RaceStrategy:
     ) -> tuple[Values, NextRun] | None:
         """Return what to run next, with the values of its trial."""
         trials = [*readable_trials(self._project)]
-        if "search_learning_rate" not in self._settings:  # Trials of a grid are at the rule's rate.
+        if "search_learning_rate" not in self._settings:  # Trials of a grid have the rule's rate.
             at_rule = {FACTOR_NAME: 1.0}
             trials = [
-                dataclasses.replace(one, hyperparameters=at_rule | dict(one.hyperparameters))
-                for one in trials
+                dataclasses.replace(trial, hyperparameters=at_rule | dict(trial.hyperparameters))
+                for trial in trials
             ]
-        factors: list[Any] = [one.hyperparameters.get(FACTOR_NAME, 1.0) for one in trials]
+        factors: list[Any] = [trial.hyperparameters.get(FACTOR_NAME, 1.0) for trial in trials]
         self._last, self._smallest = None, min(factors, default=1.0)
         settings = _settings_of(space)  # Training may have declared more.
         chosen, others = settings[0]
         task = race_task([], self._settings)
         if len(settings) > 1:
-            # Each setting has a short run at the base size. The best setting is raced.
+            # Each setting has a short run at the base size. The race compares sizes at the best.
             base = task.base_batch_size
-            first = [self._at(values, base, 1.0) for values, _ in settings]
+            first = [_at(values, base, 1.0) for values, _ in settings]
             begun = [t.hyperparameters for t in trials] + pending
-            if lacking := [values for values in first if values not in begun]:
-                return lacking[0], NextRun(base, 1.0, 0, short_epochs(task))
+            if missing := [values for values in first if values not in begun]:
+                return missing[0], NextRun(base, 1.0, 0, short_epochs(task))
             if any(values in pending for values in first):
                 return None
             scores = {
@@ -144,7 +144,7 @@ class RaceStrategy:
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
         spent = complete_trainings(trial for trial in trials if trial not in same)
         task = race_task(same, self._settings)
-        if not task.search_rate:  # Those at other factors trained at the rates of a callback.
+        if not task.search_rate:  # A callback sets the rates of trials with other factors.
             same = [trial for trial in same if rate_factor(trial) == 1]
         task = dataclasses.replace(task, max_trainings=task.max_trainings - spent)
         left_s = time.left_s()
@@ -162,7 +162,7 @@ class RaceStrategy:
         run = self._last.run
         if run is None:
             return None
-        values = self._at(chosen, run.batch_size, run.factor)
+        values = _at(chosen, run.batch_size, run.factor)
         for trial in same:
             ended = [r for r in trial.executions if is_complete(r) or r.length == "stopped_early"]
             if trial.hyperparameters == values and len(ended) > run.number:
@@ -171,23 +171,24 @@ class RaceStrategy:
                 return None
         return values, run
 
-    def _at(self, values: Values, size: int, factor: float) -> Values:
-        """Return the values at a pair of batch size and factor of the rate."""
-        rate = {FACTOR_NAME: factor} if FACTOR_NAME in values else {}
-        return values | {"batch_size": size} | rate
+
+def _at(values: Values, size: int, factor: float) -> Values:
+    """Return the values at a pair of batch size and factor of the rate."""
+    rate = {FACTOR_NAME: factor} if FACTOR_NAME in values else {}
+    return values | {"batch_size": size} | rate
 
 
 def _settings_of(space: Any) -> list[tuple[Values, Values]]:
-    """Return the first values of each setting beside batch size and rate, and that setting."""
-    found: list[tuple[Values, Values]] = []
+    """List each setting of the other hyperparameters, after the first values that have it."""
+    settings: list[tuple[Values, Values]] = []
     for values in grid(space):
         others = other_hyperparameters(values)
-        if all(others != known for _, known in found):
-            found.append((values, others))
-    if len(found) > _MOST_SETTINGS:
+        if all(others != known for _, known in settings):
+            settings.append((values, others))
+    if len(settings) > _MOST_SETTINGS:
         raise InputError(
-            f"A race tries at most {_MOST_SETTINGS} combinations of other hyperparameters, at the "
-            'base batch size: give fewer values, tune them first, or give `strategy="grid"`. '
-            f"Received: {len(found)} combinations."
+            f"A race tries at most {_MOST_SETTINGS} combinations of hyperparameters other than "
+            "batch size and learning rate: give fewer values, tune them first, or give "
+            f'`strategy="grid"`. Received: {len(settings)} combinations.'
         )
-    return found
+    return settings

@@ -1,4 +1,4 @@
-"""What a search shows while it runs: a line a trial, and a live line with the time left."""
+"""The output of a search while it runs: one line per trial, and a live line with the time left."""
 
 import math
 import time
@@ -18,36 +18,42 @@ from kbatch.training.learning_rate import peak_learning_rate
 from kbatch.training.model import inner_optimizers
 
 _SHORTEST_PAUSE_S = 0.2
-# Most seconds between two writes of how far the search has come; the least is a second.
+# Seconds between two writes of the expected time, while a trial runs.
 _KEEP_S = 30.0
 _RATE = ", learning rate "
-# Metrics of an epoch that say nothing of what was learned.
+# Metrics of an epoch that do not show the quality of the model.
 _NO_QUALITY = ("samples_per_second", "gradient_variance", "gradient_squared_norm", "learning_rate")
 
 
 class SearchProgress:
-    """What a search shows: nothing, a line a trial that stays and one that changes, or more."""
+    """Prints one line per trial, and a line that changes while a trial runs.
+
+    Args:
+        verbose: 0: nothing. 1: trials. 2: also epochs.
+        open_line: Opens the line that changes.
+        now: Returns seconds that never decrease.
+        search_left_s: Returns the seconds until the search is expected to end, from the start of
+            the trial on.
+        keep: Writes the seconds that are left.
+    """
 
     def __init__(
         self,
-        verbose: int,  # 0 for nothing, 1 for trials, 2 for epochs too.
+        verbose: int,
         *,
         open_line: Callable[[], ConsoleLine | NotebookLine] = live_line,
         now: Callable[[], float] = time.monotonic,
         search_left_s: Callable[[], float | None] = lambda: None,
         keep: Callable[[float | None], None] = lambda left_s: None,
     ):
-        self._verbose = verbose
-        self._open_line = open_line
-        self._now = now
-        # When the trial began, the seconds until the search is expected to end.
+        self._verbose, self._open_line, self._now = verbose, open_line, now
         self._expect_left_s = search_left_s
-        self._keep, self._kept_s = keep, -math.inf  # Writes the seconds that are left.
+        self._keep, self._kept_s = keep, -math.inf
         self._line: ConsoleLine | NotebookLine | None = None
         self._name = ""
-        self.trials_ended = 0  # Those of earlier calls included; of a race, its training runs.
+        self.trials_ended = 0  # Including earlier calls. In a race, the number of training runs.
         self._failures: set[str] = set()
-        self._begun_s = 0.0
+        self._began_s = 0.0
         self._first: tuple[float, float] | None = None
 
     def __enter__(self) -> "SearchProgress":
@@ -63,27 +69,27 @@ class SearchProgress:
         self._line = None
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         with errors_as_warnings("The progress"):
             if self._line is not None:
                 self._line.print(text)
 
     def plan_begins(self) -> None:
         """Show that the plan of the search is being made."""
-        self._begun_s = self._now()
+        self._began_s = self._now()
         self._keep_left()
         self._update("plan", None, "timing the first updates")
 
     def trial_begins(
         self, values: Mapping[str, Any], *, total: int | None = None, took_s: float | None = None
     ) -> None:
-        """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
+        """Show that a trial begins. With `took_s`, prepare the line of a trial that ran so long."""
         number = self.trials_ended + 1
         place = f"training {number}" if total is None else f"trial {number}/{total}"
-        own = [n for n in values if n in ("batch_size", FACTOR_NAME) or names_rate(n)]
-        others = (f"{n} {value_text(v)}" for n, v in values.items() if n not in own)
+        shown = {n for n in values if n in ("batch_size", FACTOR_NAME) or names_rate(n)}
+        others = (f"{n} {value_text(v)}" for n, v in values.items() if n not in shown)
         self._name = ", ".join([place, f"batch {values['batch_size']:>5}", *others])
-        self._begun_s = self._now() - (took_s or 0.0)
+        self._began_s = self._now() - (took_s or 0.0)
         if took_s is None:
             self._first = None
             self._keep_left()
@@ -98,12 +104,12 @@ class SearchProgress:
         """Show how many trials an executor has, and how many have ended."""
         self._keep_left(_KEEP_S)
         left = self._search_left_s(trial_left_s=0.0)
-        known = [f"{submitted} submitted", f"{ended} done"]
-        known += [] if left is None else [left_text(left)]
-        self._update("search", None, ", ".join(known))
+        counts = [f"{submitted} submitted", f"{ended} done"]
+        counts += [] if left is None else [left_text(left)]
+        self._update("search", None, ", ".join(counts))
 
     def show(self, share: float, metrics: Mapping[str, float], *, ended: str | None = None) -> None:
-        """Show what share of a trial is done, the metrics of its last epoch, and which that was."""
+        """Show the share of a trial that is done, the metrics of its last epoch, and its number."""
         self._keep_left(_KEEP_S)
         if self._line is None:
             return
@@ -112,7 +118,8 @@ class SearchProgress:
             self.say(", ".join([self._name, ended, *figures]))
         if self._first is None:
             self._first = self._now(), share
-        # By the share since the first report: building and tracing came before it.
+        # The time left follows from the progress since the first report, because building and
+        # tracing came before it.
         first_s, first_share = self._first
         gained, trial_left_s = share - first_share, None
         left = [percent(share)]
@@ -125,7 +132,7 @@ class SearchProgress:
         self._update(self._name, share, ", ".join([*left, *figures]))
 
     def trial_ends(self, record: TrialRecord | None) -> None:
-        duration_s = self._now() - self._begun_s
+        duration_s = self._now() - self._began_s
         self.trials_ended += 1
         self._keep_left()
         if self._line is None:
@@ -140,14 +147,13 @@ class SearchProgress:
             self._failures.add(end)
         text = f"{name}, {duration_s:5.1f} s, {end}"
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
-        # A race ends as soon as its answer is certain.
-        less = ", or less" if name.startswith("training") else ""
-        self.say(
-            text + (f"; about {left_text(left)}{less}" if left is not None and left >= 1 else "")
-        )
+        if left is not None and left >= 1:  # A race may end earlier, when its answer is certain.
+            less = ", or less" if name.startswith("training") else ""
+            text += f"; about {left_text(left)}{less}"
+        self.say(text)
 
     def _keep_left(self, pause_s: float = 1.0) -> None:
-        """Write how long the search will take, unless it was written just before."""
+        """Write the seconds that are left, unless they were written just before."""
         if self._now() - self._kept_s >= pause_s:
             self._kept_s = self._now()
             with errors_as_warnings("The progress"):
@@ -159,15 +165,15 @@ class SearchProgress:
                 self._line.update(name, share, figures)
 
     def _search_left_s(self, trial_left_s: float | None) -> float | None:
-        """Return what was expected when the trial began, less what it took since then."""
+        """Return the seconds that were expected when the trial began, minus its seconds so far."""
         if (left_s := self._expect_left_s()) is None:
             return None
-        running_s = 0.0 if trial_left_s == 0 else self._now() - self._begun_s
+        running_s = 0.0 if trial_left_s == 0 else self._now() - self._began_s
         return max(trial_left_s or 0.0, left_s - running_s)
 
 
 class FitReporter(keras.callbacks.Callback):
-    """Shows how far an execution of a trial is, a few times a second."""
+    """Shows the progress of a training run of a trial, a few times per second."""
 
     def __init__(self, progress: SearchProgress, *, execution: int, executions: int):
         super().__init__()
@@ -178,7 +184,7 @@ class FitReporter(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
         self._epoch = epoch
-        # Not in `on_train_begin`: a short run whose callbacks have one cannot be continued.
+        # Not in `on_train_begin`: a short run with such a callback cannot be continued.
         optimizer = next(iter(inner_optimizers(self.model)), None)
         self._progress.run_begins(peak_learning_rate(optimizer))
 
@@ -203,7 +209,7 @@ class FitReporter(keras.callbacks.Callback):
 
 
 def ending(record: TrialRecord | None) -> str:
-    """Say how a trial ended: its figures, or the cause of its failure."""
+    """Describe how a trial ended: its figures, or the cause of its failure."""
     if record is None:
         return "failed: nothing was recorded"
     if record.status != "completed":
@@ -225,7 +231,7 @@ def _figures(
     metrics: Mapping[str, float],
     widths: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[str]:
-    """Write the speed and the metrics of the validation, or without one those of training."""
+    """Format the speed, and the metrics of validation or, without validation, of training."""
     validation = {n: v for n, v in metrics.items() if n.startswith("val_")}
     shown = validation or {n: v for n, v in metrics.items() if n not in _NO_QUALITY}
     speed = [] if samples_per_second is None else [f"{samples_per_second:,.0f} samples/s"]

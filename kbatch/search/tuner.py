@@ -464,6 +464,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 search_time.expected_s = dict(zip(expected, all_s, strict=True))
             search_time.training_share = sum(steps_s) / sum(all_s)
             self.decides_by["training_s"] = list(steps_s)
+        if (plan := self.hypermodel.plan) is not None:
+            search_time.compile_left_s = plan.compile_s or 0.0
         search_time.lap()
         left: dict[int, float] = dict.fromkeys(sizes, 0.0)
         if self._race is None:
@@ -503,9 +505,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.forget_other_policies()
             record, seconds = trained.record, self.time.lap()
             whole = trained.share * (record.epochs_asked or 1) >= len(record.epochs)
-            if record.jit_compile and whole:  # XLA compiles for the first run of a size.
-                seconds -= min(record.first_step_s or 0.0, seconds / 2)
-            self.time.ended(record.batch_size, trained.share, seconds)
+            # XLA compiles for the first run of a size.
+            compile_s = (record.first_step_s or 0.0) if record.jit_compile and whole else 0.0
+            self.time.ended(record.batch_size, trained.share, seconds, compile_s=compile_s)
             if not trained.runs_again and not is_complete(trained.record):
                 return
 

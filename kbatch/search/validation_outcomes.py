@@ -1,9 +1,9 @@
-"""A metric by blocks of validation examples, taken from the sums that its variables hold.
+"""A metric by blocks of validation examples, from the sums that its variables hold.
 
-A metric of Keras is a function of sums over examples, which its variables hold: total and count of
-a mean, the counts behind AUC and F1. The graph that validates keeps them after each batch. Their
-differences are the sums of blocks of examples, from which the metric of any part of the validation
-set follows without another pass.
+The variables of a Keras metric hold sums over examples: total and count of a mean, or the counts
+behind AUC and F1. The graph of validation stores them after each batch. Their differences are the
+sums of blocks of examples. They give the metric of any part of the validation set without another
+pass.
 """
 
 import math
@@ -20,76 +20,79 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import NoOutcomes
 from kbatch.training.data.batches import MOST_BLOCKS
 from kbatch.training.data.forms import is_composite, parts_of
+from kbatch.training.metrics import is_accuracy
 from kbatch.training.model import compiled_if_full, installed_step
 
-# Of unknown length a validation may have so many batches.
+# The most batches of a validation of unknown length.
 _MOST_ROWS = 4096
-_MOST_NUMBERS = 2**21  # In all rows together.
-# Relative difference below which two numbers count as equal. For float32 and others it is 5e-7.
+_MOST_NUMBERS = 2**21  # Numbers of all rows together.
+# Relative difference below which two outputs count as equal. For other types it is 5e-7.
 _ROUNDING = {tf.float16: 1e-3, tf.bfloat16: 8e-3}
-_FEWEST_ALIKE = 4  # Examples with one output; fewer may have it by chance.
-_CHECKED = 8  # Batches of a validation, for a metric of the user's own.
+_FEWEST_ALIKE = 4  # Fewer examples may have the same output by chance.
+_CHECKED = 8  # Batches of a validation in which a custom metric is checked.
 # Odd numbers of 64 bits without pattern, and a shift: each bit of a number then changes about half
-# of those of its product (Steele, Lea, Flood 2014, the finalizer of SplitMix64).
+# of the bits of its product (Steele, Lea, Flood 2014, the finalizer of SplitMix64).
 _FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 _SHIFT = 31
-_MOST_CLASSES = 128  # Whose examples are counted.
+_MOST_CLASSES = 128  # Classes whose examples are counted.
 
 
 class Validated(NamedTuple):
     """One validation, cut into blocks of consecutive examples."""
 
-    sums: np.ndarray  # Of each block, in the order of the metric's variables.
-    examples: tuple[int, ...]  # Of each block.
+    sums: np.ndarray  # A row for each block, in the order of the metric's variables.
+    examples: tuple[int, ...]  # Examples of each block.
     key: str  # Fingerprint of the examples in their order.
-    #: Examples of the rarest class, which decide how far one example moves a metric that is no mean
-    #: over examples. If the metric is a mean or the labels are not classes, it is None.
+    #: Examples of the rarest class, which decide how far one example moves a metric that is not a
+    #: mean over examples. If the metric is a mean or the labels are not classes, None.
     rarest: int | None
     lacking: int  # Blocks without any example of one of the classes.
+    #: Share of the examples that have the most common class. If the labels are not classes, None.
+    most_common: float | None = None
 
 
 class BlockSums:
-    """Stands in for the test step of a model, and keeps the sums of one metric."""
+    """Replaces the test step of a model, and stores the sums of one metric."""
 
-    def __init__(self, model: keras.Model, name: str, given: Any):
+    def __init__(self, model: keras.Model, name: str, given_step: Any):
         self.name = name  # Of the metric, as the test step returns it.
         self._model: Any = model
-        self.given = given  # A test step that the user set on the model.
+        self.given_step = given_step  # A test step that the user set on the model.
         self._stride = 1  # Batches of a row.
-        # These come with the first validation, if there is a metric of that name.
+        # The first validation sets the following, if there is a metric of this name.
         self._metric: Any = None
-        # Batches, examples, their fingerprint, how many batches gave other sums alone than in
-        # their turn, and batches of a row.
+        # Batches, examples, their fingerprint, the batches whose sums differ when they are alone,
+        # and the batches of a row.
         self._counts: Any = None
-        # Examples so far, what the metric's variables hold, and the examples of each class.
+        # Examples so far, the variables of the metric, and the examples of each class.
         self._rows: Any = None
-        self._classes: Any = None  # Examples with a class, then those of each; None for a mean.
-        self._columns: Any = 1  # Of the labels: of several columns each one is a class.
-        # Examples of a full batch, which XLA compiles; None if it compiles none.
+        self._classes: Any = None  # Examples with a class, then by class. For a loss, None.
+        self._columns: Any = 1  # Columns of the labels. Each of several columns is a class.
+        # Examples of a full batch, which XLA compiles. If it compiles none, None.
         self.full_rows: Any = None
         # Examples, whether their outputs differ, whether one is not finite, and the first output.
         self._outputs: Any = None
 
     @classmethod
     def of(cls, model: Any, name: str) -> "BlockSums":
-        """Return the one that a model's test step has for a metric; install it if there is none."""
-        given = vars(model).get("test_step")
-        known: Any = getattr(given, "__self__", None)
-        if isinstance(known, cls):
-            if known.name == name:
-                return known
-            given = known.given
-        found = cls(model, name, given)
-        stock = given is None and type(model).test_step is keras.Model.test_step
+        """Return the block sums of a metric in a model's test step. Install them if needed."""
+        given_step = vars(model).get("test_step")
+        installed: Any = getattr(given_step, "__self__", None)
+        if isinstance(installed, cls):
+            if installed.name == name:
+                return installed
+            given_step = installed.given_step
+        sums = cls(model, name, given_step)
+        stock = given_step is None and type(model).test_step is keras.Model.test_step
         if stock and getattr(installed_step(model), "full_rows", None) is not None:
             with tf.device("CPU:0"):
-                found.full_rows = tf.Variable(tf.constant(0), trainable=False)
-        # Keras keeps the function that it built from the step before.
-        model.test_step, model.test_function = found.run, None
-        return found
+                sums.full_rows = tf.Variable(tf.constant(0), trainable=False)
+        # Keras keeps the function that it built from the previous step.
+        model.test_step, model.test_function = sums.run, None
+        return sums
 
     def run(self, data: Any) -> Any:
-        """Validate a batch as the model does, and keep what its metric has summed up."""
+        """Validate a batch as the model does, and store the sums of its metric."""
         return compiled_if_full(self._validate, data, self.full_rows, self._model)
 
     def _validate(self, data: Any) -> Any:
@@ -97,9 +100,9 @@ class BlockSums:
             return self._step(data)
         before, compute, predicted = self._sums(), self._model.compute_metrics, []
 
-        def compute_metrics(x: Any, y: Any, y_pred: Any, *rest: Any, **named: Any) -> Any:
+        def compute_metrics(x: Any, y: Any, y_pred: Any, *others: Any, **keywords: Any) -> Any:
             predicted[:] = parts_of(y_pred)
-            return compute(x, y, y_pred, *rest, **named)
+            return compute(x, y, y_pred, *others, **keywords)
 
         with replaced([(self._model, "compute_metrics", compute_metrics)]):
             logs = self._step(data)
@@ -113,7 +116,7 @@ class BlockSums:
         batches, examples, *_, stride = tf.unstack(self._counts)
         differs: Any = tf.constant(0, tf.int64)
         if not type(self._metric).update_state.__module__.startswith("keras."):
-            # Keras's own add up.
+            # A custom metric may hold no sums.
             differs = tf.cond(
                 batches < _CHECKED,
                 lambda: tf.cast(tf.logical_not(self._adds_up(before, data, sums)), tf.int64),
@@ -130,40 +133,40 @@ class BlockSums:
         return logs
 
     def _step(self, data: Any) -> Any:
-        return (self.given or type(self._model).test_step.__get__(self._model))(data)
+        return (self.given_step or type(self._model).test_step.__get__(self._model))(data)
 
     def _look_at(self, outputs: list[Any]) -> None:
-        """Keep whether the outputs of a batch differ, from each other and from those before."""
-        here = tf.compat.v1.get_default_graph()
+        """Store whether the outputs of a batch differ from each other and from earlier outputs."""
+        graph = tf.compat.v1.get_default_graph()
         if not outputs or any(
-            is_composite(one) or one.dtype == tf.string or getattr(one, "graph", here) is not here
-            for one in outputs
+            is_composite(x) or x.dtype == tf.string or getattr(x, "graph", graph) is not graph
+            for x in outputs
         ):
-            return  # They are those of a custom step, or no numbers.
+            return  # The outputs are from a custom step, or not numbers.
         count, differ, bad, first = tf.unstack(self._outputs)
-        own, size, most = 0.0, 0.0, 1e-6
-        for one in outputs:
-            rows: Any = tf.reshape(tf.cast(one, tf.float32), [tf.shape(one)[0], -1])
-            finite = tf.reduce_all(rows < np.inf)  # Not of NaN.
+        checksum, size, most = 0.0, 0.0, 1e-6
+        for output in outputs:
+            rows: Any = tf.reshape(tf.cast(output, tf.float32), [tf.shape(output)[0], -1])
+            finite = tf.reduce_all(rows < np.inf)  # False for NaN.
             bad = tf.maximum(bad, 1 - tf.cast(finite, tf.float32))
-            rows = tf.maximum(rows, tf.float32.min)  # Those that are masked by -inf.
-            rounding = _ROUNDING.get(one.dtype, 5e-7)
-            alike = tf.abs(rows - rows[:1]) <= rounding * tf.abs(rows[:1])
-            differ = tf.maximum(differ, 1 - tf.cast(tf.reduce_all(alike), tf.float32))
-            # Of one-example batches only such sums can be compared.
+            rows = tf.maximum(rows, tf.float32.min)  # A mask may be -inf.
+            rounding = _ROUNDING.get(output.dtype, 5e-7)
+            equal = tf.abs(rows - rows[:1]) <= rounding * tf.abs(rows[:1])
+            differ = tf.maximum(differ, 1 - tf.cast(tf.reduce_all(equal), tf.float32))
+            # Batches of one example can be compared by such checksums only.
             unmasked = tf.where(rows[0] > tf.float32.min, rows[0], -1.7)
             parts = unmasked * (1.5 + tf.cos(tf.range(tf.cast(tf.size(unmasked), tf.float32))))
-            own, size = own + tf.reduce_sum(parts), size + tf.reduce_sum(tf.abs(parts))
+            checksum, size = checksum + tf.reduce_sum(parts), size + tf.reduce_sum(tf.abs(parts))
             most = max(most, 2 * rounding)
-        apart = (count > 0) & (tf.abs(own - first) > most * size)
-        differ = tf.maximum(differ, tf.cast(apart, tf.float32))
-        count, first = count + tf.cast(tf.shape(outputs[0])[0], tf.float32), own
-        self._outputs.assign(tf.stack([count, differ, bad, first]))
+        differs = (count > 0) & (tf.abs(checksum - first) > most * size)
+        differ = tf.maximum(differ, tf.cast(differs, tf.float32))
+        count = count + tf.cast(tf.shape(outputs[0])[0], tf.float32)
+        self._outputs.assign(tf.stack([count, differ, bad, checksum]))
 
     def is_dead(self) -> bool:
-        """Return whether all examples of the last validation have one output, or one is not finite.
+        """Return whether the last validation had constant outputs, or one that is not finite.
 
-        A metric may be good then: ties count as in the top k.
+        The metric may be good even so, because ties count as in the top k.
         """
         count, differ, bad, _ = (0, 0, 0, 0) if self._outputs is None else self._outputs.numpy()
         return bool(bad or (count >= _FEWEST_ALIKE and not differ))
@@ -171,23 +174,23 @@ class BlockSums:
     def _sums(self) -> Any:
         if self._rows is None:
             return None
-        numbers = [tf.reshape(one.value, [-1]) for one in self._metric.variables]
-        return tf.concat([tf.cast(one, tf.float32) for one in numbers], axis=0)
+        values = [tf.reshape(variable.value, [-1]) for variable in self._metric.variables]
+        return tf.concat([tf.cast(value, tf.float32) for value in values], axis=0)
 
     def _adds_up(self, before: Any, data: Any, after: Any) -> Any:
-        """Return whether a batch alone adds to the metric what it added in its turn."""
+        """Return whether a batch adds the same to the metric as when it is validated alone."""
         variables = self._model.metrics_variables
-        kept = [tf.identity(one.value) for one in variables]
-        for one in variables:
-            one.assign(tf.zeros_like(one.value))
+        values = [tf.identity(variable.value) for variable in variables]
+        for variable in variables:
+            variable.assign(tf.zeros_like(variable.value))
         self._step(data)
         alone = self._sums()
-        for one, value in zip(variables, kept, strict=True):
-            one.assign(value)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
         return tf.reduce_all(tf.abs(before + alone - after) <= 1e-4 * tf.abs(after) + 1e-6)
 
     def begin(self, batches: int | None, full_rows: int = 0) -> None:
-        """Begin a validation of so many batches, None where that is not known."""
+        """Begin a validation of a number of batches. If it is unknown, `batches` is None."""
         if self.full_rows is not None:
             self.full_rows.assign(full_rows)
         self._stride = 1 if batches is None else -(-batches // MOST_BLOCKS)
@@ -204,58 +207,56 @@ class BlockSums:
 
     def _make_room(self) -> None:
         """Make the variables, unless the metric has too many numbers."""
-        # A function that makes its variables itself is traced twice.
+        # If the traced function made them, it would be traced twice.
         variables = [] if self._metric is None else self._metric.variables
-        size = 1 + sum(math.prod(one.shape) for one in variables)
+        size = 1 + sum(math.prod(variable.shape) for variable in variables)
         most = min(_MOST_ROWS, _MOST_NUMBERS // size)
         if size > 1 and most > MOST_BLOCKS:
             self._counts = tf.Variable(tf.zeros([5], tf.int64))
-            if not isinstance(self._metric, keras.metrics.Mean):
+            if not self._is_mean() or is_accuracy(self.name):
                 self._classes = tf.Variable(tf.zeros([1 + _MOST_CLASSES]))
                 size += 1 + _MOST_CLASSES
             self._rows = tf.Variable(tf.zeros([most, size]))
 
     def _class_counts(self, y: Any) -> tf.Tensor:
-        """Return how many labels of a batch name classes, and the examples of each class.
+        """Return how many labels of a batch are classes, and the examples of each class.
 
-        Labels are whole numbers, or rows of zeros and ones with a column for each class.
+        Labels are integers, or rows of zeros and ones with a column for each class.
         """
         if isinstance(y, (list, tuple)):
             y = dict(zip(self._model.output_names, y, strict=False))
         if isinstance(y, Mapping):
-            named = [part for key, part in y.items() if self.name.startswith(f"{key}_")]
-            y = named[0] if len(named) == 1 else None
+            labels_of_metric = [y[key] for key in y if self.name.startswith(f"{key}_")]
+            y = labels_of_metric[0] if len(labels_of_metric) == 1 else None
         shape = y.shape if isinstance(y, tf.Tensor) and y.dtype != tf.string else ()
         self._columns = shape[1] if len(shape) == 2 else 1
         if len(shape) not in (1, 2) or self._columns not in range(1, _MOST_CLASSES + 1):
             return tf.zeros([1 + _MOST_CLASSES])
         labels = tf.reshape(tf.cast(y, tf.float32), [-1, self._columns])
-        whole, most = tf.round(labels), 1 if self._columns > 1 else _MOST_CLASSES - 1
-        valid = (tf.abs(labels - whole) < 1e-3) & (whole >= 0) & (whole <= most)
+        classes, most = tf.round(labels), 1 if self._columns > 1 else _MOST_CLASSES - 1
+        valid = (tf.abs(labels - classes) < 1e-3) & (classes >= 0) & (classes <= most)
         valid = tf.reduce_all(valid, axis=1)
         if self._columns == 1:
-            ids = tf.where(valid, tf.cast(whole[:, 0], tf.int32), -1)
+            ids = tf.where(valid, tf.cast(classes[:, 0], tf.int32), -1)
             counts = tf.reduce_sum(tf.one_hot(ids, _MOST_CLASSES), axis=0)
         else:
-            counts = tf.reduce_sum(tf.where(valid[:, None], whole, 0.0), axis=0)
+            counts = tf.reduce_sum(tf.where(valid[:, None], classes, 0.0), axis=0)
             counts = tf.pad(counts, [[0, _MOST_CLASSES - self._columns]])
         return tf.concat([[tf.reduce_sum(tf.cast(valid, tf.float32))], counts], axis=0)
 
-    def _rarest(self, blocks: np.ndarray, examples: np.ndarray) -> tuple[int | None, int]:
+    def _rarest(self, blocks: np.ndarray, examples: np.ndarray) -> tuple[int, int]:
         """Return the examples of the rarest class, and how many blocks lack a class."""
-        if not len(blocks.T) or blocks[:, 0].sum() < examples.sum():
-            return None, 0  # Not each label names a class.
         counts, columns = blocks[:, 1:], self._columns
-        if columns > 1:  # An example is of a class or not.
+        if columns > 1:  # Each class has positive and negative examples.
             counts = np.stack([counts[:, :columns], examples[:, None] - counts[:, :columns]])
-            known = counts.sum(1).min(0) > 0
-            # The metric may be that of a single class; else it pools or averages all of them.
-            chosen = getattr(self._metric, "class_id", None)
-            if chosen is not None:
-                known &= np.arange(columns) == chosen
-            counts = counts[:, :, known]
+            present = counts.sum(1).min(0) > 0
+            # The metric may be for a single class. Otherwise it pools or averages all classes.
+            class_id = getattr(self._metric, "class_id", None)
+            if class_id is not None:
+                present &= np.arange(columns) == class_id
+            counts = counts[:, :, present]
             rarest = int(counts.sum(1).min(initial=examples.sum()))
-            if chosen is None:
+            if class_id is None:
                 rarest = min(columns * rarest, int(examples.sum()))
             return rarest, int((counts[0] == 0).any(1).sum())
         counts = counts[:, counts.sum(0) > 0]
@@ -263,7 +264,7 @@ class BlockSums:
         return rarest, int((counts == 0).any(1).sum())
 
     def read(self) -> Validated | NoOutcomes:
-        """Return what the last validation summed up, or the code of a reason why not."""
+        """Return the block sums of the last validation, or the code of the reason for none."""
         if self._rows is None:
             return "no_metric" if self._metric is None else "no_sums"
         batches, _, ordered, differs, _ = self._counts.numpy().tolist()
@@ -271,37 +272,40 @@ class BlockSums:
         if differs or count > self._rows.shape[0]:
             return "no_sums" if differs else "unknown_length"
         rows = self._rows.numpy()[:count].astype(float)
-        # Of several rows a block, the last one; the last block may have fewer.
+        # The last row of each block. The last block may have fewer rows.
         per_block = -(-count // MOST_BLOCKS)
         ends = np.append(rows[per_block - 1 : -1 : per_block], rows[-1:], axis=0)
         blocks = np.diff(ends, axis=0, prepend=0.0)
         end = blocks.shape[1] - (0 if self._classes is None else 1 + _MOST_CLASSES)
         examples, sums = blocks[:, 0], blocks[:, 1:end]
-        rarest, lacking = self._rarest(blocks[:, end:], examples)
+        classes, rarest, lacking, most_common = blocks[:, end:], None, 0, None
+        if len(classes.T) and classes[:, 0].sum() >= examples.sum():  # Every label is a class.
+            if not self._is_mean():
+                rarest, lacking = self._rarest(classes, examples)
+            most_common = float(classes[:, 1:].sum(0).max() / examples.sum())
         key = f"{ordered % 2**64:x}"
-        return Validated(sums, tuple(map(int, examples)), key, rarest, lacking)
+        return Validated(sums, tuple(map(int, examples)), key, rarest, lacking, most_common)
+
+    def _is_mean(self) -> bool:
+        return isinstance(self._metric, keras.metrics.Mean)
 
     def metric(self, sums: np.ndarray) -> float:
-        """Return the metric of examples with these sums, NaN where it is no single number."""
+        """Return the metric of examples with these sums. If it is not one number, return NaN."""
         metric = self._metric
-        if (
-            isinstance(metric, keras.metrics.Mean)
-            and type(metric).result is keras.metrics.Mean.result
-        ):
+        if self._is_mean() and type(metric).result is keras.metrics.Mean.result:
             return sums[0] / sums[1] if sums[1] else np.nan
-        found = metric.stateless_result(list(self._parts_of(sums).values()))
-        value = np.asarray(found)
+        value = np.asarray(metric.stateless_result(list(self._parts_of(sums).values())))
         return float(value.item()) if value.size == 1 else np.nan
 
     def _parts_of(self, sums: np.ndarray) -> dict[int, np.ndarray]:
-        """Return what the variables of the metric would hold, by the identity of each."""
+        """Return the values of the metric's variables for these sums, by the id of the variable."""
         variables = self._metric.variables
-        parts = np.split(sums, np.cumsum([math.prod(one.shape) for one in variables])[:-1])
+        parts = np.split(sums, np.cumsum([math.prod(v.shape) for v in variables])[:-1])
         pairs = zip(variables, parts, strict=True)
-        return {id(one): part.reshape(one.shape).astype(one.dtype) for one, part in pairs}
+        return {id(v): part.reshape(v.shape).astype(v.dtype) for v, part in pairs}
 
     def notes(self, sums: np.ndarray) -> tuple[Note, ...]:
-        """Say where an AUC with these sums does not see the order of the predictions."""
+        """Return a note if an AUC with these sums cannot see the order of the predictions."""
         metric: Any = self._metric
         if not isinstance(metric, keras.metrics.AUC) or len(metric.thresholds) < 3:
             return ()
@@ -315,23 +319,23 @@ class BlockSums:
 
 
 def _example_hashes(parts: list[Any]) -> tf.Tensor:
-    """Return a number of 64 bits for each example of a batch, whose parts have a row for each."""
-    found: Any = tf.constant(0, tf.int64)
+    """Return a hash of 64 bits for each example of a batch. All parts have a row per example."""
+    hashes: Any = tf.constant(0, tf.int64)
     for part in parts:
         numbers = _numbers(part)
         places = tf.range(1, tf.shape(numbers, out_type=tf.int64)[1] + 1)
-        found = _mixed(found + tf.reduce_sum(numbers * _mixed(places), axis=1))
-    return found
+        hashes = _mixed(hashes + tf.reduce_sum(numbers * _mixed(places), axis=1))
+    return hashes
 
 
 def _mixed(numbers: Any) -> Any:
-    """Return numbers of 64 bits that have no pattern in common with those given."""
+    """Return numbers of 64 bits without the patterns of the given numbers."""
     numbers *= _FACTORS[0]
     return tf.bitwise.bitwise_xor(numbers, tf.bitwise.right_shift(numbers, _SHIFT)) * _FACTORS[1]
 
 
 def _numbers(part: Any) -> tf.Tensor:
-    """Return a part of a batch as whole numbers, a row for each example."""
+    """Return a part of a batch as integers, with a row per example."""
     if isinstance(part, tf.RaggedTensor):
         part = part.to_tensor()
     elif is_composite(part):

@@ -103,6 +103,7 @@ def notes_of(
         if found.tolerance is not None:
             yield from _still_rising(best, found.tolerance, words)
         yield from _failures(best, trials)
+        yield from (note for note in best.notes if note.code == "most_common_class")
         yield from _lagging(found.trials)
     yield from _conditions(trials)
 
@@ -380,7 +381,8 @@ def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
     if len(kinds := device_kinds(trials)) > 1:
         yield Note.of("devices_differ", devices=join_words(kinds))
     yield from _rates(every)
-    noted = [note for trial in every for note in trial.notes]
+    # An untrained model matters only if it is the answer.
+    noted = [n for trial in every for n in trial.notes if n.code != "most_common_class"]
     yield from {note.code: note for note in reversed(noted)}.values()  # The first of each kind.
 
 

@@ -1,4 +1,4 @@
-"""The policy of a search: mixed_float16, or float32 where that cannot train or takes long."""
+"""The policy of a search: mixed_float16, or float32 if that cannot train or is too slow."""
 
 import contextlib
 import types
@@ -16,7 +16,7 @@ from kbatch.errors import PolicyUnsupported
 from kbatch.records.training_run import EpochRecord
 from kbatch.search.first_updates import check_large_inputs, lost_updates, slowdown, why_not_finite
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.dtype_policy import dtype_policy_scope, overflows, skips_all_updates
 
 layers = keras.layers
 FIVE = {"epochs": 5, "validation_data": None}
@@ -24,14 +24,14 @@ CHOSEN = {"dtype_policy": None, "micro_batch_size": None}
 
 
 class Shifted(layers.Layer):
-    """Adds a constant in float32, as many an example does."""
+    """Adds a float32 constant, as examples on the web do."""
 
     def call(self, x):
         return x + tf.constant(0.5, tf.float32)
 
 
 class Late(keras.Model):
-    """A subclass, whose `call` runs only when its data are known."""
+    """A subclass whose `call` runs only when it has data."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ def late():
 
 
 def overflowing(initial_scale):
-    """Its scaled gradients overflow in half precision, as those of a CTC loss do."""
+    """Return a build function whose scaled gradients overflow in float16."""
 
     def build():
         optimizer = keras.optimizers.SGD(0.01)
@@ -79,17 +79,17 @@ def search(directory, build, kind=kbatch.BatchSizeTuner, sizes=(8, 16), **argume
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Lets the first model be built under mixed_float16, as on a GPU, and not under float32."""
+    """Let the plan see a GPU, so that it does not compare times with float32."""
     monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
 
 
-@pytest.mark.parametrize("where", ["Shifted", "Late"])
-def test_the_whole_search_trains_in_float32(request, tmp_path, where):
+@pytest.mark.parametrize("layer", ["Shifted", "Late"])
+def test_search_trains_in_float32_if_a_layer_refuses_float16(request, tmp_path, layer):
     build, kind = early, kbatch.BatchSizeTuner
-    if where == "Late":
+    if layer == "Late":
         request.getfixturevalue("gpu")
         build, kind = late, keras_tuner.GridSearch
-    with pytest.warns(UserWarning, match=f"mixed_float16: `{where}.call` "):
+    with pytest.warns(UserWarning, match=f"mixed_float16: `{layer}.call` "):
         tuner = search(tmp_path, build, kind)
     study = kbatch.load_study(tuner)
     assert [trial.status for trial in study.trials] == ["completed"] * 2
@@ -104,7 +104,7 @@ def test_the_whole_search_trains_in_float32(request, tmp_path, where):
 @pytest.mark.parametrize(
     ("times", "policy"), [(1.04, "mixed_float16"), (1.9, "mixed_float16"), (2.1, "float32")]
 )
-def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_path, times, policy):
+def test_search_trains_in_float32_if_float16_is_slow(monkeypatch, tmp_path, times, policy):
     monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: times)
     study = kbatch.load_study(search(tmp_path / "chosen", small_models.stock))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", policy)}
@@ -114,7 +114,7 @@ def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_p
         assert [f"{times} times as long" in text for text in texts] == [True] * (times > 1.1)
     if policy == "mixed_float16":
         return
-    # As if it had been given.
+    # The results equal a search with the policy given.
     named = kbatch.load_study(search(tmp_path / "named", small_models.stock, dtype_policy=policy))
     for one, other in zip(study.trials, named.trials, strict=True):
         assert one.judged_value == other.judged_value
@@ -133,10 +133,23 @@ def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_p
         ([9], 20, 9),  # The last one after the middle of the epoch.
     ],
 )
-def test_updates_are_lost_if_they_overflow_after_the_start(lost, since, found):
+def test_lost_updates_counts_overflows_after_the_start(lost, since, found):
     epochs = [EpochRecord(k, {}, 800, 100 - n, 1.0, None, 100) for k, n in enumerate(lost)]
     optimizer = types.SimpleNamespace(built=True, step_counter=since)
     assert lost_updates(types.SimpleNamespace(optimizer=optimizer), epochs) == found
+
+
+def test_loss_scale_of_a_mirrored_strategy_is_read():
+    scale = keras.optimizers.LossScaleOptimizer
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope(), dtype_policy_scope("mixed_float16"):
+        model = small_models.stock(optimizer=scale(keras.optimizers.SGD(), initial_scale=2.0**10))
+        model.optimizer.build(model.trainable_variables)
+    model.optimizer.dynamic_scale.assign(2.0**7)
+    assert overflows(model) == 3
+    assert skips_all_updates(model)
+    model.optimizer.step_counter.assign(20)
+    lost = EpochRecord(0, {}, 800, 91, 1.0, None, 100)
+    assert lost_updates(model, [lost]) == 9
 
 
 class Looked(keras.Model):
@@ -166,7 +179,7 @@ def functional(*inner):
         (lambda: functional(layers.Rescaling(1e-3, dtype="float32")), 70_000, "float32", None),
     ],
 )
-def test_large_inputs_mean_the_same_in_half_precision(build, largest, dtype, why):
+def test_check_large_inputs_refuses_rounded_ids_and_overflows(build, largest, dtype, why):
     x = np.random.default_rng(0).integers(0, largest, (500, 1)).astype(dtype)
     x[3] = largest
     models = {}
@@ -194,7 +207,7 @@ def falling(y, p):
 
 
 @pytest.mark.parametrize(
-    ("where", "found"),
+    ("cause", "found"),
     [
         ("x", "1 of 40 rows of `x`['a']"),
         ("y", "1 of 40 rows of `y`"),
@@ -206,31 +219,31 @@ def falling(y, p):
         (None, None),
     ],
 )
-def test_what_is_not_finite_is_named(where, found):
+def test_why_not_finite_names_the_cause(cause, found):
     x, y, xv = np.ones((40, 2), "f4"), np.ones((40, 1), "f4"), np.ones((20, 2), "f4")
-    if where in ("x", "y"):
-        {"x": x, "y": y}[where][3] = np.nan
-    elif where == "validation":
+    if cause in ("x", "y"):
+        {"x": x, "y": y}[cause][3] = np.nan
+    elif cause == "validation":
         xv[:2] = np.inf
-    elif where in ("loss", "unbounded"):
+    elif cause in ("loss", "unbounded"):
         y[7] = 0
-    divisor = 0 if where == "layer" else 1
+    divisor = 0 if cause == "layer" else 1
     inner = [layers.Lambda(lambda x: 1 / (divisor * x), name="reciprocal")]
     inner.append(layers.Dense(1, kernel_initializer="ones"))
     inputs = keras.Input((2,), name="a")
     model = keras.Model({"a": inputs}, inner[1](inner[0](inputs)))
-    loss = {"later": falling, "unbounded": unbounded}.get(where, logarithm)
+    loss = {"later": falling, "unbounded": unbounded}.get(cause, logarithm)
     model.compile(keras.optimizers.SGD(0.2), loss)
     data = TrainingData({"a": x}, y, validation_data=({"a": xv}, np.ones((20, 1))))
     note = why_not_finite(model, data)
-    assert where != "later" or "after" in note.values["when"]
+    assert cause != "later" or "after" in note.values["when"]
     assert (note and (note.values.get("found") or note.values["part"])) == found
 
 
 @pytest.mark.parametrize(
     ("half_s", "times", "sizes"),
     [
-        # Of two examples, of some, then of the batch until two more rounds say the same.
+        # Two examples, some examples, then the batch until two more rounds agree.
         ([0.01, 0.01, 0.015, 0.015], 1.5, [2, 32, 128, 128]),
         ([0.01, 0.01, 0.09, 0.015, 0.015, 0.015], 1.5, [2, 32, 128, 128, 128, 128]),
         ([0.01, 0.1, 0.09, 0.09], 9.0, [2, 32, 64, 64]),  # More would take too long.
@@ -238,7 +251,7 @@ def test_what_is_not_finite_is_named(where, found):
     ],
     ids=["twice", "one outlier", "large", "very slow"],
 )
-def test_no_single_round_decides_how_long_an_update_takes(half_s, times, sizes):
+def test_slowdown_needs_several_rounds(half_s, times, sizes):
     seconds, asked = iter(half_s), []
 
     def half_step_s(rows):
@@ -267,7 +280,9 @@ def test_slowdown_out_of_memory_times_fewer_rows():
     [(1, "no such weights"), (2, "no weights in float16")],
     ids=["always", "in_a_trial"],
 )
-def test_build_refuses_half_by_its_own_error(monkeypatch, tmp_path, refused, cause):
+def test_build_function_that_refuses_float16_by_its_own_error(
+    monkeypatch, tmp_path, refused, cause
+):
     monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 1.0)
     calls = []
 
@@ -288,7 +303,7 @@ def test_build_refuses_half_by_its_own_error(monkeypatch, tmp_path, refused, cau
 
 
 @pytest.mark.parametrize("build", [early, overflowing(2.0**120)], ids=["early", "overflowing"])
-def test_a_policy_that_was_given_is_obeyed(tmp_path, build):
+def test_given_policy_is_obeyed(tmp_path, build):
     study = kbatch.load_study(search(tmp_path, build, sizes=(8,), dtype_policy="mixed_float16"))
     (trial,) = study.trials
     assert trial.status == "failed"
@@ -301,7 +316,7 @@ def whole():
     return compiled(keras.Sequential([layers.Input((8,)), layers.Dense(3, dtype="float32")]))
 
 
-def test_a_model_whose_layers_are_all_float32_trains_so(tmp_path):
+def test_model_with_float32_layers_only_trains_in_float32(tmp_path):
     with pytest.warns(UserWarning, match="Trained in float32.*every layer with weights has"):
         study = kbatch.load_study(search(tmp_path, whole, sizes=(8,)))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", "float32")}
@@ -327,7 +342,7 @@ def late_at_16(hp):
         (squared, "5 of 30 updates were lost, first in layer", kbatch.BatchSizeTuner),
     ],
 )
-def test_no_trial_alone_trains_in_float32(tmp_path, build, why, kind):
+def test_late_overflow_moves_the_search_to_float32(tmp_path, build, why, kind):
     """The model of the second trial overflows, after the first has trained in half precision."""
     x, y = small_models.rows(94)
     x[80:88] *= 300 if build is squared else 1  # Beyond the rows that the plan looks at.
@@ -341,14 +356,14 @@ def test_no_trial_alone_trains_in_float32(tmp_path, build, why, kind):
 
 
 @pytest.mark.usefixtures("gpu")
-def test_where_all_updates_overflow_the_search_trains_in_float32(tmp_path):
+def test_search_trains_in_float32_if_all_updates_overflow(tmp_path):
     with pytest.warns(UserWarning, match="the gradients of every batch overflowed"):
         study = kbatch.load_study(search(tmp_path, overflowing(2.0**120)))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", "float32")}
     assert all(one.executions[0].updates for one in study.trials)
 
 
-def test_each_policy_is_traced_once_in_a_search(monkeypatch, tmp_path):
+def test_search_traces_mixed_float16_once(monkeypatch, tmp_path):
     """The update by which mixed_float16 is tried leaves its graph to the trials."""
     monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 1.0)
     own, seen = keras.Model.train_step, []
@@ -373,7 +388,7 @@ def test_each_policy_is_traced_once_in_a_search(monkeypatch, tmp_path):
         (keras_tuner.GridSearch, "float16"),
     ],
 )
-def test_the_global_policy_is_obeyed_and_kept(tmp_path, kind, policy):
+def test_global_policy_is_obeyed_and_restored(tmp_path, kind, policy):
     config, before = keras.config, keras.config.dtype_policy()
     try:
         # Keras keeps the policy that a layer was made under when the float type is set.

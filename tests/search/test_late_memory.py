@@ -1,7 +1,7 @@
 """A trial that really runs out of memory although the probes did not.
 
-`python test_late_memory.py FOLDER auto` searches, in a process with a small allocator, a device
-that has less memory than was told, and with `given` what that came to with memory enough.
+`python test_late_memory.py FOLDER auto` searches in a process whose allocator has less memory than
+the search was told. With `given` it searches with enough memory and the micro-batch of the former.
 """
 
 import os
@@ -41,10 +41,10 @@ def search(directory, name):
 
 
 @pytest.mark.slow
-def test_the_batch_size_is_kept_and_the_micro_batch_halved_as_if_it_had_been_given(tmp_path):
+def test_search_out_of_memory_equals_a_search_with_the_smaller_micro_batch(tmp_path):
     """Probed with 400 MiB in a process that has 110 MiB."""
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS / "memory"), str(TESTS)])
-    # Without oneDNN, whose convolutions crash where memory runs out in one of their threads.
+    # Convolutions of oneDNN crash if memory runs out in one of their threads.
     environment = os.environ | {"PYTHONPATH": paths, "TF_ENABLE_ONEDNN_OPTS": "0"}
     runs = {}
     for name, limit in (("auto", limited_cpu(110 * 2**20)), ("given", {})):

@@ -1,7 +1,7 @@
-"""Searches under MirroredStrategy on two logical CPUs, which a process of their own has.
+"""Searches under MirroredStrategy on two logical CPUs, in their own process.
 
-Logical devices are made before TensorFlow's first use, so `python test_mirrored_search.py FOLDER`
-searches and prints what was recorded.
+Logical devices must be made before TensorFlow's first use. So `python test_mirrored_search.py
+FOLDER` searches and prints the records.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["one", "two", "whole"])
-def test_every_example_is_counted_once_and_none_that_was_taken_ahead(found, name):
+def test_mirrored_search_counts_every_example_once(found, name):
     assert [run["batch_size"] for run in found[name]] == [8, 32]
     for run in found[name]:
         batches = -(-ROWS // run["batch_size"])
@@ -76,20 +76,21 @@ def test_every_example_is_counted_once_and_none_that_was_taken_ahead(found, name
         assert sum(run["window_examples"]) < 2 * ROWS
 
 
-def test_what_keras_does_not_run_on_replicas_is_refused(found):
+def test_mirrored_search_refuses_uneven_sizes_and_several_steps(found):
     uneven, several = found["refused"]
     assert "multiples of 2" in uneven
     assert "leave out `steps_per_execution`" in several
 
 
-def test_replicas_train_in_float32_unless_they_are_told_otherwise(found):
+def test_mirrored_search_trains_in_float32_by_default(found):
     """The loss scale of Keras looks at the gradients of the first replica alone."""
     (run,) = found["auto"]
     assert run["dtype_policy"] == "float32"
-    assert any("replicas" in note for note in run["notes"])
+    (note,) = [note for note in run["notes"] if "float32" in note]
+    assert "on several replicas Keras checks only the first" in note
 
 
-def test_the_batch_is_that_of_all_replicas_and_the_micro_batch_that_of_each(found):
+def test_mirrored_search_batch_of_all_and_micro_batch_of_each_replica(found):
     names = "replicas", "micro_batch_size", "accumulation_steps"
     sizes = {
         search: [tuple(run[name] for name in names) for run in runs]
@@ -107,7 +108,7 @@ def test_the_batch_is_that_of_all_replicas_and_the_micro_batch_that_of_each(foun
 
 
 @pytest.mark.parametrize(("other", "most"), [("one", 1e-3), ("whole", 1e-5)])
-def test_replicas_in_parts_learn_what_one_device_and_whole_batches_do(found, other, most):
+def test_mirrored_search_in_parts_equals_one_device_and_whole_batches(found, other, most):
     for one, two in zip(found[other], found["two"], strict=True):
         for first, second in zip(one["epochs"], two["epochs"], strict=True):
             assert first["metrics"]["loss"] == pytest.approx(second["metrics"]["loss"], rel=most)

@@ -1,4 +1,4 @@
-"""The plan of a search: made once, kept, and halved where memory runs out after all."""
+"""The plan of a search: when it is made and read, and what changes it."""
 
 import dataclasses
 import functools
@@ -33,8 +33,14 @@ def search(directory, build=models.mlp, sizes=(8, 16, 32), *, settings=None, **a
     return kbatch.load_study(tuner)
 
 
+def quick(directory, *arguments, fit=None, **keywords):
+    """Search for one epoch without validation."""
+    fit = {"epochs": 1, "validation_data": None} | (fit or {})
+    return search(directory, *arguments, **({"objective": "accuracy", "fit": fit} | keywords))
+
+
 def plant(directory, **changed):
-    """Makes a search in `directory` go on with such a plan."""
+    """Write a plan into the directory of a search."""
     folder = directory / "search"
     folder.mkdir(parents=True)
     write_record(dataclasses.replace(PLAN, **changed), folder / PLAN_NAME)
@@ -58,7 +64,7 @@ def study(tmp_path_factory):
     return search(tmp_path_factory.mktemp("auto"), sizes=(8, 32))
 
 
-def test_the_plan_is_made_once_whatever_the_learning_rate(study):
+def test_plan_is_made_once_for_all_learning_rates(study):
     first, later = runs(study)
     assert first.learning_rate != later.learning_rate
     assert (first.plan, later.plan) == (1, 1)
@@ -75,7 +81,7 @@ def test_search_makes_the_plan_before_the_first_trial(monkeypatch, tmp_path, str
 
     monkeypatch.setattr(kbatch.BatchSizeTuner, "run_trial", watched)
     more = {"strategy": strategy, "max_trainings": 2} if strategy == "race" else {}
-    search(tmp_path, models.stock, (8, 16), kind=kbatch.BatchSizeTuner, **more)
+    quick(tmp_path, models.stock, (8, 16), kind=kbatch.BatchSizeTuner, **more)
     assert known == [True, True]
 
 
@@ -91,13 +97,13 @@ def test_search_writes_no_failure_of_a_trial_that_completes(monkeypatch, tmp_pat
 
     monkeypatch.setattr("kbatch.search.files.TrialFiles.write", watched)
     settings = {"dtype_policy": None}
-    (run,) = runs(search(tmp_path, models.stock, (8,), kind=kind, settings=settings))
+    (run,) = runs(quick(tmp_path, models.stock, (8,), kind=kind, settings=settings))
     assert run.dtype_policy == "mixed_float16"
     assert statuses == ["running", "completed"]
 
 
 class Untracked(layers.Layer):
-    """Counts its training calls in a variable and in Python, which Keras tracks neither of."""
+    """Counts its training calls in a variable and in Python. Keras tracks neither."""
 
     def __init__(self):
         super().__init__()
@@ -134,27 +140,21 @@ class Begins(keras.callbacks.Callback):
 
 @pytest.mark.parametrize(
     ("kind", "eager", "size"),
-    [
-        (keras_tuner.GridSearch, False, "auto"),
-        (keras_tuner.GridSearch, True, 4),
-        (kbatch.BatchSizeTuner, False, 4),
-        (kbatch.BatchSizeTuner, True, "auto"),
-    ],
+    [(keras_tuner.GridSearch, False, "auto"), (kbatch.BatchSizeTuner, True, 4)],
 )
-def test_every_training_begins_in_the_state_of_a_fresh_build(tmp_path, kind, eager, size):
+def test_plan_leaves_the_state_of_a_fresh_build(tmp_path, kind, eager, size):
     def build():
         parts = [layers.Input((8,)), Untracked(), layers.Dense(3, activation="softmax")]
         return models.compiled(parts, "sgd", Annealed(), run_eagerly=eager)
 
     Begins.states.clear()
     settings = {"dtype_policy": None, "micro_batch_size": size}
-    fit = {"epochs": 1, "validation_data": None, "callbacks": [Begins()]}
     more = {"objective": "loss", "executions_per_trial": 2, "kind": kind}
-    search(tmp_path, build, (8, 16), settings=settings, fit=fit, **more)
+    quick(tmp_path, build, (8, 16), settings=settings, fit={"callbacks": [Begins()]}, **more)
     assert Begins.states == [(0.0, 0, 0.0)] * 4
 
 
-def test_what_fits_goes_through_whole(study):
+def test_plan_that_fits_has_whole_batches(study):
     assert (study.plan.micro_batch_size, study.plan.reason) == (32, "fits")
     assert study.plan.parts_equal is None
     for run in runs(study):
@@ -162,36 +162,36 @@ def test_what_fits_goes_through_whole(study):
         assert (run.status, run.notes, run.most_in_memory) == ("completed", (), None)
 
 
-def test_making_it_changes_no_result(study, tmp_path):
+def test_plan_changes_no_result(study, tmp_path):
     same_results(study, search(tmp_path, sizes=(8, 32), settings={"micro_batch_size": 32}))
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """What a search with a micro-batch of 4 gives."""
-    return search(tmp_path_factory.mktemp("given"), sizes=(32,), settings={"micro_batch_size": 4})
+    """Return the study of a search with a micro-batch of 4."""
+    return quick(tmp_path_factory.mktemp("given"), sizes=(32,), settings={"micro_batch_size": 4})
 
 
-def test_a_search_that_goes_on_later_reads_it(tmp_path, given):
+def test_search_reads_an_existing_plan(tmp_path, given):
     plant(tmp_path, micro_batch_size=4, reason="cut")
-    later = search(tmp_path, sizes=(32,))
+    later = quick(tmp_path, sizes=(32,))
     assert [run.micro_batch_size for run in runs(later)] == [4]
     assert later.plan == dataclasses.replace(PLAN, micro_batch_size=4, reason="cut")
     same_results(later, given)
 
 
-def test_a_given_size_says_whether_parts_train_as_the_whole(given):
+def test_plan_of_a_given_size_compares_parts_with_the_whole(given):
     assert (given.plan.micro_batch_size, given.plan.reason) == (4, "given")
     assert (given.plan.parts_equal, given.plan.parts_note) == (True, None)
 
 
-def test_micro_batches_are_equal_parts(tmp_path):
+def test_size_of_makes_equal_parts(tmp_path):
     plant(tmp_path, micro_batch_size=12, reason="cut")
-    (run,) = runs(search(tmp_path, sizes=(32,)))
+    (run,) = runs(quick(tmp_path, sizes=(32,)))
     assert (run.micro_batch_size, run.most_in_memory) == (11, 12)
 
 
-def test_a_search_that_starts_over_makes_its_own(tmp_path):
+def test_search_with_overwrite_makes_another_plan(tmp_path):
     settings = {"micro_batch_size": "auto", "dtype_policy": "float32"}
     hypermodel, plans = searches.hypermodel(models.stock, (16,), **settings), []
     for _ in range(2):
@@ -201,15 +201,15 @@ def test_a_search_that_starts_over_makes_its_own(tmp_path):
     assert plans[0].duration_s != plans[1].duration_s
 
 
-def test_larger_sizes_than_it_knows_make_another(tmp_path):
+def test_search_with_larger_sizes_makes_another_plan(tmp_path):
     plant(tmp_path, largest_batch_size=16, micro_batch_size=16)
-    found = search(tmp_path, sizes=(16, 32))
+    found = quick(tmp_path, sizes=(16, 32))
     assert (found.plan.number, found.plan.micro_batch_size) == (2, 32)
     assert {run.plan for run in runs(found)} == {2}
 
 
 class Held:
-    """What a step that runs out holds; its references are in `HELD`."""
+    """An object that a step out of memory holds. Its references are in `HELD`."""
 
 
 HELD = []
@@ -256,8 +256,7 @@ class Counts(keras.callbacks.Callback):
             lines.write(f"{self.batches} {self.epochs}\n")
 
 
-@pytest.mark.filterwarnings("ignore:Not equal to the whole batch")
-def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp_path):
+def test_search_out_of_memory_repeats_the_run_with_half(monkeypatch, tmp_path):
     trained, alive = kbatch.BatchSizeHyperModel.run, []
 
     def watched(*arguments):
@@ -266,12 +265,11 @@ def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp
 
     monkeypatch.setattr("kbatch.BatchSizeHyperModel.run", watched)
     fit = {"callbacks": [Counts(tmp_path / "counts"), RunsOut(tmp_path / "lives")]}
-    # The scale of the loss begins again too.
+    # The loss scale starts again too.
     settings = {"dtype_policy": "mixed_float16", "base_batch_size": 16}
+    fit |= {"epochs": 2}
     tuner = {"kind": kbatch.BatchSizeTuner, "fit": fit}
-    study = search(
-        tmp_path / "auto", models.Locked(models.normalised), (16,), settings=settings, **tuner
-    )
+    study = quick(tmp_path / "auto", models.Locked(), (16,), settings=settings, **tuner)
     assert list(tmp_path.glob("**/*.h5"))
     (run,) = runs(study)
     assert (run.status, run.batch_size, run.batch_size_seen) == ("completed", 16, 16)
@@ -280,17 +278,18 @@ def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp
     assert note.values == {"before": 16, "after": 8, "plan": 2}
     assert run.examples_seen == 2 * 94
     assert len(run.epochs) == 2
-    # Its callbacks are fresh ones: 12 batches, and not those before too.
+    # Its callbacks are new ones: they counted only the 12 batches of the repeated run.
     assert (tmp_path / "counts").read_text() == "12 [0, 1]\n"
-    # Nothing of the step that ran out is left when it begins again.
+    # Nothing holds memory of the failed step when the run begins again.
     assert alive == [False] * 2
     settings["micro_batch_size"] = 8
-    same_results(study, search(tmp_path / "given", models.normalised, (16,), settings=settings))
+    fit = {"epochs": 2}
+    same_results(study, quick(tmp_path / "given", sizes=(16,), settings=settings, fit=fit))
 
 
-def test_under_a_tuner_of_keras_tuner_later_trials_have_half(tmp_path):
+def test_search_out_of_memory_under_grid_search_halves_later_trials(tmp_path):
     fit = {"callbacks": [RunsOut(tmp_path / "lives")]}
-    study = search(tmp_path / "auto", models.Locked(), (16, 32), fit=fit)
+    study = quick(tmp_path / "auto", models.Locked(), (16, 32), fit=fit)
     failed, completed = runs(study)
     assert (failed.status, failed.micro_batch_size, failed.plan) == ("out_of_memory", 16, 1)
     assert "OOM when allocating" in failed.failure
@@ -298,25 +297,25 @@ def test_under_a_tuner_of_keras_tuner_later_trials_have_half(tmp_path):
     assert (completed.status, completed.micro_batch_size, completed.plan) == ("completed", 8, 2)
 
 
-def test_a_step_that_fails_on_the_device_runs_again_with_half_whatever_the_text(tmp_path):
+def test_search_device_error_repeats_the_run_with_half(tmp_path):
     error = tf.errors.InternalError, "Failed to execute XLA runtime executable: run time error"
-    fit = {"callbacks": [RunsOut(tmp_path / "lives", error=error)], "epochs": 1}
+    fit = {"callbacks": [RunsOut(tmp_path / "lives", error=error)]}
     build = models.Locked(models.mlp)
-    study = search(tmp_path, build, (16,), kind=kbatch.BatchSizeTuner, fit=fit)
+    study = quick(tmp_path, build, (16,), kind=kbatch.BatchSizeTuner, fit=fit)
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size, run.plan) == ("completed", 8, 2)
 
 
-def test_what_differs_when_batches_are_cut_is_warned_of_once_in_a_search(tmp_path):
+def test_search_warns_once_if_parts_differ(tmp_path):
     with pytest.warns(UserWarning) as said:
-        search(tmp_path, models.normalised, (16, 32), settings={"micro_batch_size": 8})
-    assert sum("Not equal to the whole batch" in str(one.message) for one in said) == 1
+        quick(tmp_path, models.normalised, (16, 32), settings={"micro_batch_size": 8})
+    assert sum("Not equal to the whole batch" in str(w.message) for w in said) == 1
 
 
-def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
+def test_search_one_example_out_of_memory_ends_the_trial(tmp_path):
     fit = {"callbacks": [RunsOut(tmp_path / "lives", step=0, lives=99)]}
     arguments = {"kind": kbatch.BatchSizeTuner, "fit": fit}
-    study = search(tmp_path / "auto", models.Locked(), (2,), **arguments)
+    study = quick(tmp_path / "auto", models.Locked(), (2,), **arguments)
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size) == ("out_of_memory", 1)
     assert (tmp_path / "lives").read_text() == "xx"
@@ -325,7 +324,7 @@ def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
 FITS = Plan(1, "float32", 64, "fits", 64, "")
 
 
-def test_halved_keeps_the_least_size_that_ran_out():
+def test_halved_keeps_the_smallest_size_or_a_given_size():
     facts = ModelFacts(models.mlp())
     once = halved(FITS, facts, rows=64, size=64)
     twice = halved(once, facts, rows=64, size=32)
@@ -336,6 +335,8 @@ def test_halved_keeps_the_least_size_that_ran_out():
     assert (twice.number, twice.micro_batch_size, twice.reason) == (3, 16, "cut")
     assert [note.values["before"] for note in twice.notes] == [32]
     assert halved(twice, facts, rows=64, size=1) is None
+    given = dataclasses.replace(FITS, reason="given", micro_batch_size=32)
+    assert halved(given, facts, rows=64, size=32) is None
 
 
 def test_halved_own_step_leaves_larger_sizes_out():
@@ -346,13 +347,8 @@ def test_halved_own_step_leaves_larger_sizes_out():
     after = halved(before, facts, rows=32, size=32)
     assert (after.number, after.micro_batch_size, most_in_memory(after)) == (2, 31, 31)
     assert notes_on_size(after, "auto", model, 8) == ()
-    with pytest.raises(OutOfMemoryError, match="more than 31 do not"):
+    with pytest.raises(OutOfMemoryError, match="More than 31 do not"):
         notes_on_size(after, "auto", model, 32)
-
-
-def test_halved_a_given_size_is_kept():
-    plan = dataclasses.replace(FITS, reason="given", micro_batch_size=32)
-    assert halved(plan, ModelFacts(models.mlp()), rows=64, size=32) is None
 
 
 def wide():
@@ -361,10 +357,10 @@ def wide():
     return model
 
 
-def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
+def test_search_memory_limit_below_the_weights_fails_the_trial(tmp_path):
     """Another trial of the search may have a smaller model."""
     settings = {"memory_limit_bytes": 4 * 2**20}
-    (run,) = runs(search(tmp_path, models.Locked(wide), (4,), settings=settings, objective="loss"))
+    (run,) = runs(quick(tmp_path, models.Locked(wide), (4,), settings=settings, objective="loss"))
     assert run.status == "out_of_memory"
     assert "18.0 MiB" in run.failure
     told = json.loads((tmp_path / "search/trial_0000/trial.json").read_text())
@@ -402,9 +398,11 @@ def test_choose_xla_pays_for_the_shapes(inner, plain_s, xla_s, left_s, tried, ta
         steps_seen.append(plan.step_s)
         return xla_s if plan.jit_compile else plain_s
 
-    before = dataclasses.replace(PLAN, step_s=(1.0, 0.0))
+    before = dataclasses.replace(PLAN, step_s=(1.0, 0.0), duration_s=1.0)
     found = choose_xla(before, model, data, (4,), expected_s, shapes=7, left_s=left_s)
     assert found.jit_compile is taken
+    assert found.duration_s > 1.0
+    assert (found.compile_s or 0.0) > 0 if taken else found.compile_s is None
     assert [note.code for note in found.notes] == ["compiled_by_xla"] * taken
     assert is_compiled(model) is taken
     assert (model.train_function is traced) is not taken
@@ -413,14 +411,14 @@ def test_choose_xla_pays_for_the_shapes(inner, plain_s, xla_s, left_s, tried, ta
         assert steps_seen == [before.step_s]
 
 
-def test_a_search_sets_what_the_plan_chose_for_models_that_leave_it_to_keras(tmp_path):
+def test_search_compiles_as_planned_unless_the_model_decides(tmp_path):
     plant(tmp_path, jit_compile=True, micro_batch_size=None, reason="given")
     settings = {"micro_batch_size": None}
-    by_plan = runs(search(tmp_path, sizes=(8,), settings=settings))
+    by_plan = runs(quick(tmp_path, sizes=(8,), settings=settings))
     assert [run.jit_compile for run in by_plan] == [True]
     plant(tmp_path / "given", jit_compile=True, micro_batch_size=None, reason="given")
     given = functools.partial(models.mlp, jit_compile=False)
-    obeyed = runs(search(tmp_path / "given", given, sizes=(8,), settings=settings))
+    obeyed = runs(quick(tmp_path / "given", given, sizes=(8,), settings=settings))
     assert [run.jit_compile for run in obeyed] == [False]
 
 
@@ -450,9 +448,7 @@ def in_pairs(y, outputs):
     ],
     ids=["shape", "loss", "pairs"],
 )
-def test_models_for_one_batch_size_train_and_validate_on_whole_batches(
-    tmp_path, build, micro_batch_size
-):
+def test_models_for_one_batch_size_have_whole_batches(tmp_path, build, micro_batch_size):
     found = search(
         tmp_path,
         build,
@@ -467,7 +463,7 @@ def test_models_for_one_batch_size_train_and_validate_on_whole_batches(
     assert [run.failure for run in runs(found)] == [None]
 
 
-def test_models_for_one_batch_size_name_the_sizes_that_do_not_divide(tmp_path):
+def test_models_for_one_batch_size_name_sizes_that_do_not_divide(tmp_path):
     def batches(batch_size):
         rows = tf.data.Dataset.from_tensor_slices(models.rows(40))
         return rows.batch(batch_size, drop_remainder=True)

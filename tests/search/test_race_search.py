@@ -19,7 +19,7 @@ from kbatch.study.compared_trials import complete_trainings
 
 
 def race(directory, hypermodel=None, *, fit=None, **arguments):
-    """A race of one epoch, so without short runs, which any answer satisfies."""
+    """Run a race of one epoch, without short runs, at a tolerance that any answer satisfies."""
     return searches.quick(
         directory,
         hypermodel or searches.stock(),
@@ -35,7 +35,7 @@ def at_the_rule(directory, hypermodel=None, **arguments):
 
 @pytest.fixture(scope="module")
 def with_rates(tmp_path_factory):
-    """A race with short runs, and what it said."""
+    """Return the tuner, the study and the output of a race with short runs."""
     fit = {"epochs": 4, "verbose": 1}
     given = {"data": models.rows(94), "fit": fit, "tolerance": 0.02, "max_trainings": 6}
     folder = tmp_path_factory.mktemp("rates")
@@ -72,7 +72,7 @@ def test_race_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
     assert "short: 2 of 4 epochs" in said and "fits in 6 complete trainings" in said
 
 
-def test_race_names_a_complete_pair_and_the_tuner_names_it_too(with_rates):
+def test_race_and_tuner_name_the_same_complete_pair(with_rates):
     tuner, study, _ = with_rates
     decision = study.decide()
     assert decision.trial.last.length == "complete"
@@ -83,7 +83,7 @@ def test_race_names_a_complete_pair_and_the_tuner_names_it_too(with_rates):
     assert (settings["strategy"], settings["epochs"], settings["short_runs"]) == ("race", 4, True)
 
 
-def test_a_race_that_ended_trains_nothing_again(with_rates):
+def test_race_that_ended_trains_nothing_again(with_rates):
     tuner, study, _ = with_rates
     again = race(
         Path(tuner.project_dir).parent,
@@ -96,7 +96,7 @@ def test_a_race_that_ended_trains_nothing_again(with_rates):
     assert kbatch.load_study(again) == study
 
 
-def test_a_race_cut_off_by_its_budget_names_an_answer_and_continues_later(tmp_path):
+def test_race_cut_off_by_its_budget_has_an_answer_and_continues(tmp_path):
     hypermodel = searches.stock(batch_sizes=(32, 47), steps_per_execution=2)
     given = {"fit": {"epochs": 4}, "max_trainings": 3, "hypermodel": hypermodel}
     study = kbatch.load_study(race(tmp_path, time_budget_s=1e-3, **given))
@@ -112,7 +112,7 @@ def test_a_race_cut_off_by_its_budget_names_an_answer_and_continues_later(tmp_pa
 @pytest.mark.parametrize(
     "changed", [{"strategy": "grid"}, {"search_learning_rate": False}], ids=str
 )
-def test_a_search_without_rates_does_not_continue_those_of_a_race(changed, with_rates):
+def test_search_without_rates_refuses_to_continue_a_race(changed, with_rates):
     """It would train them at the rule's rate, and record a factor."""
     project = Path(with_rates[0].project_dir)
     given = {"directory": project.parent, "project_name": project.name, "strategy": "race"}
@@ -122,8 +122,8 @@ def test_a_search_without_rates_does_not_continue_those_of_a_race(changed, with_
         )
 
 
-def test_one_hypermodel_serves_several_searches(tmp_path):
-    """Nothing of one is left in the next: rates, the base size, the seed, the plan."""
+def test_hypermodel_serves_several_searches(tmp_path):
+    """The second search takes no rates, base size, seed or plan from the first one."""
     hypermodel = searches.stock(batch_sizes=(8, 32), base_batch_size=None, seed=None)
     settings = hypermodel.settings
     race(tmp_path / "race", hypermodel, max_trainings=4)
@@ -133,13 +133,13 @@ def test_one_hypermodel_serves_several_searches(tmp_path):
 
 
 def line():
-    """Learns a slope best at its own rate in two updates: at others it is slow, or diverges."""
+    """Build a model that learns a slope in two updates at its rate. Others are worse."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(keras.optimizers.SGD(0.4), "mse")
     return model
 
 
-def test_a_race_continues_with_the_trials_of_a_grid_at_their_rate(tmp_path, capsys):
+def test_race_continues_the_trials_of_a_grid(tmp_path, capsys):
     x = np.random.default_rng(0).standard_normal((64, 1)).astype("float32")
     given = {"objective": "val_loss", "tolerance": 0.05, "data": (x, 9 * x)}
     fit = {"validation_data": (x, 9 * x)}
@@ -168,11 +168,11 @@ def tuned(hp):
     return model
 
 
-def test_a_rate_that_the_build_function_tunes_is_not_searched_beside_it(tmp_path):
+def test_race_does_not_search_a_rate_that_the_build_function_tunes(tmp_path):
     tuner = race(tmp_path, searches.stock(tuned, (8, 32)))
     trials = kbatch.load_study(tuner).trials
     assert all(FACTOR_NAME not in trial.hyperparameters for trial in trials)
-    # Both at the base size, and only the better one goes on.
+    # Both rates run at the base size, and the race continues with the better one.
     base = tuner.hypermodel.base_batch_size
     rates = [t.hyperparameters["learning_rate"] for t in trials if t.batch_size == base]
     assert sorted(rates) == [0.001, 0.01]
@@ -205,7 +205,7 @@ def ranked(hp):
     return model
 
 
-def test_sizes_that_fail_or_run_out_are_out_and_what_is_no_mean_is_raced_too(tmp_path):
+def test_race_of_auc_leaves_out_sizes_that_fail_or_run_out(tmp_path):
     tuner = at_the_rule(
         tmp_path,
         searches.stock(ranked, (8, 16, 64)),

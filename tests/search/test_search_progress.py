@@ -1,4 +1,4 @@
-"""Progress: its words, and what reaches a terminal, a notebook and the live figure."""
+"""The output of a search in a terminal, in a notebook and in the live figure."""
 
 import base64
 import contextlib
@@ -20,16 +20,13 @@ from kbatch.progress import ConsoleLine, NotebookLine
 from kbatch.search.search_progress import FitReporter, SearchProgress
 
 
-def progress(**changes):
-    given = {
-        "share": 0.25,
-        "metrics": {"loss": 0.5, "val_accuracy": 0.91, "samples_per_second": 8123.4},
-    }
-    return given | changes
+def progress(share=0.25):
+    metrics = {"loss": 0.5, "val_accuracy": 0.91, "samples_per_second": 8123.4}
+    return {"share": share, "metrics": metrics}
 
 
 class Keeps:
-    """A line that keeps what it is shown."""
+    """A line that records its calls."""
 
     changes = True
 
@@ -66,7 +63,7 @@ def shown(clock, line):
         yield shown
 
 
-def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(shown, clock, line):
+def test_live_line_shows_time_left_and_last_metrics(shown, clock, line):
     shown.trial_begins({"batch_size": 64}, total=3)
     clock.now_s = 100.0  # Building and tracing say nothing about the epochs.
     shown.show(**progress(share=0.05))
@@ -74,7 +71,7 @@ def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(show
     shown.show(**progress(share=0.25))
     figures = "8,123 samples/s, val_accuracy 0.9100"
     assert line.live[-2:] == [f"5 %, {figures}", f"25 %, 38 s left, {figures}"]
-    # The search's own is what was expected when the trial began, less the time since then.
+    # The time left of the search is the forecast at the start of the trial, minus the time since.
     clock.now_s = 160.0
     shown.trial_ends(records_factory.make_study().trials[0])
     shown.trial_begins({"batch_size": 64}, total=3)
@@ -86,13 +83,13 @@ def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(show
     assert line.live[-1].startswith("25 %, 38 s left, search 2.8 min left, 8,123")
 
 
-def test_a_small_loss_is_not_shown_as_none(shown, line):
+def test_show_writes_small_losses_with_digits(shown, line):
     shown.trial_begins({"batch_size": 64}, total=3)
     shown.show(0.5, {"val_loss": 0.0000123, "val_mae": 0.0})
     assert line.live[-1] == "50 %, val_loss 1.23e-05, val_mae 0.0000"
 
 
-def test_a_trial_without_a_learning_rate_shows_its_factor(clock):
+def test_trial_ends_without_a_learning_rate_shows_its_factor(clock):
     line = Keeps()
     line.changes = False
     tried = {"hyperparameters": {FACTOR_NAME: 4.0}, "learning_rate": None}
@@ -109,7 +106,7 @@ def test_a_trial_without_a_learning_rate_shows_its_factor(clock):
     assert ", learning rate 4 times the rule, " in line.lines[0]
 
 
-def test_the_reporter_shows_the_share_of_the_trial(shown, line):
+def test_fit_reporter_shows_the_share_of_the_trial(shown, line):
     reporter = FitReporter(shown, execution=1, executions=2)
     reporter.set_params({"epochs": 2, "steps": 10})
     for epoch in range(2):
@@ -122,7 +119,7 @@ def test_the_reporter_shows_the_share_of_the_trial(shown, line):
     assert len(shares) < 20  # Not each step.
 
 
-def test_a_terminal_keeps_the_lines_and_takes_the_bar_away():
+def test_console_line_keeps_lines_and_removes_the_bar():
     out = io.StringIO()
     line = ConsoleLine(Console(file=out, force_terminal=True, width=100))
     line.update("trial 1", 0.5, "50 %, [bold] 30 s left")
@@ -135,7 +132,7 @@ def test_a_terminal_keeps_the_lines_and_takes_the_bar_away():
 
 
 class Screen:
-    """Shows bundles as IPython's `display` does, and remembers what stands where."""
+    """Shows bundles like IPython's `display`, and records the content of each output."""
 
     def __init__(self):
         self.places = []
@@ -164,7 +161,7 @@ class Place:
         self.screen.places[self.number] = data
 
 
-def test_a_notebook_has_one_output_for_all_lines_which_alone_changes(capsys):
+def test_notebook_line_changes_its_own_output_only(capsys):
     display = Screen()
     display({"text/plain": "the user's table"}, raw=True, display_id=True)
     line = NotebookLine(display)
@@ -180,7 +177,7 @@ def test_a_notebook_has_one_output_for_all_lines_which_alone_changes(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
+def test_search_prints_one_line_per_trial_or_nothing(tmp_path):
     hypermodel, seen = searches.stock(batch_sizes=(8, 32)), []
     look = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda *_: seen.append(kbatch.load_study(tmp_path / "1" / "search"))
@@ -199,7 +196,7 @@ def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
             ((began_at, train_s, all_s),) = run.spans
             assert tuner.study.plan.began_at <= began_at <= time.time() - all_s
             assert (train_s, all_s) == pytest.approx((run.train_s, run.total_s))
-    # What another process reads meanwhile.
+    # Another process reads the progress in the meantime.
     assert [study.trials[-1].status for study in seen] == ["running"] * 2
     starts = [f"Running: {ended} of at most 2 complete trainings" for ended in (0, 1)]
     assert all(map(str.startswith, map(str, seen), starts))
@@ -208,7 +205,7 @@ def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
     assert (tuner.study.progress.process, tuner.study.progress.left_s) == (None, 0.0)
 
 
-def test_progress_is_kept_at_each_run_and_twice_a_minute(clock, line):
+def test_progress_is_written_at_each_run_and_twice_a_minute(clock, line):
     kept = []
     with SearchProgress(
         0, open_line=lambda: line, now=clock, search_left_s=lambda: 90.0, keep=kept.append
@@ -224,7 +221,7 @@ def test_progress_is_kept_at_each_run_and_twice_a_minute(clock, line):
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
-    """A search of kbatch's tuner with a live plot: the screen, and the file it wrote."""
+    """Search with a live plot, and return the screen and the written file."""
     folder, screen = tmp_path_factory.mktemp("live"), Screen()
     live = kbatch.LivePlot(folder / "live.svg", interval_s=0, display=screen, now=FakeClock())
     searches.search(
@@ -236,17 +233,17 @@ def searched(tmp_path_factory):
     return screen, folder / "live.svg"
 
 
-def test_a_search_has_one_figure_that_changes_in_place(searched):
+def test_live_plot_updates_one_figure(searched):
     screen, _ = searched
     assert len(screen.places) == 1
-    # Of two trials the begin, the epoch within, the end of training and that of the trial.
+    # Two trials, each with a start, an epoch, the end of training and the end of the trial.
     assert screen.changes == 2 * 4 - 1
     picture = base64.b64decode(screen.pictures[0]["image/png"])
     assert picture.startswith(b"\x89PNG")
     assert "2 trials ended" in screen.pictures[0]["text/plain"]
 
 
-def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty(tmp_path):
+def test_live_plot_under_grid_search_moves_to_a_new_output(tmp_path):
     screen = Screen()
     live = kbatch.LivePlot(interval_s=0, display=screen, now=FakeClock(tick_s=1.0))
     searches.quick(tmp_path, searches.stock(batch_sizes=(8, 16)), fit={"callbacks": [live]})
@@ -255,9 +252,9 @@ def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty
     assert len(screen.pictures) == 1
 
 
-def test_drawing_waits_so_that_it_takes_a_tenth_of_the_time(searched, tmp_path):
+def test_live_plot_draws_in_a_tenth_of_the_time(searched, tmp_path):
     screen = Screen()
-    # Each look at the clock is a second: a drawing takes one, so ten pass until the next.
+    # Each call of the clock takes a second. So a drawing takes one, and the next is ten later.
     live = kbatch.LivePlot(display=screen, interval_s=0, now=FakeClock(tick_s=1.0))
     live.show_ended(searched[1].parent / "search")
     drawn = screen.changes + len(screen.places)

@@ -1,4 +1,4 @@
-"""The time of a search: what it allows to begin, and what it is said to cost."""
+"""The time of a search: which runs may begin, and the forecast of its cost."""
 
 import pytest
 import searches
@@ -14,7 +14,7 @@ def clock():
     return FakeClock()
 
 
-def test_a_run_begins_if_it_can_end_in_time_and_the_first_one_always(clock):
+def test_fits_allows_runs_that_end_in_time_and_the_first_run(clock):
     spent = SearchTime(60, now=clock)
     spent.expected_s = {16: 20.0, 32: 10.0}
     clock.now_s += 100
@@ -31,7 +31,7 @@ def test_a_run_begins_if_it_can_end_in_time_and_the_first_one_always(clock):
     assert not spent.fits(32) and not spent.fits(32, 0.05)
 
 
-def test_the_time_left_follows_from_measured_runs_and_is_not_said_after_the_first(clock):
+def test_search_left_s_follows_from_measured_runs_after_the_first(clock):
     spent = SearchTime(now=clock)
     spent.expected_s, spent.trainings_left = {32: 10.0}, {32: 6.0}
     left_s = []
@@ -46,7 +46,18 @@ def test_the_time_left_follows_from_measured_runs_and_is_not_said_after_the_firs
     assert spent.search_left_s() is None
 
 
-def test_without_a_plan_the_runs_so_far_say_what_others_take(clock):
+def test_forecast_includes_the_compilations_of_xla(clock):
+    spent = SearchTime(now=clock)
+    spent.expected_s, spent.trainings_left = {16: 6.0, 32: 6.0}, {16: 2.0, 32: 1.0}
+    spent.compile_left_s = 10.0
+    assert "21 to 36 s" in spent.price()  # About 18 s of training, 10 of XLA, and 0.6 of tracing.
+    spent.ended(16, 1.0, seconds=10.6, compile_s=4.0)
+    spent.ended(32, 1.0, seconds=10.0, compile_s=4.0)
+    assert spent.training_s(16) == pytest.approx(6.0)
+    assert spent.search_left_s() == pytest.approx(6.0 + 2.0)
+
+
+def test_training_s_without_a_plan_follows_from_earlier_runs(clock):
     spent = SearchTime(60, now=clock)
     spent.ended(32, 0.2, seconds=4.0)
     assert spent.training_s(64) == 20
@@ -59,7 +70,7 @@ def test_without_a_plan_the_runs_so_far_say_what_others_take(clock):
     assert not spent.fits(64)
 
 
-def test_the_price_names_sizes_trainings_and_time():
+def test_price_names_sizes_trainings_and_time():
     spent = SearchTime()
     spent.expected_s = dict.fromkeys(range(6), 93.0)
     spent.trainings_left = dict.fromkeys(range(6), 10 / 6)
@@ -72,14 +83,11 @@ def test_the_price_names_sizes_trainings_and_time():
         limited.price()
         == "1 size, about 2 complete trainings. It ends after at most 10 min (`time_budget_s`)."
     )
-    assert [duration_text(9, 15), duration_text(119), duration_text(5000, 9000)] == [
-        "9 to 15 s",
-        "119 s",
-        "1.4 to 2.5 h",
-    ]
+    texts = [duration_text(9, 15), duration_text(119), duration_text(5000, 9000)]
+    assert texts == ["9 to 15 s", "119 s", "1.4 to 2.5 h"]
 
 
-def test_a_search_whose_runs_end_at_a_budget_has_no_forecast_by_their_epochs(tmp_path, capsys):
+def test_search_with_an_update_budget_has_no_forecast(tmp_path, capsys):
     fit = {"epochs": 500, "verbose": 1, "callbacks": [kbatch.UpdateBudget(20)]}
     given = {"dtype_policy": "float32", "steps_per_execution": "auto"}
     hypermodel = searches.hypermodel(batch_sizes=(8,), **given)
@@ -88,7 +96,7 @@ def test_a_search_whose_runs_end_at_a_budget_has_no_forecast_by_their_epochs(tmp
     assert first == "1 size, about 1 complete trainings. `time_budget_s=` sets a limit."
 
 
-def test_a_grid_ends_with_its_budget_and_a_later_search_continues_outward(tmp_path, capsys):
+def test_grid_ends_with_its_budget_and_continues_later(tmp_path, capsys):
     def sizes(**given):
         tuner = searches.quick(
             tmp_path,

@@ -16,7 +16,7 @@ SHORT, WHOLE = AskedRun(epochs=2), AskedRun()
 
 
 class Counts(keras.callbacks.Callback):
-    """Lists the epochs that begin, and counts them in a state of its own."""
+    """Lists the epochs, and counts them in its own state."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ def runs(directory, *asked, build=dropping, callbacks=(), epochs=4, objective="v
 
 
 def learnt(run):
-    """What a run learnt in each epoch, and what was counted, without what a clock says."""
+    """Return the metrics and counts of each epoch, without times."""
     times = ("samples_per_second",)
     metrics = [
         {name: value for name, value in epoch.metrics.items() if name not in times}
@@ -90,8 +90,8 @@ def learnt(run):
 
 
 @pytest.mark.parametrize("layer", [keras.layers.Dropout, OfTheirOwn])
-def test_a_continued_short_run_equals_one_that_never_stopped(layer, tmp_path):
-    """With a graph that the runs share, or one for each, and callbacks that set rates and count."""
+def test_continued_short_run_equals_a_complete_run(layer, tmp_path):
+    """The runs share a graph, or each has its own. Callbacks set rates and count."""
     given = {"build": lambda: dropping(layer), "callbacks": [Halves(), counts := Counts()]}
     (continued,) = runs(tmp_path, SHORT, WHOLE, **given)
     assert counts.epochs == [(0, 1), (1, 2), (2, 3), (3, 4)]
@@ -115,7 +115,7 @@ def averaged():
     ],
     ids=["callback", "averages", "cut epochs"],
 )
-def test_a_short_run_that_cannot_be_continued_is_repeated(given, tmp_path):
+def test_short_run_that_cannot_be_continued_is_repeated(given, tmp_path):
     (run,) = runs(tmp_path, SHORT, WHOLE, **given)
     for restarts in given.get("callbacks", ()):
         assert restarts.epochs == [(0, 1), (1, 2), (0, 1), (1, 2), (2, 3), (3, 4)]
@@ -128,14 +128,14 @@ class Interrupts(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_continuation_leaves_the_short_run(tmp_path):
+def test_interrupted_continuation_leaves_the_short_run(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         runs(tmp_path, SHORT, WHOLE, callbacks=[Interrupts()])
     trial, _ = kbatch.load_study(tmp_path / "search").trials
     assert [(run.status, run.length) for run in trial.executions] == [("completed", "short")]
 
 
-def test_a_run_that_is_too_far_behind_is_stopped(tmp_path):
+def test_run_that_is_too_far_behind_is_stopped(tmp_path):
     (run,) = runs(tmp_path, AskedRun(least=(-math.inf, -1e6, 1e6, 1e6, 1e6)), epochs=6)
     assert (run.status, run.length) == ("completed", "stopped_early")
     assert len(run.epochs) == 3

@@ -1,4 +1,4 @@
-"""The metric by blocks of validation examples: what Keras's own validation summed up."""
+"""The metric by blocks of validation examples, and notes on it."""
 
 import functools
 
@@ -31,12 +31,12 @@ def dataset(arrays=VALIDATION):
 
 @functools.cache
 def shared():
-    """A classifier that is traced once: what is compared holds whatever it has learnt."""
+    """Return a classifier that is traced once for tests that hold for any weights."""
     return small_models.stock()
 
 
 def trained(model=None, objective=VAL_LOSS, *, data=None, fits=1, plan=None, **fit):
-    """A timed `fit` of two epochs that has ended, with 90 rows to validate on."""
+    """Return a timed `fit` of two epochs, with 90 rows for validation."""
     model = model or shared()
     timed = TimedFit(model, searches.plan(16, objective=objective, **(plan or {})))
     given = {"epochs": 2, "verbose": 0, "validation_data": VALIDATION} | fit
@@ -57,7 +57,7 @@ def compiled(**arguments):
 
 
 def binary(**arguments):
-    """A classifier of two classes with metrics that are no means over examples."""
+    """Return a binary classifier with metrics that are not means over examples."""
     model = keras.Sequential([layers.Input((8,)), layers.Dense(1, activation="sigmoid")])
     metrics = [keras.metrics.AUC(name="auc"), keras.metrics.F1Score(name="f1", threshold=0.5)]
     model.compile("sgd", "binary_crossentropy", metrics=metrics, **arguments)
@@ -81,7 +81,7 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("form", HISTORIES)
-def test_the_history_is_that_of_a_plain_fit_bit_for_bit(form):
+def test_history_equals_a_plain_fit(form):
     build, given, validation = HISTORIES[form]
     data = keras.tree.map_structure(lambda part: part[:48], validation[:2])
     model = build()
@@ -110,7 +110,7 @@ def test_the_history_is_that_of_a_plain_fit_bit_for_bit(form):
 
 
 @pytest.mark.filterwarnings("ignore:.*available")
-def test_callbacks_that_follow_the_validation_leave_the_model_of_a_plain_fit(tmp_path):
+def test_callbacks_on_validation_leave_the_model_of_a_plain_fit(tmp_path):
     found, data = [], rows(48)
     for form in ("timed", "plain"):
         keras.utils.set_random_seed(0)
@@ -152,7 +152,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_blocks_are_those_of_equal_examples(form):
+def test_outcomes_have_blocks_of_equal_examples(form):
     timed = trained(**({"epochs": 1} | FORMS[form]))
     outcomes = timed.best_epoch.outcomes({})
     assert (outcomes.reason, outcomes.metric, outcomes.block_examples) == (None, "val_loss", 2)
@@ -164,7 +164,7 @@ def test_the_blocks_are_those_of_equal_examples(form):
         )
 
 
-def test_a_metric_that_is_no_mean_is_left_out_block_by_block():
+def test_outcomes_of_auc_are_pseudo_values():
     model = binary()
     objective = Objective("val_auc", "max")
     data = X, LABELS
@@ -184,19 +184,19 @@ def test_a_metric_that_is_no_mean_is_left_out_block_by_block():
     np.testing.assert_allclose(found.values, values, rtol=1e-3, atol=1e-4)
 
 
-def test_blocks_are_averaged_over_the_best_epochs_of_all_calls_of_fit():
+def test_outcomes_are_averaged_over_the_best_epochs_of_all_calls():
     accuracy = Objective("val_accuracy", "max")
     model = small_models.stock(optimizer=keras.optimizers.SGD(0.5))
     timed = trained(model, accuracy, epochs=7, fits=2, validation_freq=1)
     logged = [epoch.metrics["val_accuracy"] for epoch in timed.clock.epochs]
-    # Of 14 epochs, three.
+    # The best fifth of 14 epochs is three.
     expected = np.mean(sorted(logged)[-3:])
     assert np.ptp(sorted(logged)[-3:]) > 0
     values = timed.best_epoch.outcomes({}).values
     assert np.mean(values) == pytest.approx(expected, rel=1e-5)
 
 
-def test_few_epochs_are_kept_of_a_metric_with_many_sums(monkeypatch):
+def test_outcomes_of_many_sums_keep_few_epochs(monkeypatch):
     monkeypatch.setattr(best_epoch, "_MOST_NUMBERS", 0)
     given = {"epochs": 14, "shuffle": False}
     keras.utils.set_random_seed(0)
@@ -208,7 +208,7 @@ def test_few_epochs_are_kept_of_a_metric_with_many_sums(monkeypatch):
 
 
 def classes(kind):
-    """Labels of 90 examples, of which 9 are of the rarest class: the first ones, or spread."""
+    """Return labels of 90 examples. Nine have the rarest class: the first ones, or spread."""
     rare = (np.arange(90) % 10 == 0) if "spread" in kind else (np.arange(90) < 9)
     numbers = np.where(rare, 1, 0 if "two" in kind else 2 * (np.arange(90) % 2))
     if "columns" in kind:
@@ -229,7 +229,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("kind", STEPS)
-def test_one_example_changes_a_metric_by_one_over_those_of_the_rarest_class(kind):
+def test_outcomes_step_is_one_over_the_rarest_class(kind):
     metric, given, step = STEPS[kind]
     outputs = 1 if "two" in kind else 3
     activation = "sigmoid" if outputs == 1 else "softmax"
@@ -245,7 +245,7 @@ def test_one_example_changes_a_metric_by_one_over_those_of_the_rarest_class(kind
 
 
 class Hits(keras.metrics.Metric):
-    """A metric of the user's own that adds up."""
+    """A custom metric that adds up."""
 
     def __init__(self):
         super().__init__(name="hits")
@@ -260,16 +260,16 @@ class Hits(keras.metrics.Metric):
         return self.hit / self.all
 
 
-def test_a_metric_of_the_users_own_is_seen_to_add_up():
+def test_outcomes_of_a_custom_metric_that_adds_up():
     model = compiled(metrics=["accuracy", Hits()])
     own = trained(model, Objective("val_hits", "max"))
     assert own.best_epoch.outcomes({}).reason is None
-    # A batch that is looked at twice counts once.
+    # A batch that is checked alone counts once.
     right = model.predict(X, verbose=0).argmax(1) == Y
     assert own.clock.epochs[-1].metrics["val_hits"] == pytest.approx(right.mean())
 
 
-def test_models_of_a_search_share_the_graph_that_sums(monkeypatch):
+def test_block_sums_share_one_graph_in_a_search(monkeypatch):
     step, traced = keras.Model.test_step, []
     monkeypatch.setattr(keras.Model, "test_step", lambda *a: traced.append(1) or step(*a))
     graph, found, counts = SharedGraph(), [], []
@@ -282,16 +282,16 @@ def test_models_of_a_search_share_the_graph_that_sums(monkeypatch):
     assert found[0] == found[1] == found[2]
 
 
-def test_a_block_of_many_examples_takes_several_batches():
+def test_outcomes_block_of_several_batches():
     settings = {"validation_batch_size": 5}
     data = rows(601, seed=1)
     found = outcomes_of(small_models.stock(), validation_data=data, plan=settings, epochs=1)
-    # 13 rows a block, in three batches of at most 5.
+    # A block has three batches of at most 5 rows.
     assert (found.block_examples, len(found.values), found.examples) == (15, 41, 601)
 
 
 class Largest(keras.metrics.Metric):
-    """A metric that is no function of sums: the largest target."""
+    """A metric that is not a function of sums: the largest target."""
 
     def __init__(self):
         super().__init__(name="largest")
@@ -329,14 +329,14 @@ MOST = Objective("val_largest", "max")
         (MOST, {}, lambda: compiled(metrics=[Largest()]), "no_sums"),
     ],
 )
-def test_why_there_are_none_is_said(objective, fit, model, reason):
+def test_outcomes_give_the_reason_if_there_are_none(objective, fit, model, reason):
     outcomes = outcomes_of(model(), objective, **fit)
     assert (outcomes.reason, outcomes.values) == (reason, ())
 
 
 OUTPUTS = {
     "equal": (lambda x: 0 * x + 0.3, True),
-    "equal but for rounding": (lambda x: 1e-8 * x + 0.3, True),
+    "equal up to rounding": (lambda x: 1e-8 * x + 0.3, True),
     "equal in float16": (lambda x: tf.cast(1e-5 * x + 0.3, tf.float16), True),
     "equal in a dict": (lambda x: {"a": 0 * x, "b": 0 * x + 2}, True),
     "some not a number": (lambda x: tf.where(x > 1, np.nan, x), True),
@@ -351,13 +351,13 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("form", OUTPUTS)
-def test_outputs_that_are_equal_or_not_finite_are_of_no_use(form):
+def test_is_dead_if_outputs_are_equal_or_not_finite(form):
     function, dead = OUTPUTS[form]
     inputs = keras.Input((8,))
     model = keras.Model(inputs, layers.Lambda(function, dtype="float32")(inputs))
     model.compile("sgd", keras.tree.map_structure(lambda _: "mse", model.output))
     sums, x = BlockSums.of(model, "loss"), X[X.max(1).argsort()[::-1]]
-    for count, size in ((12, 1), (12, 5), (3, 3)):  # Of three examples nobody can tell.
+    for count, size in ((12, 1), (12, 5), (3, 3)):  # Three examples are too few.
         sums.begin(None)
         for part in np.split(x[:count], range(size, count, size)):
             y = keras.tree.map_structure(tf.zeros_like, model(part))
@@ -366,7 +366,7 @@ def test_outputs_that_are_equal_or_not_finite_are_of_no_use(form):
 
 
 @pytest.mark.parametrize(("name", "bias"), [("top", 0.0), ("top", -1e6), ("auc", -1e6)])
-def test_a_run_whose_units_are_dead_is_of_no_use_whatever_its_metric(name, bias):
+def test_is_dead_for_dead_units_with_any_metric(name, bias):
     hidden = layers.Dense(4, activation="relu", bias_initializer=keras.initializers.Constant(bias))
     several = name == "top"
     last = layers.Dense(3 if several else 1, "softmax" if several else "sigmoid")
@@ -382,8 +382,8 @@ def test_a_run_whose_units_are_dead_is_of_no_use_whatever_its_metric(name, bias)
 
 # At 0.0077 about a quarter of the positives are below the first threshold.
 @pytest.mark.parametrize("scale", [1.0, 0.0077, 1e-3])
-def test_an_auc_of_predictions_below_its_thresholds_gets_a_note(scale):
-    """All are ordered rightly, and of two sizes."""
+def test_notes_of_an_auc_with_predictions_below_its_thresholds(scale):
+    """The order of all predictions is right."""
     inputs = keras.Input((8,))
     outputs = layers.Lambda(lambda x: scale * tf.sigmoid(x[:, :1]))(inputs)
     model = keras.Model(inputs, outputs)
@@ -398,8 +398,23 @@ def test_an_auc_of_predictions_below_its_thresholds_gets_a_note(scale):
         assert [(one.code, one.values["share"]) for one in notes] == [("auc_thresholds", "100 %")]
 
 
+@pytest.mark.parametrize(
+    ("rare", "rate", "noted"), [(3, 0.0, True), (3, 1.0, False), (30, 0.0, False)]
+)
+def test_notes_of_an_accuracy_that_the_most_common_class_reaches(rare, rate, noted):
+    labels = (X[:, :1] >= np.sort(X[:, 0])[-rare]).astype("float32")
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(1, "sigmoid")])
+    model.layers[-1].bias.assign([-9.0] if rate == 0 else [0.0])
+    model.compile(keras.optimizers.Adam(rate), "binary_crossentropy", metrics=["accuracy"])
+    given = {"data": (X, labels), "validation_data": (X, labels), "epochs": 30 if rate else 2}
+    timed = trained(model, Objective("val_accuracy", "max"), **given)
+    notes = timed.best_epoch.notes()
+    assert [note.code for note in notes] == ["most_common_class"] * noted
+    assert all(note.values["share"] == note.values["value"] == "0.9667" for note in notes)
+
+
 class Dying(keras.callbacks.Callback):
-    """Lets all outputs be equal in the validation of some epochs."""
+    """Makes all outputs equal in the validation of some epochs."""
 
     def __init__(self, epochs):
         super().__init__()
@@ -420,8 +435,8 @@ class Dying(keras.callbacks.Callback):
 @pytest.mark.parametrize(
     ("epochs", "best", "dead"), [((0,), "max", False), ((0,), "min", True), ((3,), "max", True)]
 )
-def test_equal_outputs_count_at_the_end_and_in_the_epochs_that_are_judged(epochs, best, dead):
-    # With equal outputs the loss is lower than that of weights that have hardly been trained.
+def test_is_dead_at_the_end_and_in_judged_epochs(epochs, best, dead):
+    # With equal outputs the loss is lower than with weights that have hardly been trained.
     objective = Objective("val_loss", best)
     timed = trained(objective=objective, epochs=4, callbacks=[Dying(epochs)])
     assert timed.best_epoch.is_dead() == dead
@@ -433,13 +448,13 @@ def runs_of(study):
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
-    """A search in half precision with two executions of each size."""
+    """Search in mixed_float16 with two runs of each size."""
     hypermodel = searches.stock(batch_sizes=(8, 16), dtype_policy="mixed_float16")
     directory = tmp_path_factory.mktemp("search")
     return searches.search(directory, hypermodel, executions_per_trial=2, fit={"epochs": 6})
 
 
-def test_executions_of_a_search_are_paired_by_example(searched):
+def test_search_pairs_runs_by_example(searched):
     runs = runs_of(kbatch.load_study(searched))
     assert len(runs) == 4
     assert {run.outcomes.reason for run in runs} == {None}
@@ -453,7 +468,7 @@ def test_executions_of_a_search_are_paired_by_example(searched):
         assert judged == pytest.approx(np.mean(run.outcomes.values))
 
 
-def test_val_accuracy_is_what_keras_logged_and_the_judged_value_has_its_own_name(searched):
+def test_val_accuracy_is_logged_and_judged_value_is_separate(searched):
     study = kbatch.load_study(searched)
     frame, table = study.to_dataframe(), study.table().set_index("batch size")
     tracked = [
@@ -475,7 +490,7 @@ def test_val_accuracy_is_what_keras_logged_and_the_judged_value_has_its_own_name
             found = tracked.pop(0)
             assert found["best_epoch/val_accuracy"] == pytest.approx(one)
             assert found["val_accuracy_judged"] == pytest.approx(two)
-        # What the judge compares.
+        # The judge compares the judged values.
         values = [
             run.value
             for run in compared_runs(study.trials)[0]
@@ -491,7 +506,7 @@ def test_outcomes_are_unknown_if_a_fit_computes_the_objective_itself(offset, rea
     assert timed.best_epoch.outcomes({"val_loss": value}).reason == reason
 
 
-def test_a_seed_draws_weights_and_an_order_of_its_own(searched):
+def test_seeds_draw_different_weights_and_orders(searched):
     for field in ("initial_weights", "first_order"):
         of_seed = {(run.seed, getattr(run, field)) for run in runs_of(kbatch.load_study(searched))}
         assert len(of_seed) == len({found for _, found in of_seed}) == 2
@@ -502,7 +517,7 @@ def pinned():
     return small_models.stock()
 
 
-def test_what_a_build_function_and_the_data_pin_is_recorded_and_never_certain(tmp_path):
+def test_pinned_seeds_are_recorded_and_never_certain(tmp_path):
     data = (dataset(rows(94)).batch(8),)
     fit = {"epochs": 1, "shuffle": False}
     kind = {"kind": kbatch.BatchSizeTuner, "executions_per_trial": 3}

@@ -1,4 +1,4 @@
-"""What a search counts as completed, and what it compares sizes by."""
+"""Which trials of a search count as completed, and by which value sizes are compared."""
 
 import keras
 import keras_tuner
@@ -17,7 +17,7 @@ layers = keras.layers
 HALF = {"dtype_policy": "mixed_float16", "micro_batch_size": None}
 
 
-def test_a_trial_without_an_update_has_failed_and_is_never_the_best(tmp_path):
+def test_trial_without_an_update_fails(tmp_path):
     def overflowing(hp):
         """A classifier whose scaled gradients overflow in every step of batch size 16."""
         sgd, scale = keras.optimizers.SGD(0.01), 2.0 ** (120 if hp.get("batch_size") == 16 else 10)
@@ -36,7 +36,7 @@ def test_a_trial_without_an_update_has_failed_and_is_never_the_best(tmp_path):
 
 
 def penalised():
-    """A mean over rows, beside a penalty on weights that is larger than it."""
+    """Build a model with a mean loss and a larger penalty on weights."""
     return regression("mse", kernel_regularizer=keras.regularizers.L2(10.0))
 
 
@@ -55,7 +55,7 @@ Y = np.arange(64, dtype="float32")[:, None] % 5
 
 
 @pytest.mark.parametrize("build", [summed, penalised])
-def test_a_loss_that_is_a_sum_is_compared_by_the_row(tmp_path, build):
+def test_search_compares_a_summed_loss_by_row(tmp_path, build):
     hypermodel = searches.stock(build, (8, 32))
     arguments = {"objective": "loss", "data": (X, Y)}
     tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
@@ -66,7 +66,7 @@ def test_a_loss_that_is_a_sum_is_compared_by_the_row(tmp_path, build):
     assert scores == pytest.approx([small, large])
 
 
-def test_a_loss_that_grows_with_the_rows_it_compares_is_no_sum():
+def test_loss_is_sum_of_a_loss_that_compares_rows_is_false():
     def of_others(y_true, y_pred):
         others = keras.ops.cast(keras.ops.shape(y_pred)[0] - 1, "float32")
         return keras.ops.log(others) + 0.0 * keras.ops.mean(y_pred)
@@ -87,13 +87,13 @@ def to_target(directory, target, *callbacks, build=small_models.stock, sizes=(32
     )
 
 
-def test_a_target_of_the_loss_is_one_of_the_row(tmp_path):
+def test_target_of_a_summed_loss_is_by_row(tmp_path):
     target = kbatch.StopAtTarget("loss", 100.0)
     (trial,) = kbatch.load_study(to_target(tmp_path, target, build=summed, data=(X, Y))).trials
     assert trial.last.updates == 2  # One epoch: the sum over 32 rows is above it, the mean below.
 
 
-def test_the_cost_of_a_target_is_an_objective(tmp_path):
+def test_seconds_to_target_is_an_objective(tmp_path):
     easy = kbatch.StopAtTarget("accuracy", 0.35), kbatch.UpdateBudget(40)
     tuner = to_target(tmp_path, *easy, sizes=(16, 32))
     study = kbatch.load_study(tuner)
@@ -113,7 +113,7 @@ def test_the_cost_of_a_target_is_an_objective(tmp_path):
     assert list(frame.seconds_to_target) == [trial.judged_value for trial in study.trials]
 
 
-def test_a_target_never_met_is_a_result_and_the_search_goes_on(tmp_path):
+def test_target_never_met_is_a_result(tmp_path):
     hard = kbatch.StopAtTarget("accuracy", 1.1), kbatch.UpdateBudget(4)
     study = kbatch.load_study(to_target(tmp_path, *hard, sizes=(16, 32)))
     found = [(trial.status, trial.executions[0].updates) for trial in study.trials]
