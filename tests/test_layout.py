@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_708,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_695,  # Without docstrings, comments and blank lines.
     "files in kbatch": 129,
     "record types": 82,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 29_397,
-    "kbatch.search.tuner": 20_909,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_918,  # HyperModel
-    "kbatch.memory.find": 8_421,  # find_max_batch_size
-    "kbatch.study.study": 5_985,  # load_study
+    "lines of tests": 29_396,
+    "kbatch.search.tuner": 20_863,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_882,  # HyperModel
+    "kbatch.memory.find": 8_420,  # find_max_batch_size
+    "kbatch.study.study": 5_951,  # load_study
     "kbatch.training.accumulation.accumulate": 3_931,  # accumulate_gradients
 }
 TO_DO = {
