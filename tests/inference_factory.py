@@ -1,4 +1,4 @@
-"""Inference profiles for tests: the latency is (b + n_half) / r_inf unless a test says other."""
+"""Inference profiles for tests. By default the latency is (b + n_half) / r_inf."""
 
 import numpy as np
 from records_factory import make_environment
@@ -37,7 +37,7 @@ def make_failed(batch_size, outcome="out_of_memory", *, path="compiled", policy=
 
 
 def make_check(batch_size, *, outcome="verified", latencies_s=None):
-    """Without latencies a check fits a target of 5 ms."""
+    """Return a check. By default its calls fit a target of 5 ms."""
     latencies_s = latencies_s or (0.006 if outcome == "missed" else 0.004,) * 60
     return TargetCheck(batch_size, tuple(latencies_s), outcome)
 

@@ -1,5 +1,5 @@
 """Which batch size to predict with."""
 
-# Defaults of `kbatch.profile_inference`, which the command line reads without TensorFlow.
+# Defaults of `kbatch.profile_inference`. The command line reads them without TensorFlow.
 BULK_EXAMPLES = 256
 TIME_BUDGET_S = 60.0

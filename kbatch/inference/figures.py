@@ -1,4 +1,4 @@
-"""The figures of an inference profile: by batch size, rate against time, and memory."""
+"""The figures of an inference profile."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,35 +17,39 @@ _BATCH_LABEL = "Batch size (examples per call)"
 def plot_inference_throughput(
     profile: InferenceProfile, ax: Axes | None = None, *, caption: bool = True
 ) -> Axes:
-    """Plot samples/s above and the time of a batch below, by batch size.
+    """Plot throughput (upper panel) and the time of a batch (lower panel) by batch size.
 
-    Lines are the fit t(b) = (b + n_half) / r_inf where it holds; elsewhere they join the points.
-    With a latency target the lower panel shows the quantile that has to keep to it, and the median
-    as a thin line, and the size for the target is marked. Without one, the sizes that the first
-    call path answers (efficient, knee, fastest) are marked. Sizes that ran out of memory stand at
-    the bottom edge.
+    A line is the fit t(b) = (b + n_half) / r_inf. If the fit does not hold, the line joins the
+    points. With a latency target, the lower panel shows the quantile that must meet it, the median
+    is a thin line, and the size for the target is marked. Without a target, the sizes `efficient`,
+    `knee` and `fastest` are marked. Sizes that ran out of memory are at the bottom edge.
+
+    Example:
 
     >>> kbatch.plot_inference_throughput(profile).figure.savefig("throughput.png")
 
     Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on, whose place two panels take. If None, a new figure.
-        caption: Whether to write at most two lines below a new figure.
+        profile: An `InferenceProfile`.
+        ax: Matplotlib axes. Two panels take its place. If None, a new figure.
+        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+
+    Returns:
+        The axes of the upper panel.
 
     Raises:
         ValueError: If nothing was timed.
     """
     answers, quantile = profile.answers, None
     if profile.target_ms is not None:
-        found, quantile = profile.target_answer, profile.quantile
-        answers = {} if found is None else {"take" if found.verified else "probably": found}
+        answer, quantile = profile.target_answer, profile.quantile
+        answers = {} if answer is None else {"take" if answer.verified else "probably": answer}
     return draw_sweep(
         ax,
         _timed(profile),
         label=_BATCH_LABEL,
         targets_ms=_targets(profile),
         answers=[
-            (name, found.batch_size, not found.extrapolated) for name, found in answers.items()
+            (name, answer.batch_size, not answer.extrapolated) for name, answer in answers.items()
         ],
         quantile=quantile,
         title="Throughput and time of a batch",
@@ -57,12 +61,21 @@ def plot_inference_throughput(
 def plot_inference_operating_curve(
     profile: InferenceProfile, ax: Axes | None = None, *, caption: bool = True
 ) -> Axes:
-    """Plot samples/s against the time of a batch; each point is a batch size.
+    """Plot throughput against the time of a batch. Each point is a batch size.
 
-    Going right along a curve buys throughput with latency; where it turns flat, nothing is
-    bought. The latency target is a vertical line, and with it the time is the quantile that has to
-    keep to it. The arguments are those of `plot_inference_throughput`; a `ValueError` says that
-    nothing was timed.
+    A larger batch has a higher throughput and a longer latency, until the curve gets flat. The
+    latency target is a vertical line, and with a target the time is the quantile that must meet it.
+
+    Args:
+        profile: An `InferenceProfile`.
+        ax: Matplotlib axes to draw on. If None, a new figure.
+        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: If nothing was timed.
     """
     timed, rounds, named = _timed(profile), [], []
     (panel,) = canvas.panels(ax, height_in(1))
@@ -75,7 +88,7 @@ def plot_inference_operating_curve(
         places = [(1e3 * _time_s(row, quantile), row.batch_size / row.median_s) for row in measured]
         draw.series(panel, index, [(ms, Estimate(rate)) for ms, rate in places], label=label)
         color = series_style(index)[0] if index else MUTED
-        # Sizes of the others are about the same: of these the largest is named.
+        # The first curve has a label at each size, the others only at the largest size.
         least = measured[-1].batch_size if index else 1
         named += [
             (place, f"{row.batch_size:,}" if row.batch_size >= least else "", color)
@@ -102,13 +115,21 @@ def plot_inference_memory(
 ) -> Axes:
     """Plot the peak memory by batch size, the fitted line and the limit.
 
+    Args:
+        profile: An `InferenceProfile`.
+        ax: Matplotlib axes to draw on. If None, a new figure.
+        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+
+    Returns:
+        The axes.
+
     Raises:
         ValueError: If no memory was measured.
     """
     if not any(record.peak_bytes for record in profile.memory):
         raise ValueError(
-            "The profile holds no memory: profile with `measure_memory=True`. "
-            f"Received: {len(profile.memory)} probes of memory."
+            "The profile must hold measured memory: call `profile_inference` with "
+            f"`measure_memory=True`. Received: {len(profile.memory)} measurements of memory."
         )
     return draw_sweep(
         ax,
@@ -123,27 +144,27 @@ def plot_inference_memory(
 
 
 def figures_of(profile: InferenceProfile) -> tuple[Figure, ...]:
-    """Return throughput and time by batch size, one against the other, and memory."""
-    found = []
+    """Return the figures that the profile has measurements for."""
+    figures = []
     if any(timing.measured for timing in profile.timings):
         title = "Throughput and time of a batch"
-        found.append(Figure.of(plot_inference_throughput, profile, title, height_in(2)))
-        title = "Rate against time"
-        found.append(Figure.of(plot_inference_operating_curve, profile, title, height_in(1)))
+        figures.append(Figure.of(plot_inference_throughput, profile, title, height_in(2)))
+        title = "Throughput against time"
+        figures.append(Figure.of(plot_inference_operating_curve, profile, title, height_in(1)))
     if any(record.peak_bytes for record in profile.memory):
         title = "Memory by batch size"
-        found.append(Figure.of(plot_inference_memory, profile, title, height_in(1)))
-    return tuple(found)
+        figures.append(Figure.of(plot_inference_memory, profile, title, height_in(1)))
+    return tuple(figures)
 
 
 def _timed(profile: InferenceProfile) -> dict[str, list[TimingRecord]]:
-    """Return the rows of each call path and policy that was timed, by its name in a legend."""
+    """Return the timings of each call path and policy, by its name in a legend."""
     check_timed(profile.timings)
-    several, found = len({policy for _, policy in profile.series}) > 1, {}
+    several, timed = len({policy for _, policy in profile.series}) > 1, {}
     for row in profile.timings:
         name = f"{row.call_path}, {row.dtype_policy}" if several else row.call_path
-        found.setdefault(name, []).append(row)
-    return {name: rows for name, rows in found.items() if any(row.measured for row in rows)}
+        timed.setdefault(name, []).append(row)
+    return {name: rows for name, rows in timed.items() if any(row.measured for row in rows)}
 
 
 def _time_s(row: TimingRecord, quantile: float | None) -> float:
@@ -155,11 +176,11 @@ def _facts(profile: InferenceProfile) -> list[str]:
 
 
 def _targets(profile: InferenceProfile) -> list[tuple[float, str]]:
-    """Return the latency target in ms and what was found for it, none without a target."""
+    """Return the latency target in ms with its label, if there is a target."""
     if profile.target_ms is None:
         return []
-    found = "no batch size"
+    size = "no batch size"
     if (answer := profile.target_answer) is not None:
-        found = f"batch size {answer.batch_size:,}{'' if answer.verified else ', not verified'}"
-    within = f"p{100 * profile.quantile:g} within {profile.target_ms:g} ms"
-    return [(profile.target_ms, f"{within}: {found}")]
+        size = f"batch size {answer.batch_size:,}{'' if answer.verified else ', not verified'}"
+    goal = f"p{100 * profile.quantile:g} within {profile.target_ms:g} ms"
+    return [(profile.target_ms, f"{goal}: {size}")]

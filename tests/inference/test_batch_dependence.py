@@ -1,4 +1,4 @@
-"""Six planted dependences on the batch size are named, and twelve sound nets are not accused."""
+"""Planted dependences on the batch size are found, and correct models are not accused."""
 
 import keras
 import numpy as np
@@ -21,18 +21,18 @@ PICTURES = RNG.normal(size=(64, 8, 8, 3)).astype("float32")
 
 
 def dependence(model, x, *, path="compiled", policy=None, sizes=SIZES):
-    """See the outputs of each size once, as the warm-up of a profile does."""
+    """Compare the outputs of each size once, like the warm-up of a profile."""
     if policy is not None:
         model = variant(model, policy)
     name = policy or "float32"
     rows = inference_inputs(model, x).rows
-    seen = BatchDependence({name: model}, rows)
+    compared = BatchDependence({name: model}, rows)
     with open_path(path, model, rows) as run:
         for size in sizes:
             examples = 64 if path == "predict" else size
             outputs = run(repeated(rows, examples), size)
-            seen.see(Setting((path, name), size), outputs, examples=examples, run=run)
-    return seen
+            compared.see(Setting((path, name), size), outputs, examples=examples, run=run)
+    return compared
 
 
 def functional(call, shape=(12,), dtype=None):
@@ -81,14 +81,14 @@ def padded_to_the_longest():
 
 
 def overflow_at_large_sizes():
-    """A share of the sum over the batch, which float16 cannot hold from some size on."""
+    """A share of the sum over the batch, which is too large for float16 at large sizes."""
     share = layers.Lambda(lambda x: x / (1e-6 + ops.sum(ops.abs(x) * 0 + 100.0)))
     scaled = layers.Lambda(lambda x: x * ops.sum(ops.abs(x) * 0 + 100.0))
     return functional(lambda x: scaled(share(layers.Dense(1)(x))))
 
 
 def scaled_by_the_batch():
-    """By an operation that returns one number of the whole batch, as does the second output."""
+    """An operation and the second output return one number for the whole batch."""
 
     def call(x):
         hidden = layers.Dense(3)(x)
@@ -108,15 +108,13 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_planted_dependence_is_named(name):
+def test_batch_dependence_finds_a_planted_one(name):
     build, x, policy = PLANTED[name]
-    seen = dependence(build(), x, policy=policy)
-    differing = [size for (_, size), effect in seen.found.items() if effect.depends]
+    compared = dependence(build(), x, policy=policy)
+    differing = [size for (_, size), effect in compared.effects.items() if effect.depends]
     if name == "overflow":
         assert differing == [1024]
-    else:
-        assert differing
-    (note,) = seen.notes()
+    (note,) = compared.notes()
     assert (note.code, note.values["size"]) == ("depends_on_size", differing[0])
 
 
@@ -157,11 +155,11 @@ def two_outputs():
 
 
 def drawing():
-    """Draws for each example, as a variational autoencoder may: no two calls are alike."""
+    """Draws a random number for each example, so that no two calls have the same outputs."""
     return functional(lambda x: layers.Lambda(lambda t: t + keras.random.normal(ops.shape(t)))(x))
 
 
-SOUND = {
+CORRECT = {
     "mlp, saved": (mlp, NUMBERS[:, :8], {"path": "saved_model"}),
     "50 layers": (deep, NUMBERS, {}),
     "50 layers, mixed_float16": (deep, NUMBERS, {"policy": "mixed_float16"}),
@@ -177,29 +175,28 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_a_sound_net_is_not_accused(name):
-    build, x, arguments = SOUND[name]
+@pytest.mark.parametrize("name", CORRECT)
+def test_batch_dependence_does_not_accuse_a_correct_model(name):
+    build, x, arguments = CORRECT[name]
     keras.utils.set_random_seed(1)
-    seen = dependence(build(), x, **arguments)
-    assert seen.found
-    accused = {setting: effect for setting, effect in seen.found.items() if effect.depends}
-    assert not accused
-    assert seen.notes() == ()
+    compared = dependence(build(), x, **arguments)
+    assert compared.effects
+    assert not {key: effect for key, effect in compared.effects.items() if effect.depends}
+    assert compared.notes() == ()
 
 
-def test_classes_that_change_beyond_rounding_are_counted():
-    """Centring over the batch moves what is largest; at size 1 nothing is left to be largest."""
+def test_batch_dependence_counts_classes_that_change_beyond_rounding():
+    """Centring over the batch moves the largest output. At size 1 all outputs would be zero."""
     keras.utils.set_random_seed(0)
-    seen = dependence(mean_over_examples(), NUMBERS, sizes=(2, 64))
-    effect = seen.found[Setting(("compiled", "float32"), 64)]
+    setting = Setting(("compiled", "float32"), 64)
+    effect = dependence(mean_over_examples(), NUMBERS, sizes=(2, 64)).effects[setting]
     assert 0 < effect.changed_argmax <= 1
-    sound = dependence(mlp(), NUMBERS[:, :8]).found[Setting(("compiled", "float32"), 64)]
-    assert sound.changed_argmax == 0
-    assert sound.difference < 1e-5
+    effect = dependence(mlp(), NUMBERS[:, :8]).effects[setting]
+    assert effect.changed_argmax == 0
+    assert effect.difference < 1e-5
 
 
-def test_a_profile_says_that_predictions_depend_on_the_batch_size():
+def test_profile_inference_notes_that_predictions_depend_on_the_batch_size():
     profile = kbatch.profile_inference(
         batch_norm_in_training(),
         NUMBERS,
@@ -207,8 +204,8 @@ def test_a_profile_says_that_predictions_depend_on_the_batch_size():
         measure_memory=False,
         time_budget_s=0.5,
     )
-    one, four = profile.timings
-    assert one.size_effect is None
-    assert four.size_effect.depends
+    smallest, larger = profile.timings
+    assert smallest.size_effect is None
+    assert larger.size_effect.depends
     assert [note.code for note in profile.noted] == ["depends_on_size"]
     assert "depend" in profile.table()["outcome"][1]

@@ -27,33 +27,32 @@ def outputs_by_path(model, rows, path, batch_size, bulk_examples=10):
         return run(batch, batch_size)
 
 
-@pytest.mark.parametrize("make", [mlp, two_inputs])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_path_gives_the_outputs_of_the_model_in_the_hosts_memory(make, name):
-    model = make()
+def test_open_path_returns_the_outputs_of_the_model_as_numpy_arrays(name):
+    model = two_inputs()
     inputs = inference_inputs(model)
     with open_path(name, model, inputs.rows) as run:
         for batch_size in (1, 7, 100):
             batch = repeated(inputs.rows, batch_size)
             run(batch, batch_size)
-            found, expected = run(batch, batch_size), model(batch, training=False)
-            keras.tree.assert_same_structure(found, expected)
-            leaves = zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True)
-            for one, other in leaves:
-                assert isinstance(one, np.ndarray)
-                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+            outputs, expected = run(batch, batch_size), model(batch, training=False)
+            keras.tree.assert_same_structure(outputs, expected)
+            leaves = zip(keras.tree.flatten(outputs), keras.tree.flatten(expected), strict=True)
+            for output, reference in leaves:
+                assert isinstance(output, np.ndarray)
+                np.testing.assert_allclose(output, reference, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", (*NAMES, "predict"))
-def test_every_call_begins_with_the_array_of_the_caller_and_training_is_off(name):
+def test_open_path_copies_the_array_in_each_call_and_does_not_train(name):
     """A copy to a device before the clock starts would hold the values of the first call."""
     inputs = keras.Input((50,))
     doubled = keras.layers.Rescaling(2.0)(keras.layers.Dropout(0.5)(inputs))
-    held = np.ones((8, 50), "uint8")  # Whole numbers for inputs of floats.
-    with open_path(name, keras.Model(inputs, doubled), held) as run:
-        np.testing.assert_array_equal(run(held, 8), 2.0)
-        held[:] = 5
-        np.testing.assert_array_equal(run(held, 8), 10.0)
+    batch = np.ones((8, 50), "uint8")  # Integers for inputs of floats.
+    with open_path(name, keras.Model(inputs, doubled), batch) as run:
+        np.testing.assert_array_equal(run(batch, 8), 2.0)
+        batch[:] = 5
+        np.testing.assert_array_equal(run(batch, 8), 10.0)
 
 
 TEXT = [np.array([["a", "b"], ["c", "d"]], dtype=object), np.ones((2, 2), "float32")]
@@ -66,32 +65,32 @@ def hashed_words():
 
 
 @pytest.mark.parametrize("name", sorted({*CALL_PATHS} - {"xla"}))
-def test_every_path_but_one_takes_text(name):
+def test_open_path_takes_text(name):
     model = hashed_words()
-    found = outputs_by_path(model, TEXT, name, 2, 2)
-    np.testing.assert_array_equal(found, model([tf.constant(part) for part in TEXT]))
+    outputs = outputs_by_path(model, TEXT, name, 2, 2)
+    np.testing.assert_array_equal(outputs, model([tf.constant(part) for part in TEXT]))
 
 
-def test_a_model_that_xla_cannot_compile_is_told_what_to_leave_out():
+def test_open_path_xla_cannot_compile():
     with pytest.raises(InputError, match=r'leave "xla" out of `call_paths`.*Received: model='):
         outputs_by_path(hashed_words(), TEXT, "xla", 2)
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
-def test_the_log_is_quiet_while_a_model_is_saved_and_never_louder_than_it_was(level, monkeypatch):
-    log, save, seen = logging.getLogger("tensorflow"), tf.saved_model.save, []
+def test_open_path_saved_model_raises_the_log_level_while_it_saves(level, monkeypatch):
+    log, save, levels = logging.getLogger("tensorflow"), tf.saved_model.save, []
     monkeypatch.setattr(log, "level", level)
 
-    def watched(*given, **options):
-        seen.append(log.level)
-        save(*given, **options)
+    def watched(*arguments, **options):
+        levels.append(log.level)
+        save(*arguments, **options)
 
     monkeypatch.setattr(tf.saved_model, "save", watched)
     with open_path("saved_model", mlp(), inference_inputs(mlp()).rows):
-        assert (log.level, seen) == (level, [max(level, logging.WARNING)])
+        assert (log.level, levels) == (level, [max(level, logging.WARNING)])
 
 
-def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
+def test_open_path_compiled_is_traced_once_for_all_batch_sizes():
     traced = []
 
     class Counting(keras.layers.Layer):
@@ -109,7 +108,7 @@ def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
     assert [shape[0] for shape in traced] == [None]
 
 
-def test_rows_of_the_data_are_repeated_into_batches():
+def test_repeated_starts_again_at_the_first_row():
     x, _ = rows(5)
     inputs = inference_inputs(mlp(), x)
     np.testing.assert_array_equal(repeated(inputs.rows, 12), x[[0, 1, 2, 3, 4] * 2 + [0, 1]])
@@ -119,22 +118,20 @@ def test_rows_of_the_data_are_repeated_into_batches():
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("targets", [False, True])
-def test_a_dataset_gives_its_inputs_without_its_targets(batched, targets):
+def test_inference_inputs_of_a_dataset_without_targets(batched, targets):
     x, y = rows(6)
     data = tf.data.Dataset.from_tensor_slices((x, y) if targets else x)
     inputs = inference_inputs(mlp(), data.batch(6) if batched else data)
     np.testing.assert_array_equal(repeated(inputs.rows, 1), x[:1])
 
 
-def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
-    given = {
+def test_random_inputs_have_the_structure_shape_and_dtype_of_the_model():
+    tensors = {
         "a": keras.Input((3, 2), name="a"),
         "b": keras.Input((4,), dtype="int32", name="b"),
         "c": keras.Input((1,), dtype="bool", name="c"),
     }
-    embedded = keras.layers.Embedding(7, 3)(given["b"])
-    model = keras.Model(given, embedded)
-    inputs = inference_inputs(model)
+    inputs = inference_inputs(keras.Model(tensors, keras.layers.Embedding(7, 3)(tensors["b"])))
     batch = repeated(inputs.rows, 200)
     assert {name: (leaf.shape, leaf.dtype.name) for name, leaf in batch.items()} == {
         "a": ((200, 3, 2), "float32"),
@@ -148,7 +145,7 @@ def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
 @pytest.mark.parametrize(
     "x", [[[1.0, 2.0], [3.0]], len, tf.ragged.constant([[1, 2], [3]]), np.float32(3.0)]
 )
-def test_what_are_no_arrays_is_refused(x):
+def test_inference_inputs_refuses_other_than_arrays(x):
     with pytest.raises(InputError, match="Received: ") as caught:
         inference_inputs(mlp(), x)
     assert " at 0x" not in str(caught.value)
@@ -163,7 +160,7 @@ A, B = np.arange(6.0, dtype="float32").reshape(2, 3), np.ones((2, 1), "float32")
 
 
 @pytest.mark.parametrize("rows", [{"a": A, "b": B}, {"a": A, "b": B[:, 0]}])
-def test_named_inputs_pass_in_the_order_of_the_model(rows):
+def test_inference_inputs_by_name_in_any_order(rows):
     for structure in (lambda a, b: {"b": b, "a": a}, lambda a, b: [b, a]):
         inputs = inference_inputs(pair(structure), rows)
         assert repeated(inputs.rows, 5)["a"].shape == (5, 3)
@@ -178,6 +175,6 @@ def test_named_inputs_pass_in_the_order_of_the_model(rows):
         ({"a": A.astype(str), "b": B}, r"shape <U32 \(3,\),.*Cast string to float is not"),
     ],
 )
-def test_rows_of_other_shapes_dtypes_or_names_are_told_with_what_to_give(x, received):
+def test_inference_inputs_refuses_other_shapes_dtypes_and_names(x, received):
     with pytest.raises(InputError, match=received):
         inference_inputs(pair(lambda a, b: {"b": b, "a": a}), x)

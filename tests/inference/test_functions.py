@@ -1,4 +1,7 @@
-"""Functions of a batch, with NumPy in place of a runtime, and the real runtimes if installed."""
+"""Functions of a batch: NumPy instead of a runtime, and the real runtimes if installed."""
+
+import sys
+import time
 
 import keras
 import numpy as np
@@ -38,49 +41,76 @@ def scale_of_each_row(x):
     return int8_of(x, 1)
 
 
-def test_functions_and_a_model_share_rounds_a_table_a_figure_and_a_record(tmp_path):
+def test_profile_functions_and_a_model_together(tmp_path):
     functions = {"predict": product, "net": mlp(), "tensor": lambda x: [tf.constant(x)]}
-    found = profile(functions, batch_sizes=(1, 4), time_budget_s=1.0)
-    assert found.series == (("predict", None), ("net", None), ("tensor", None))
-    assert found.model_name == "predict, net and tensor"
-    table = found.table()
+    result = profile(functions, batch_sizes=(1, 4), time_budget_s=1.0)
+    assert result.series == (("predict", None), ("net", None), ("tensor", None))
+    assert result.model_name == "predict, net and tensor"
+    table = result.table()
     assert list(table["function"]) == ["predict"] * 2 + ["net"] * 2 + ["tensor"] * 2
     assert "policy" not in table and len({*table["batch time (ms)"]}) > 3
-    assert all(t.measured for t in found.timings)
-    assert found.use and "depend" not in str(found.notes)
-    assert found.answering[0].call_path == "predict"
-    assert found.batch_for(latency_ms=1000, quantile=0.5).batch_size == 4
-    assert len(found.figures()) == 2
-    found.save(tmp_path / "p.json")
-    assert InferenceProfile.load(tmp_path / "p.json") == found
-    assert found.select(call_path="net").answering[0].call_path == "net"
+    assert all(t.measured for t in result.timings)
+    assert result.use and "depend" not in str(result.notes)
+    assert result.answering[0].call_path == "predict"
+    assert result.batch_for(latency_ms=1000, quantile=0.5).batch_size == 4
+    assert len(result.figures()) == 2
+    result.save(tmp_path / "p.json")
+    assert InferenceProfile.load(tmp_path / "p.json") == result
+    assert result.select(call_path="net").answering[0].call_path == "net"
 
 
-def test_a_target_of_a_function_is_verified_and_it_gets_the_dtypes_of_the_data():
-    seen = set()
+def test_profile_function_with_a_target_gets_the_dtypes_of_the_data():
+    dtypes = set()
 
     def text_and_numbers(x):
-        seen.add((x["words"].dtype.kind, x["numbers"].dtype.name))
+        dtypes.add((x["words"].dtype.kind, x["numbers"].dtype.name))
         return {"length": np.char.str_len(x["words"]), "same": x["numbers"]}
 
     x = {"words": np.array(["a", "bc"]), "numbers": np.arange(2.0)}
-    found = profile(text_and_numbers, x, latency_slo_ms=10_000, time_budget_s=1.0)
-    assert found.batch_for(latency_ms=10_000).verified
-    assert seen == {("U", "float64")}
-    assert found.model_name == "text_and_numbers"
+    result = profile(text_and_numbers, x, latency_slo_ms=10_000, time_budget_s=1.0)
+    assert result.batch_for(latency_ms=10_000).verified
+    assert dtypes == {("U", "float64")}
+    assert result.model_name == "text_and_numbers"
+
+
+class LazyArray:
+    """Computes its values when NumPy asks for them, as arrays of JAX do in effect."""
+
+    computed = 0
+
+    def __init__(self, compute):
+        self.compute = compute
+
+    def __array__(self, dtype=None, copy=None):
+        LazyArray.computed += 1
+        time.sleep(0.005)
+        return np.asarray(self.compute(), dtype)
+
+
+def test_profile_function_times_the_computation_of_a_lazy_result():
+    calls = []
+
+    def lazy(x):
+        calls.append(len(x))
+        return {"y": LazyArray(lambda: x @ W)}
+
+    result = profile(lazy, batch_sizes=(1, 4))
+    assert LazyArray.computed == len(calls) > 8
+    assert all(latency_s >= 0.005 for t in result.timings for latency_s in t.latencies_s)
+    assert result.use  # Outputs were compared, so the values reached kbatch.
 
 
 @pytest.mark.parametrize("sizes", [(1, 4), (4, 16)])
-def test_one_row_that_is_larger_shows_a_scale_of_the_whole_batch(sizes):
-    found = profile({"each": scale_of_each_row, "whole": scale_of_the_batch}, batch_sizes=sizes)
-    depends = {t.call_path: t.size_effect.depends for t in found.timings if t.size_effect}
-    assert depends == {"each": False, "whole": True}
-    (note,) = found.notes[:1]
+def test_profile_function_with_one_scale_for_the_batch_is_noted(sizes):
+    result = profile({"row": scale_of_each_row, "batch": scale_of_the_batch}, batch_sizes=sizes)
+    depends = {t.call_path: t.size_effect.depends for t in result.timings if t.size_effect}
+    assert depends == {"row": False, "batch": True}
+    (note,) = result.notes[:1]
     assert (note.code, note.values["size"]) == ("depends_on_size", sizes[1])
-    assert "1,000 times larger" in note and not found.use
+    assert "1,000 times larger" in note and not result.use
 
 
-def test_a_function_that_refuses_large_values_or_reuses_its_memory_is_not_accused():
+def test_profile_function_that_refuses_large_values_and_reuses_its_memory():
     memory = np.empty((64, 3))
 
     def reuses(x):
@@ -89,8 +119,7 @@ def test_a_function_that_refuses_large_values_or_reuses_its_memory_is_not_accuse
         np.matmul(x, W, out=memory[: len(x)])
         return memory[: len(x)]
 
-    found = profile(reuses)
-    assert all(not t.size_effect.depends for t in found.timings[1:])
+    assert all(not t.size_effect.depends for t in profile(reuses).timings[1:])
 
 
 def of_size(size):
@@ -112,7 +141,7 @@ class Counting:
 
 
 class Averaging:
-    """Subtracts a mean that follows the batches: of equal batches it is the same."""
+    """Subtracts a moving mean, which stays the same while all batches are equal."""
 
     mean = 0.0
 
@@ -145,60 +174,65 @@ def takes_float64(x):
         ({"function": lambda x: (row for row in x)}, InputError, "must return its outputs"),
         ({"function": Counting()}, InputError, "state.*Received: 'Counting'"),
         ({"function": Averaging()}, InputError, "state"),
-        ({"function": doubled_in_place}, InputError, "leave its input as it is"),
+        ({"function": doubled_in_place}, InputError, "change its input"),
         ({"function": {}}, InputError, "at least one function"),
         ({"function": {"a": 3}}, InputTypeError, "'a' of type int"),
         ({"function": "model.onnx"}, InputTypeError, "load it first"),
         ({"x": None}, InputError, "needs `x`"),
         ({"x": np.float32(3)}, InputError, "needs `x`"),
         ({"x": X[:0]}, InputError, "needs `x`"),
-        ({"x": {"a": X, "b": X[:3]}}, InputError, "as many in each"),
-        ({"call_paths": "xla"}, InputError, "for one keras.Model"),
-        ({"dtype_policies": "float16"}, InputError, "for one keras.Model"),
+        ({"x": {"a": X, "b": X[:3]}}, InputError, "same number of examples in each"),
+        ({"call_paths": "xla"}, InputError, "a single keras.Model"),
+        ({"dtype_policies": "float16"}, InputError, "a single keras.Model"),
     ],
 )
-def test_a_function_that_cannot_be_profiled_gets_one_error(changed, error, message):
+def test_profile_function_refuses(changed, error, message):
     with pytest.raises(error, match=message):
         profile(**{"function": product, **changed})
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A model as Keras writes it, and as the folder of a SavedModel."""
+    """A model in a .keras file and in the folder of a SavedModel."""
     folder, model = tmp_path_factory.mktemp("files"), mlp()
     model.save(folder / "net.keras")
     model.export(folder / "saved", verbose=False)
     return folder
 
 
-def by_command(path, capsys, *more):
+def by_command(path, capsys):
+    """Return the profile of the command `kbatch inference`, or the error that it printed."""
     output = path.parent / "out"
     words = ["inference", str(path), "--batch-sizes", "1,4", "--seconds", "0.3", "-o", str(output)]
-    status = cli.main([*words, "--no-memory", "--verbose", "0", *more])
-    said = capsys.readouterr()
-    if status:
-        return said.err
-    return kbatch.InferenceProfile.load(output / "profile.json")
+    status = cli.main([*words, "--no-memory", "--verbose", "0"])
+    printed = capsys.readouterr()
+    return printed.err if status else kbatch.InferenceProfile.load(output / "profile.json")
 
 
 @pytest.mark.parametrize(
     ("name", "series"), [("net.keras", ("compiled", "float32")), ("saved", ("saved", None))]
 )
-def test_inference_takes_what_keras_saves_and_exports(files, capsys, name, series):
-    found = by_command(files / name, capsys)
-    assert found.series == (series,)
-    assert [note.code for note in found.noted] == ["inputs_made"]
-    assert all(t.measured for t in found.timings)
+def test_command_inference_takes_keras_files_and_saved_models(files, capsys, name, series):
+    result = by_command(files / name, capsys)
+    assert result.series == (series,)
+    assert [note.code for note in result.noted] == ["inputs_made"]
+    assert all(t.measured for t in result.timings)
 
 
-@pytest.mark.parametrize("name", ["none.onnx", "net.onnx", "empty"])
-def test_inference_says_what_is_wrong_with_a_file(files, capsys, name, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.onnx", "does not exist"),
+        ("net.onnx", "pip install onnxruntime"),
+        ("empty", "export the model again"),
+    ],
+)
+def test_command_inference_refuses_a_file(files, capsys, name, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     (files / "net.onnx").touch()
     (files / "empty").mkdir(exist_ok=True)
-    expected = {"none.onnx": "does not exist", "net.onnx": "pip install onnxruntime"}
-    said = by_command(files / name, capsys)
-    assert expected.get(name, "export the model again") in said and "Received: " in said
+    error = by_command(files / name, capsys)
+    assert message in error and "Received: " in error
 
 
 def onnx_file(path, batch="rows", dtype="FLOAT", quantised=False):
@@ -222,7 +256,7 @@ def onnx_file(path, batch="rows", dtype="FLOAT", quantised=False):
 
 
 def litert_file(path, batch=None, quantised=False):
-    """Write two layers; of one batch size as LiteRT's converter does, since Keras opens it."""
+    """Write two layers, for batches of any size (by Keras) or of one (by LiteRT's converter)."""
     layers = [keras.Input((8,)), keras.layers.Dense(300), keras.layers.Dense(300)]
     model = keras.Sequential(layers)
     if batch is None:
@@ -235,20 +269,17 @@ def litert_file(path, batch=None, quantised=False):
     return path
 
 
-runtimes = pytest.mark.runtime
-
-
 def runtime(name):
     return pytest.importorskip(name, reason=f"{name} is missing: make test-runtimes")
 
 
-@runtimes
+@pytest.mark.runtime
 @pytest.mark.parametrize("dtype", ["FLOAT", "DOUBLE", "FLOAT16"])
 def test_onnx_runtime_profiles_a_file_and_a_session(tmp_path, capsys, dtype):
     onnxruntime = runtime("onnxruntime")
     path = onnx_file(tmp_path / "net.onnx", dtype=dtype)
-    found = by_command(path, capsys)
-    assert found.series == (("net.onnx", None),) and found.use
+    result = by_command(path, capsys)
+    assert result.series == (("net.onnx", None),) and result.use
     session = onnxruntime.InferenceSession(path)
     if dtype == "FLOAT":
         functions = {"onnx": lambda x: session.run(None, {"x": x}), "product": product}
@@ -257,21 +288,26 @@ def test_onnx_runtime_profiles_a_file_and_a_session(tmp_path, capsys, dtype):
             profile(functions, X.astype("float64"))
 
 
-@runtimes
-def test_dynamic_quantisation_of_onnx_runtime_is_found_and_litert_scales_each_row(tmp_path, capsys):
+@pytest.mark.runtime
+def test_onnx_runtime_dynamic_quantisation_depends_on_the_batch(tmp_path, capsys):
     runtime("onnxruntime")
-    found = by_command(onnx_file(tmp_path / "net.onnx", quantised=True), capsys)
-    assert found.notes[0].code == "depends_on_size" and "1,000 times larger" in found.notes[0]
+    (note, *_) = by_command(onnx_file(tmp_path / "net.onnx", quantised=True), capsys).notes
+    assert note.code == "depends_on_size" and "1,000 times larger" in note
+
+
+@pytest.mark.runtime
+def test_litert_dynamic_quantisation_does_not_depend_on_the_batch(tmp_path, capsys):
     runtime("ai_edge_litert")
-    found = by_command(litert_file(tmp_path / "net.tflite", quantised=True), capsys)
-    assert found.use
+    assert by_command(litert_file(tmp_path / "net.tflite", quantised=True), capsys).use
 
 
-@runtimes
+@pytest.mark.runtime
 @pytest.mark.parametrize(
     ("package", "suffix"), [("onnxruntime", "onnx"), ("ai_edge_litert", "tflite")]
 )
-def test_files_of_one_batch_size_and_damaged_ones_get_one_error(tmp_path, capsys, package, suffix):
+def test_runtimes_refuse_files_of_one_batch_size_and_damaged_files(
+    tmp_path, capsys, package, suffix
+):
     runtime(package)
     path = tmp_path / f"net.{suffix}"
     (onnx_file if suffix == "onnx" else litert_file)(path, batch=4)

@@ -1,4 +1,4 @@
-"""Which batch sizes a profile answers, what its table says, and what its figures show."""
+"""The answers, the table and the figures of an inference profile."""
 
 import numpy as np
 import pytest
@@ -21,11 +21,11 @@ from kbatch.inference.target_search import expected_drift
 from kbatch.records.notes import Note
 
 
-def looked_for(*checks, timings=(), target_ms=5.0, **changed):
+def with_target(*checks, timings=(), target_ms=5.0, **changed):
     return make_profile(*timings, checks=checks, target_ms=target_ms, **changed)
 
 
-def test_knee_and_efficient_follow_from_the_line():
+def test_profile_answers_follow_from_the_fitted_line():
     profile = make_profile()
     assert profile.latency.follows_line
     assert profile.knee.batch_size == pytest.approx(HALF_PEAK, abs=1)
@@ -36,18 +36,19 @@ def test_knee_and_efficient_follow_from_the_line():
         assert not answer.verified
 
 
-def test_a_peak_at_the_largest_size_is_named_so_and_larger_ones_are_advised():
+def test_profile_with_the_peak_at_its_largest_size_advises_larger_sizes():
     stairs = [make_timing(2**i, scale=1 + (i > 3)) for i in range(6)]  # No line, and still rising.
-    line = [make_timing(2**i) for i in range(8)]  # It has 90 % from 90 on.
-    found = [make_profile(*each) for each in (stairs, [*stairs, make_failed(64)], line, line[:-1])]
-    assert ["of sizes up to 32 " in each.answer for each in found] == [1, 1, 0, 0]
-    assert [len(each.notes) for each in found] == [1, 0, 0, 1]
+    line = [make_timing(2**i) for i in range(8)]  # The fit has 90 % of the peak at 90.
+    timings = (stairs, [*stairs, make_failed(64)], line, line[:-1])
+    profiles = [make_profile(*each) for each in timings]
+    assert ["of sizes up to 32 " in each.answer for each in profiles] == [1, 1, 0, 0]
+    assert [len(each.notes) for each in profiles] == [1, 0, 0, 1]
     assert not make_profile(*stairs, target_ms=5.0).notes
 
 
 @pytest.mark.parametrize("target_ms", [1.5, 2.0, 3.0, 5.0, 7.0])
 @pytest.mark.parametrize("quantile", [0.5, 0.95])
-def test_the_batch_for_a_target_is_the_largest_whose_latency_keeps_to_it(target_ms, quantile):
+def test_batch_for_is_the_largest_size_within_the_target(target_ms, quantile):
     answer = make_profile().batch_for(latency_ms=target_ms, quantile=quantile)
     ideal = target_ms * 10 / 1.016 ** (quantile > 0.5) - HALF_PEAK
     assert abs(answer.batch_size - ideal) <= 1 + 0.05 * ideal
@@ -58,8 +59,8 @@ def test_the_batch_for_a_target_is_the_largest_whose_latency_keeps_to_it(target_
 
 
 @pytest.mark.parametrize("scale", [0.85, 1.0, 1.15])
-def test_what_is_said_to_be_reachable_is_above_a_target_that_is_too_low(scale):
-    """The line and the times of one example may differ."""
+def test_batch_for_names_a_latency_that_can_be_reached(scale):
+    """The fit and the measured times of one example may differ."""
     others = (make_timing(size, noise=0.2) for size in (2, 4, 8, 16, 32, 64))
     profile = make_profile(make_timing(1, scale=scale, noise=0.2), *others)
     for target_ms in np.linspace(0.8, 2.0, 13):
@@ -71,28 +72,28 @@ def test_what_is_said_to_be_reachable_is_above_a_target_that_is_too_low(scale):
     assert profile.batch_for(latency_ms=1.01 * reachable_ms).batch_size >= 1
 
 
-def test_fresh_calls_tell_of_sizes_that_the_rounds_had_too_little_time_for():
+def test_batch_for_uses_fresh_calls_of_sizes_with_too_few_timings():
     timings = (make_timing(1), make_timing(8), make_timing(64, calls=20))
     calls = [time_s(32) * (1 + 0.01 * (i % 5)) for i in range(59)]
-    profile = looked_for(make_check(32, latencies_s=calls), timings=timings, target_ms=6.0)
+    profile = with_target(make_check(32, latencies_s=calls), timings=timings, target_ms=6.0)
     with pytest.raises(TargetTooLow):
         profile.batch_for(latency_ms=0.1)
     answer = profile.batch_for(latency_ms=1000 * time_s(20) * 1.02)
     assert answer.batch_size == pytest.approx(20, abs=2)
     answer = make_profile(*timings).batch_for(latency_ms=1000 * time_s(20))
-    assert (answer.batch_size, answer.interval.ends) == (8, None)  # That of the fit is around 20.
+    assert (answer.batch_size, answer.interval.ends) == (8, None)
 
 
-def test_a_verified_target_is_answered_by_its_check_and_another_by_the_fit():
-    profile = looked_for(make_check(38, outcome="missed"), make_check(33))
+def test_batch_for_is_verified_only_for_the_target_of_the_checks():
+    profile = with_target(make_check(38, outcome="missed"), make_check(33))
     answer = profile.batch_for(latency_ms=5)
     assert (answer.batch_size, answer.verified) == (33, True)
-    assert "33 is the largest with" in profile.answer  # 38 was called as well.
-    loose = looked_for(make_check(64)).answer
+    assert "33 is the largest with" in profile.answer  # A larger size was called, too.
+    loose = with_target(make_check(64)).answer
     assert loose.startswith("Batch size 64 is the largest of sizes up to 64 with")
     assert not profile.batch_for(latency_ms=5, quantile=0.5).verified
     assert not profile.batch_for(latency_ms=5.1).verified
-    table = profile.table()  # The sweep did not have 33. Its fresh calls are a row.
+    table = profile.table()  # The sweep does not have size 33, but the fresh calls have a row.
     (row,) = table.attrs["answer"]
     assert (table["batch size"][row], table["p95 at most (ms)"][row]) == (33, 4.0)
     assert table["outcome"][row] == "60 fresh calls, 0 above 5 ms: verified"
@@ -104,8 +105,8 @@ def test_a_verified_target_is_answered_by_its_check_and_another_by_the_fit():
     [(), (make_check(38, outcome="missed"),), (make_check(20, outcome="unsure"),)],
     ids=["none", "missed", "unsure"],
 )
-def test_a_target_has_one_answer_on_the_whole_page_though_none_was_verified(checks):
-    profile = looked_for(*checks, noted=(Note.of("target_not_verified"),))
+def test_page_and_figure_show_the_same_answer_to_a_target(checks):
+    profile = with_target(*checks, noted=(Note.of("target_not_verified"),))
     answer = profile.batch_for(latency_ms=5)
     assert not answer.verified and 30 < answer.batch_size < 40
     assert profile.answer.startswith(f"Batch size {answer.batch_size} is probably the largest with")
@@ -118,11 +119,11 @@ def test_a_target_has_one_answer_on_the_whole_page_though_none_was_verified(chec
     assert not [name for name in ("efficient", "knee", "fastest") if name in text]
 
 
-def test_an_interval_of_sizes_begins_at_one_example():
+def test_answer_interval_starts_at_one_example():
     assert "(1 to 8)" in str(InferenceAnswer(3, Estimate(3.4, 0.2, 8.9), "the fit"))
 
 
-def test_with_a_target_the_curve_is_the_quantile_and_the_median_a_thin_line():
+def test_plot_with_a_target_draws_the_quantile_and_the_median_as_a_thin_line():
     timings = [make_timing(size, noise=0.2) for size in (1, 8, 64)]
     profile = make_profile(*timings, target_ms=5.0)
     lower = kbatch.plot_inference_throughput(profile).figure.axes[1]
@@ -139,21 +140,18 @@ def test_with_a_target_the_curve_is_the_quantile_and_the_median_a_thin_line():
 
 
 @pytest.mark.parametrize("depends", [True, False])
-def test_predictions_that_do_not_change_with_the_size_are_a_sentence_and_no_columns(depends):
+def test_table_has_columns_of_size_effects_only_if_predictions_depend_on_the_size(depends):
     effects = SizeEffect(False, 1e-7, 0.0), SizeEffect(depends, 0.2 * depends, 0.0)
-    timings = [
-        make_timing(1),
-        *(make_timing(4 * n, size_effect=e) for n, e in enumerate(effects, 1)),
-    ]
-    profile = make_profile(*timings)
+    timings = (make_timing(4 * n, size_effect=effect) for n, effect in enumerate(effects, 1))
+    profile = make_profile(make_timing(1), *timings)
     columns = {"change by size (%)", "classes changed by size (%)"}
     assert columns & set(profile.table()) == (columns if depends else set())
     assert ("Predictions do not change with the batch size." in str(profile)) != depends
-    assert "Predictions" not in str(make_profile())  # Not known.
+    assert "Predictions" not in str(make_profile())  # Outputs were not compared.
 
 
-def test_no_answer_contradicts_the_checks_and_all_of_them_are_in_order():
-    profile = looked_for(make_check(38, outcome="missed"), make_check(33))
+def test_batch_for_grows_with_the_target_and_agrees_with_the_checks():
+    profile = with_target(make_check(38, outcome="missed"), make_check(33))
     targets_ms = sorted([*np.linspace(1.2, 7.0, 25), 4.9, 5.0, 5.1])
     sizes = [profile.batch_for(latency_ms=float(t)).batch_size for t in targets_ms]
     assert sizes == sorted(sizes)
@@ -161,27 +159,24 @@ def test_no_answer_contradicts_the_checks_and_all_of_them_are_in_order():
     assert all(s >= 33 for s, t in zip(sizes, targets_ms, strict=True) if t >= 5)
 
 
-def test_a_size_that_missed_the_target_is_not_answered_and_an_unsure_one_bounds_nothing():
-    profile = looked_for(make_check(20, outcome="missed"))
+def test_batch_for_is_below_a_size_that_missed_but_not_below_an_unsure_one():
+    profile = with_target(make_check(20, outcome="missed"))
     answers = [profile.batch_for(latency_ms=target_ms) for target_ms in (4, 5)]
     assert [(answer.batch_size, answer.interval.ends) for answer in answers] == [(19, None)] * 2
     assert profile.batch_for(latency_ms=5.5).batch_size > 30
-    with pytest.raises(TargetTooLow):
-        looked_for(make_check(1, outcome="missed")).batch_for(latency_ms=5)
-    unsure = looked_for(make_check(20, outcome="unsure"))
+    with pytest.raises(TargetTooLow) as caught:
+        with_target(make_check(1, outcome="missed")).batch_for(latency_ms=5)
+    assert caught.value.reachable_ms == 6.0  # By the fresh calls. In the sweep it is 1.1 ms.
+    unsure = with_target(make_check(20, outcome="unsure"))
     assert unsure.batch_for(latency_ms=5) == make_profile().batch_for(latency_ms=5)
 
 
-def test_calls_within_the_target_are_no_miss_and_leave_its_size_an_answer():
-    """A check that left too little room for drift, of 60 calls with 2 above the target."""
+def test_batch_for_ignores_a_miss_whose_quantile_is_within_the_target():
+    """Two of 60 calls are above the target: the check left too small a margin for drift."""
     calls_s = [0.0049] * 58 + [0.006] * 2
-    profile = looked_for(make_check(1, outcome="missed", latencies_s=calls_s))
+    profile = with_target(make_check(1, outcome="missed", latencies_s=calls_s))
     assert profile.batch_for(latency_ms=5) == make_profile().batch_for(latency_ms=5)
     assert profile.table()["outcome"].iloc[-1] == "60 fresh calls, 2 above 5 ms: unsure"
-    missed = looked_for(make_check(1, outcome="missed"))
-    with pytest.raises(TargetTooLow) as caught:
-        missed.batch_for(latency_ms=5)
-    assert caught.value.reachable_ms == 6.0  # Of the fresh calls; by the sweep it is 1.1 ms.
 
 
 @pytest.mark.parametrize(
@@ -193,13 +188,13 @@ def test_calls_within_the_target_are_no_miss_and_leave_its_size_an_answer():
         (make_check(50, outcome="missed"), 1.0, None),
     ],
 )
-def test_rows_and_fresh_calls_that_disagree_are_explained(check, scale, when):
+def test_notes_explain_fresh_calls_that_contradict_the_sweep(check, scale, when):
     timings = [make_timing(size, scale=scale) for size in (1, 8, 64)]
-    found = [note.values["when"] for note in looked_for(check, timings=timings).notes]
-    assert found == [when] * (when is not None)
+    values = [note.values["when"] for note in with_target(check, timings=timings).notes]
+    assert values == [when] * (when is not None)
 
 
-def test_room_grows_with_the_scatter_of_the_rounds_and_is_never_small():
+def test_expected_drift_grows_with_the_scatter_of_the_rounds():
     def timings(noise):
         return [make_timing(size, noise=noise) for size in (1, 2, 4, 8, 16, 32, 64)]
 
@@ -208,7 +203,7 @@ def test_room_grows_with_the_scatter_of_the_rounds_and_is_never_small():
     assert expected_drift(timings(0.2)) == pytest.approx(1.645 * 0.2, rel=0.4)
 
 
-def test_a_part_is_selected_by_path_and_policy():
+def test_select_by_path_and_policy():
     profile = make_profile(
         make_timing(1),
         make_timing(8),
@@ -220,14 +215,14 @@ def test_a_part_is_selected_by_path_and_policy():
     )
     part = profile.select(call_path="xla")
     assert part.series == (("xla", "float32"), ("xla", "int8"))
-    assert (part.checks, part.target_ms) == ((), None)  # They were made on another path.
+    assert (part.checks, part.target_ms) == ((), None)  # The fresh calls used another path.
     assert profile.select(call_path="compiled").checks == profile.checks
     assert part.select(dtype_policy="int8").memory == ()
     with pytest.raises(ValueError, match=r"compiled under float32.*select one of them"):
         profile.select(call_path="eager")
 
 
-def test_the_table_has_a_row_a_setting_and_unknown_is_missing():
+def test_table_has_a_row_for_each_setting():
     effect = SizeEffect(True, 0.25, 0.1)
     timings = make_timing(1), make_timing(4, calls=30, size_effect=effect), make_failed(128)
     table = make_profile(*timings, output_changes={"float32": 0.01}).table()
@@ -243,7 +238,7 @@ def test_the_table_has_a_row_a_setting_and_unknown_is_missing():
     assert table["change from float32 (%)"][0] == 1
 
 
-def test_memory_of_any_batch_is_read_off_the_line():
+def test_predict_memory_bytes_follows_the_line():
     profile = make_profile()
     assert profile.predict_memory_bytes(1000) == pytest.approx(2**24 + 1000 * 2**18)
     with pytest.raises(ValueError, match="two sizes"):
@@ -251,33 +246,33 @@ def test_memory_of_any_batch_is_read_off_the_line():
 
 
 NO_ANSWER = [
-    *(((), {"latency_ms": t}, "positive number, in milliseconds") for t in (0, -1, np.inf, np.nan)),
+    *(((), {"latency_ms": t}, "positive number of milliseconds") for t in (0, -1, np.inf, np.nan)),
     *(((), {"latency_ms": 5, "quantile": q}, "between 0 and 1") for q in (0, 1, 1.5)),
     ((), {"latency_ms": 5, "quantile": 0.99}, rf"needs 299 calls.*1: {299 - 120}"),
-    ((make_timing(8, path="predict"),), {"latency_ms": 5}, "Bulk prediction"),
+    ((make_timing(8, path="predict"),), {"latency_ms": 5}, "time of single batches"),
 ]
 
 
-@pytest.mark.parametrize(("timings", "asked", "message"), NO_ANSWER)
-def test_what_no_calls_answer_says_why(timings, asked, message):
+@pytest.mark.parametrize(("timings", "arguments", "message"), NO_ANSWER)
+def test_batch_for_refuses(timings, arguments, message):
     with pytest.raises(ValueError, match=message) as caught:
-        make_profile(*timings).batch_for(**asked)
+        make_profile(*timings).batch_for(**arguments)
     assert not isinstance(caught.value, TargetTooLow)
 
 
-def test_what_was_not_measured_says_how_to_measure_it():
+def test_profile_of_one_size_has_no_answers():
     profile = make_profile(make_timing(1), make_failed(2))
     with pytest.raises(ValueError, match="two or more sizes"):
         _ = profile.knee
     assert profile.answers == {}
-    assert "too little" in profile.answer
+    assert "too few calls" in profile.answer
 
 
 NAMES = ("throughput", "operating_curve", "memory")
 PLOTS = {name: getattr(kbatch, f"plot_inference_{name}") for name in NAMES}
 
 
-def test_every_point_is_drawn_within_its_interval():
+def test_plot_throughput_draws_points_within_their_intervals():
     profile = make_profile()
     ax = kbatch.plot_inference_throughput(profile)
     drawn = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
@@ -286,12 +281,12 @@ def test_every_point_is_drawn_within_its_interval():
         assert drawn[path] == rates
     for panel in ax.figure.axes:
         lines = [line for line in panel.lines if line.get_label()[0] != "_"]
-        for line, each in zip(lines, panel.collections, strict=True):
-            for value, segment in zip(line.get_ydata(), each.get_segments(), strict=True):
+        for line, bars in zip(lines, panel.collections, strict=True):
+            for value, segment in zip(line.get_ydata(), bars.get_segments(), strict=True):
                 assert segment[0][1] <= value <= segment[1][1]
 
 
-def test_the_fit_is_drawn_where_a_line_holds_and_else_points_are_joined():
+def test_plot_throughput_draws_the_fit_or_joins_the_points():
     stairs = [make_timing(size, path="xla", scale=1 + (size > 8)) for size in (1, 2, 4, 8, 16, 32)]
     profile = make_profile(*(make_timing(size) for size in (1, 2, 4, 8, 16, 32)), *stairs)
     lower = kbatch.plot_inference_throughput(profile).figure.axes[1]
@@ -302,29 +297,32 @@ def test_the_fit_is_drawn_where_a_line_holds_and_else_points_are_joined():
     np.testing.assert_allclose(fitted.get_ydata(), expected, rtol=0.05)
 
 
-def test_where_marks_lie_close_the_caption_says_why_there_is_no_result():
+def test_plot_throughput_explains_marks_that_are_close_together():
     failed = [make_failed(size) for size in range(60, 68)]
     figure = kbatch.plot_inference_throughput(make_profile(make_timing(1), *failed)).figure
     assert "✕: out of memory" in words(figure.axes[0])
     assert text_overlaps(shown_texts(figure)) == []
 
 
-def test_a_target_and_sizes_without_memory_are_drawn():
-    unchecked = make_profile(make_timing(1), make_timing(8), make_failed(64))
-    text = words(kbatch.plot_inference_throughput(unchecked))
+def test_plots_mark_the_target_and_sizes_out_of_memory():
+    text = words(
+        kbatch.plot_inference_throughput(
+            make_profile(make_timing(1), make_timing(8), make_failed(64))
+        )
+    )
     assert "within" not in text
     assert "out of memory" in text
-    missed = make_profile(target_ms=5.0, checks=(make_check(33, outcome="missed"),))
+    missed = with_target(make_check(33, outcome="missed"))
     assert "batch size 32, not verified" in words(kbatch.plot_inference_throughput(missed))
-    # What the memory guard kept from running takes no place on the axis.
+    # A size that was not run for lack of memory does not extend the axis.
     assert kbatch.plot_inference_memory(make_profile()).get_xlim()[1] < 128
-    found = make_profile(target_ms=5.0, checks=(make_check(33),))
+    text = words(kbatch.plot_inference_throughput(with_target(make_check(33))))
     for part in ("take: 33", "p95 within 5 ms: batch size 33", "8 rounds"):
-        assert part in words(kbatch.plot_inference_throughput(found))
+        assert part in text
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_figure_explains_what_it_draws_and_without_data_says_what_to_measure(name):
+def test_plot_explains_its_marks_and_needs_data(name):
     text = words(PLOTS[name](make_profile()))
     assert ("Bars:" in text, "Dotted:" in text) == (name == "throughput", name == "memory")
     with pytest.raises(ValueError, match="Received"):

@@ -1,4 +1,4 @@
-"""The sweep on a clock that only its calls move: which settings are timed, and what is kept."""
+"""The sweep on a fake clock: which settings are timed, and which calls are recorded."""
 
 import numpy as np
 import pytest
@@ -24,14 +24,15 @@ def swept(
     chosen=False,
     target_ms=None,
     around=False,
-    **given,
+    plan=None,
+    **call_s,
 ):
-    """The records of a sweep over call paths, whose batches take `given[path](batch_size)`."""
-    plan = {"time_budget_s": 1e3, "needed_calls": 5} | given.pop("plan", {})
+    """The records of a sweep over call paths, whose calls take `call_s[path](batch_size)`."""
+    plan = {"time_budget_s": 1e3, "needed_calls": 5} | (plan or {})
     clock = FakeClock()
     runs = {
-        (path, "float32"): lambda batch, size, call_s=call_s: clock.sleep(call_s(size))
-        for path, call_s in given.items()
+        (path, "float32"): lambda batch, size, seconds=seconds: clock.sleep(seconds(size))
+        for path, seconds in call_s.items()
     }
     sweep = InferenceSweep(
         runs,
@@ -58,67 +59,58 @@ def swept(
         (1e4, [1, 8, 64, 512]),
     ],
 )
-def test_powers_of_two_around_a_target_are_timed(target_ms, sizes):
-    found = swept(compiled=lambda size: size / 1000, target_ms=target_ms, around=True)
-    assert sizes_of(found, "compiled") == sizes
+def test_sweep_times_the_powers_of_two_around_a_target(target_ms, sizes):
+    records = swept(compiled=lambda size: size / 1000, target_ms=target_ms, around=True)
+    assert sizes_of(records, "compiled") == sizes
 
 
-def sizes_of(found, path):
-    return [size for (name, size), record in found.items() if name == path and record.measured]
+def sizes_of(records, path):
+    return [size for (name, size), record in records.items() if name == path and record.measured]
 
 
-def test_a_target_leaves_bulk_calls_alone():
-    """Each of their batches takes longer than the target."""
-    found = swept(
+def test_sweep_target_does_not_apply_to_bulk_calls():
+    """A bulk call takes longer than the target at each batch size."""
+    records = swept(
         compiled=lambda size: 0.0005 * size,
         predict=lambda size: 0.1 + 0.01 * BULK / size,
         target_ms=1.0,
     )
-    assert sizes_of(found, "compiled") == [1, 8]
-    assert sizes_of(found, "predict") == [1, 8, 64]
-    assert found["predict", 512].reason.code != "beyond_target"
+    assert sizes_of(records, "compiled") == [1, 8]
+    assert sizes_of(records, "predict") == [1, 8, 64]
+    assert records["predict", 512].reason.code != "beyond_target"
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_a_batch_above_a_bulk_call_is_not_run_there(chosen):
-    found = swept(compiled=lambda size: 0.001, predict=lambda size: 0.01, chosen=chosen)
-    assert sizes_of(found, "compiled") == [1, 8, 64, 512]
-    assert sizes_of(found, "predict") == [1, 8, 64]
-    assert found["predict", 512].reason.code == "beyond_bulk_call"
-    bulk = [record for (name, _), record in found.items() if name == "predict" and record.measured]
-    for record in bulk:  # A batch has its share of a call.
-        assert record.median_s == pytest.approx(0.01 * record.batch_size / BULK)
-
-
-def gone_on(*, memory=True, limit_bytes=10**6):
-    """The records of a sweep of four sizes that may go on; an example takes a kilobyte."""
-    sizes = (1, 2, 4, 8)
-    known = tuple(
-        MemoryRecord("float32", size, "fits", peak_bytes=10**4 + 1000 * size)
-        for size in (sizes if memory else ())
-    )
-    plan = {"time_budget_s": 1e6, "needed_calls": 59}
-    probed, larger = MemoryPass(known, limit_bytes, ()), (16, 32, 64, 128, 256, 512)
-    return swept(probed, compiled=time_s, sizes=sizes, larger=larger, plan=plan)
+def test_sweep_does_not_run_a_batch_larger_than_a_bulk_call(chosen):
+    records = swept(compiled=lambda size: 0.001, predict=lambda size: 0.01, chosen=chosen)
+    assert sizes_of(records, "compiled") == [1, 8, 64, 512]
+    assert sizes_of(records, "predict") == [1, 8, 64]
+    assert records["predict", 512].reason.code == "beyond_bulk_call"
+    for size in (1, 8, 64):  # The time of a batch is its share of the call.
+        assert records["predict", size].median_s == pytest.approx(0.01 * size / BULK)
 
 
 @pytest.mark.parametrize(
-    ("changed", "largest"),
-    [({"limit_bytes": 100_000}, 32), ({"memory": False}, 8)],  # Half of it holds 40 examples.
+    ("measured", "largest"),
+    [((1, 2, 4, 8), 32), ((), 8)],  # Half of the limit holds 40 examples.
 )
-def test_a_sweep_goes_no_further_than_memory_is_known(changed, largest):
-    assert max(sizes_of(gone_on(**changed), "compiled")) == largest
+def test_sweep_continues_as_long_as_memory_is_known_to_suffice(measured, largest):
+    peaks = (MemoryRecord("float32", n, "fits", peak_bytes=10**4 + 1000 * n) for n in measured)
+    memory, plan = MemoryPass(tuple(peaks), 100_000, ()), {"needed_calls": 59}
+    sizes, larger = (1, 2, 4, 8), (16, 32, 64, 128)
+    records = swept(memory, compiled=time_s, sizes=sizes, larger=larger, plan=plan)
+    assert max(sizes_of(records, "compiled")) == largest
 
 
-def test_of_many_calls_some_are_kept_of_slow_and_fast_blocks_alike():
-    made = []
+def test_sweep_records_a_sample_of_calls_of_slow_and_fast_blocks():
+    calls_s = []
 
     def call_s(size):
-        made.append(1e-4 * (1 + len(made) / 1000))  # Later ones are slower.
-        return made[-1]
+        calls_s.append(1e-4 * (1 + len(calls_s) / 1000))  # Each call is slower than the last.
+        return calls_s[-1]
 
     (record,) = swept(compiled=call_s, sizes=(1,), chosen=True).values()
-    kept_s = np.array(record.latencies_s)
-    assert len(kept_s) == 64 * len(record.times_s) < len(made) / 2
-    assert np.all(np.diff(kept_s) > 0)
-    assert np.mean(kept_s) == pytest.approx(np.mean(made), rel=0.05)
+    sample_s = np.array(record.latencies_s)
+    assert len(sample_s) == 64 * len(record.times_s) < len(calls_s) / 2
+    assert np.all(np.diff(sample_s) > 0)
+    assert np.mean(sample_s) == pytest.approx(np.mean(calls_s), rel=0.05)

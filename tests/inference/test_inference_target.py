@@ -15,10 +15,10 @@ FIRST = ("compiled", "float32")
 
 
 class Machine(InferenceSweep):
-    """A sweep whose calls move its clock, and run out of memory above a size while asked to."""
+    """A sweep on a fake clock. Fresh calls run out of memory above a size."""
 
     def __init__(self, room=math.inf, *, target_ms, sizes=(1, 8, 64), time_budget_s=1e6):
-        self.now_s, self.room, self.short = 0.0, room, False
+        self.now_s, self.room, self.is_short = 0.0, room, False
         self.target, self.time_budget_s = target_ms, time_budget_s
         super().__init__(
             {FIRST: self.call},
@@ -32,44 +32,41 @@ class Machine(InferenceSweep):
         )
         for size in sizes:
             self.admit(Setting(FIRST, size))
-        self.short = True
+        self.is_short = True
 
     def call(self, batch, size):
-        if self.short and size > self.room:
+        if self.is_short and size > self.room:
             raise MemoryError("no room")
         self.now_s += time_s(size)
 
     def reach(self, size):
         check_reachable(self, Setting(FIRST, size), self.target, 0.95)
 
-
-def verified(profile, machine):
-    asked = dataclasses.replace(profile, target_ms=machine.target)
-    budget_s = machine.time_budget_s
-    return verify_target(asked, machine, FIRST, time_budget_s=budget_s)
+    def verify(self, *timings):
+        profile = dataclasses.replace(make_profile(*timings), target_ms=self.target)
+        return verify_target(profile, self, FIRST, time_budget_s=self.time_budget_s)
 
 
 @pytest.mark.parametrize("room", [3, 50])
-def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room):
-    profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
-    found = verified(profile, Machine(room, target_ms=100.0))
-    assert found.checks[0].batch_size == 64
-    assert found.checks[0].latencies_s == ()
-    assert found.checks[0].outcome == "missed"
-    assert found.settings["sizes called afresh"].startswith("64 missed")
-    answer = found.batch_for(latency_ms=100)
+def test_verify_target_out_of_memory_gives_a_smaller_size(tmp_path, room):
+    timings = (make_timing(size) for size in (1, 8, 64))
+    result = Machine(room, target_ms=100.0).verify(*timings)
+    check = result.checks[0]
+    assert (check.batch_size, check.latencies_s, check.outcome) == (64, (), "missed")
+    assert result.settings["sizes checked by fresh calls"].startswith("64 missed")
+    answer = result.batch_for(latency_ms=100)
     assert answer.verified
     assert 1 <= answer.batch_size <= room
-    found.save(tmp_path / "p.json")
-    assert type(found).load(tmp_path / "p.json") == found
+    result.save(tmp_path / "p.json")
+    assert type(result).load(tmp_path / "p.json") == result
 
 
-def test_where_nothing_was_timed_no_size_is_verified_and_the_answer_says_so():
-    found = verified(make_profile(make_failed(64)), Machine(sizes=(), target_ms=100.0))
-    assert found.checks == ()
-    assert [note.code for note in found.notes] == ["target_not_verified"]
-    assert "100 ms" in found.answer
-    # Other questions have answers, which are none to this one.
+def test_verify_target_without_timings_has_no_answer():
+    result = Machine(sizes=(), target_ms=100.0).verify(make_failed(64))
+    assert result.checks == ()
+    assert [note.code for note in result.notes] == ["target_not_verified"]
+    assert "100 ms" in result.answer
+    # Without a target the table marks a size. That size is no answer to the target.
     timings = [make_timing(size) for size in (1, 4, 16, *range(84, 97))]
     missed = {"target_ms": 5.0, "checks": (make_check(33, outcome="missed"),)}
     assert len(make_profile(*timings).table().attrs["answer"]) == 1
@@ -77,37 +74,34 @@ def test_where_nothing_was_timed_no_size_is_verified_and_the_answer_says_so():
     assert "5 ms" in make_profile(*timings, **missed).answer
 
 
-def test_the_smallest_size_may_lie_above_the_answer():
-    """Of 64 and 128 examples both miss the target: 16 would keep to it without room."""
+def test_verify_target_finds_a_size_below_the_smallest_of_the_sweep():
+    """The target is the time of 16 examples, so the margin leaves fewer."""
     sizes, target_ms = (64, 128), 1000 * time_s(16)
     machine = Machine(sizes=sizes, target_ms=target_ms)
     machine.reach(64)
     assert {setting.size for setting in machine.warm_ups} == set(sizes)
-    profile = make_profile(*(make_timing(size) for size in sizes))
-    found = verified(profile, machine)
-    answer = found.batch_for(latency_ms=target_ms)
+    answer = machine.verify(*map(make_timing, sizes)).batch_for(latency_ms=target_ms)
     assert answer.verified
     assert 9 <= answer.batch_size <= 13
 
 
-def test_a_target_below_one_example_is_told_by_one_example():
+def test_check_reachable_compares_the_target_with_one_example():
     with pytest.raises(TargetTooLow, match="at least what batch size 1 takes") as caught:
         Machine(sizes=(64, 128), target_ms=1.0).reach(64)
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
 
 
 @pytest.mark.parametrize(("time_budget_s", "most"), [(0.0, 0), (0.5, 1), (1e6, 6)])
-def test_checks_go_on_while_there_is_time(time_budget_s, most):
-    """The sweep found half the times that the checks find: the first guess fails."""
-    profile = make_profile(*(make_timing(size, scale=0.5) for size in (1, 8, 64)))
+def test_verify_target_continues_while_there_is_time(time_budget_s, most):
+    """The fresh calls take twice the times of the sweep, so the first size fails."""
     machine = Machine(target_ms=5.0, time_budget_s=time_budget_s)
-    found = verified(profile, machine)
+    result = machine.verify(*(make_timing(size, scale=0.5) for size in (1, 8, 64)))
     assert machine.now_s <= max(time_budget_s, 6 * time_s(64)) + time_s(64)
-    assert [check.outcome for check in found.checks[:1]] == ["missed"] * (most > 0)
-    assert all(len(c.latencies_s) >= 59 and sum(c.latencies_s) >= 0.3 for c in found.checks)
-    assert (len(found.checks) > 1) == (most > 1)
-    assert len(found.checks) <= most
-    noted = [note.values for note in found.notes if note.code == "target_not_verified"]
+    assert [check.outcome for check in result.checks[:1]] == ["missed"] * (most > 0)
+    assert all(len(c.latencies_s) >= 59 and sum(c.latencies_s) >= 0.3 for c in result.checks)
+    assert (len(result.checks) > 1) == (most > 1)
+    assert len(result.checks) <= most
+    noted = [note.values for note in result.notes if note.code == "target_not_verified"]
     assert noted == [{"longer": True}] * (most < 2)
 
 
@@ -116,13 +110,10 @@ def test_checks_go_on_while_there_is_time(time_budget_s, most):
     [{1: (1.0, 1.9, 1.9), 8: (3.02, 5.7)}, {1: (1.0,), 8: (1.6,)}, {8: (1.6,)}],
     ids=["two kinds of rounds", "one block each", "one size"],
 )
-def test_a_target_is_looked_for_where_blocks_are_few(blocks):
-    """A slow model has few rounds of few sizes: no fit may be possible."""
-    timings = (make_timing(size, calls=len(ms), times_s=seconds(ms)) for size, ms in blocks.items())
-    found = verified(make_profile(*timings), Machine(target_ms=100.0))
-    assert found.checks
-    assert found.batch_for(latency_ms=100).verified
-
-
-def seconds(milliseconds):
-    return tuple(value / 1000 for value in milliseconds)
+def test_verify_target_with_few_blocks(blocks):
+    """A slow model may have too few rounds and sizes for a fit."""
+    timings = (
+        make_timing(size, calls=len(ms), times_s=tuple(value / 1000 for value in ms))
+        for size, ms in blocks.items()
+    )
+    assert Machine(target_ms=100.0).verify(*timings).batch_for(latency_ms=100).verified

@@ -6,7 +6,7 @@ from small_models import mlp, rows
 
 from kbatch.errors import PolicyUnsupported
 from kbatch.inference.call_paths import (
-    changed_classes,
+    compare_with_float32,
     inference_inputs,
     output_change,
     outputs_of,
@@ -30,7 +30,7 @@ def policies_of(model):
 
 
 def wrapped():
-    """Layers within layers: wrapped, as a cell, as a model, and made by the layer itself."""
+    """Layers within layers: wrapped, a cell, a model, and a layer made by another layer."""
     layers = keras.layers
     inner = keras.Sequential([layers.Input((4,)), layers.Dense(4)])
     inputs = keras.Input((6, 3))
@@ -62,27 +62,25 @@ class Block(keras.layers.Layer):
         (wrapped, "float16", 1e-2),
     ],
 )
-def test_a_copy_has_the_weights_in_every_layer(make, policy, tolerance):
+def test_variant_copies_the_weights_of_every_layer(make, policy, tolerance):
     model = make()
     model.set_weights([w + 0.25 for w in model.get_weights()])
     before = model.get_weights()
     copy = variant(model, policy)
     assert policies_of(copy) == {policy}
-    for one, other in zip(copy.get_weights(), before, strict=True):
-        np.testing.assert_allclose(one.astype("float64"), other, rtol=1e-2)
+    for weight, expected in zip(copy.get_weights(), before, strict=True):
+        np.testing.assert_allclose(weight.astype("float64"), expected, rtol=1e-2)
     batch = rows(16)[0] if make is mlp else np.arange(96).reshape(16, 6) % 9
     if make is wrapped:
         batch = np.random.default_rng(0).normal(size=(16, 6, 3)).astype("float32")
-    expected = outputs_of(model, batch)
-    change = output_change(outputs_of(copy, batch), expected)
-    assert change <= tolerance
+    assert output_change(outputs_of(copy, batch), outputs_of(model, batch)) <= tolerance
     assert policies_of(model) == {"float32"}
-    for now, then in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    for weight, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def preprocessing():
-    """Layers whose state is more than their weights, and one of whole numbers."""
+    """Layers with state beside their weights, and a layer of integers."""
     layers = keras.layers
     numbers, words = keras.Input((4,)), keras.Input((2,), dtype="string")
     scaled = layers.Normalization()
@@ -96,7 +94,7 @@ def preprocessing():
     return keras.Model([numbers, words], layers.Dense(2)(keras.ops.relu(doubled) + joined))
 
 
-def test_a_copy_has_what_its_layers_hold_beside_weights():
+def test_variant_copies_state_beside_the_weights():
     model = preprocessing()
     numbers = np.random.default_rng(0).uniform(0, 40, (8, 4)).astype("float32")
     batch = [tf.constant(numbers), tf.constant([["a", "c"], ["b", "z"]] * 4)]
@@ -107,34 +105,37 @@ def test_a_copy_has_what_its_layers_hold_beside_weights():
     np.testing.assert_array_equal(outputs_of(model, batch), expected)
 
 
-def test_outputs_are_compared_where_inputs_and_outputs_are_texts():
+def test_compare_with_float32_text_inputs_and_outputs():
     words, numbers = keras.Input((1,), dtype="string"), keras.Input((2,))
     known = keras.layers.StringLookup(vocabulary=["a", "b"])(words)
     named = keras.layers.StringLookup(vocabulary=["a", "b"], invert=True)(known)
     model = keras.Model([words, numbers], [keras.layers.Dense(2)(numbers), named])
     rows = [np.array([["a"], ["b"], ["c"]], dtype=object), np.ones((3, 2), "float32")]
-    _, changes, _ = variants_of(model, inference_inputs(model, rows), ("float32", "bfloat16"))
+    models, _ = variants_of(model, ("float32", "bfloat16"))
+    sample = inference_inputs(model, rows).rows
+    changes, _, _ = compare_with_float32(model, models, None, sample, most_s=9)
     assert 0 < changes["bfloat16"] < 0.1
 
 
-def test_layers_that_are_not_quantised_are_told():
+def test_variants_of_int8_counts_layers_that_are_not_quantised():
     layers = keras.layers
     model = keras.Sequential(
         [layers.Input((4, 2)), layers.Conv1D(2, 2), layers.Flatten(), layers.Dense(1)]
     )
-    _, _, notes = variants_of(model, inference_inputs(model), "int8")
-    (note,) = (note for note in notes if note.code == "not_quantised")
+    _, (note,) = variants_of(model, "int8")
+    assert note.code == "not_quantised"
     assert note.values == {"quantised": 1, "layers": 2, "others": model.layers[0].name}
     model = mlp()
-    copies, changes, notes = variants_of(model, inference_inputs(model), "int8")
-    assert [note.code for note in notes] == ["inputs_made"]
-    assert any(w.dtype == "int8" for w in copies["int8"].weights)
+    models, notes = variants_of(model, "int8")
+    assert notes == ()
+    assert any(w.dtype == "int8" for w in models["int8"].weights)
     assert all(w.dtype == "float32" for w in model.weights)
+    changes, _, _ = compare_with_float32(model, models, None, rows(64)[0], most_s=9)
     assert 0 < changes["int8"] < 0.1
 
 
-def test_a_loaded_model_is_named_by_the_policy_of_its_layers(tmp_path):
-    """Keras gives a loaded model the global policy, and its layers theirs."""
+def test_policy_of_a_loaded_model_is_that_of_its_layers(tmp_path):
+    """Keras gives the global policy to a loaded model, but not to its layers."""
     layers = keras.layers
     inputs = keras.Input((4,))
     hidden = layers.Dense(16, activation="relu", dtype="mixed_float16")(inputs)
@@ -147,45 +148,38 @@ def test_a_loaded_model_is_named_by_the_policy_of_its_layers(tmp_path):
     reference = variant(loaded, "float32")
     assert policies_of(reference) == {"float32"}
     batch = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
-    one, other = outputs_of(loaded, batch), outputs_of(reference, batch)
-    assert output_change(one, other) > 0
+    assert output_change(outputs_of(loaded, batch), outputs_of(reference, batch)) > 0
 
 
 @pytest.mark.parametrize("form", ["arrays", "dataset", "rows"])
-def test_classes_are_compared_on_all_data_that_were_given(form):
+def test_compare_with_float32_counts_classes_over_all_data(form):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1000, 4)).astype("float32")
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(2, use_bias=False)(inputs))
     model.set_weights([np.array([[1.0, 0.0], [0.0, 1.0], [0.1, 0.0], [0.0, 0.1]], "float32")])
-    other = keras.models.clone_model(model)  # It takes another class where noise decides.
+    other = keras.models.clone_model(model)  # Its small noise changes some classes.
     other.set_weights([model.get_weights()[0] + np.array([[0.1, -0.1]] * 4, "float32")])
-    given, rows = {"arrays": (x, x[:64]), "dataset": (by_32(x), x[:32]), "rows": (None, x[:50])}[
-        form
-    ]
-    share, compared = changed_classes(
-        model, {"float32": model, "int8": other}, given, rows, most_s=9
-    )
+    by_32 = tf.data.Dataset.from_tensor_slices((x, np.zeros(len(x)))).batch(32)
+    forms = {"arrays": (x, x[:64]), "dataset": (by_32, x[:32]), "rows": (None, x[:50])}
+    models = {"float32": model, "int8": other}
+    _, share, compared = compare_with_float32(model, models, *forms[form], most_s=9)
     expected = model(x[:compared]).numpy().argmax(-1) != other(x[:compared]).numpy().argmax(-1)
     assert compared == (50 if form == "rows" else 1000)
     assert share == {"int8": pytest.approx(expected.mean())}
     assert 0.01 < share["int8"] < 0.5
-    assert changed_classes(model, {"float32": model}, x, x, most_s=9) == ({}, 0)
-    _, compared = changed_classes(model, {"int8": other}, x, x[:64], most_s=0)
+    assert compare_with_float32(model, {"float32": model}, x, x, most_s=9) == ({}, {}, 0)
+    *_, compared = compare_with_float32(model, {"int8": other}, x, x[:64], most_s=0)
     assert compared == 64
 
 
-def by_32(x):
-    return tf.data.Dataset.from_tensor_slices((x, np.zeros(len(x)))).batch(32)
-
-
 @pytest.mark.filterwarnings("error")
-def test_outputs_that_overflow_or_are_zero_have_an_unknown_change():
+def test_output_change_is_unknown_if_outputs_overflow_or_are_zero():
     assert output_change([np.array([np.inf])], [np.array([1.0])]) is None
     assert output_change([np.array([1.0])], [np.array([0.0])]) is None
 
 
-def test_what_cannot_be_had_says_why():
+def test_variant_int8_needs_a_layer_that_can_be_quantised():
     inputs = keras.Input((3,))
     without = keras.Model(inputs, keras.layers.LayerNormalization()(inputs))
     with pytest.raises(PolicyUnsupported, match=r"No layer .* int8"):

@@ -1,4 +1,4 @@
-"""The search against machines whose latency is known."""
+"""The search for a latency target, on simulated machines."""
 
 import itertools
 
@@ -12,7 +12,7 @@ TARGET_S = 0.02
 
 
 class Machine:
-    """Calls take (b + 5) / 1000 s, times a lognormal factor; the fit is off by a factor."""
+    """Calls take (b + 5) / 1000 s times a lognormal factor. The fit is wrong by a factor."""
 
     def __init__(self, *, spread=0.02, fit_error=1.0, seed=0):
         self.rng = np.random.default_rng(seed)
@@ -43,88 +43,87 @@ class Machine:
         return search.checks
 
 
-def best_try(tries):
-    kept = (one for one in tries if one.outcome == "verified")
-    return max(kept, key=lambda one: one.batch_size, default=None)
+def largest_verified(checks):
+    verified = (check for check in checks if check.outcome == "verified")
+    return max(verified, key=lambda check: check.batch_size, default=None)
 
 
 SPREADS = (0.0, 0.02, 0.1)
 FIT_ERRORS = (0.6, 0.9, 1.0, 1.1, 1.5)
 
 
-def test_the_answer_keeps_to_the_target_and_is_near_the_largest():
+def test_target_search_finds_nearly_the_largest_size():
     for seed, spread, fit_error in itertools.product(range(5), SPREADS, FIT_ERRORS):
         machine = Machine(spread=spread, fit_error=fit_error, seed=seed)
-        tries = machine.search()
-        best = best_try(tries)
+        checks = machine.search()
+        best = largest_verified(checks)
         assert best is not None
         assert best.batch_size <= machine.largest() * 1.1
         assert machine.typical_s(best.batch_size) >= 0.7 * machine.typical_s(machine.largest())
-        assert len(tries) <= 6
+        assert len(checks) <= 6
 
 
-def test_room_for_drift_is_kept_and_a_right_fit_needs_one_check():
-    tries = Machine(spread=0.0).search()
-    assert [(t.batch_size, t.outcome, len(t.latencies_s)) for t in tries] == [(13, "verified", 138)]
+def test_target_search_leaves_a_margin_for_drift():
+    (check,) = Machine(spread=0.0).search()  # An exact fit needs one check.
+    assert (check.batch_size, check.outcome, len(check.latencies_s)) == (13, "verified", 138)
     for drift, seed in itertools.product((0.1, 0.3), range(10)):
-        best = best_try(Machine(spread=0.05, seed=seed).search(drift=drift))
+        best = largest_verified(Machine(spread=0.05, seed=seed).search(drift=drift))
         assert quantile_upper_bound(best.latencies_s, quantile=0.95) <= TARGET_S
         assert np.quantile(best.latencies_s, 0.95) * (1 + drift) <= TARGET_S
         assert Machine(spread=0.05).typical_s(best.batch_size) >= 0.6 * TARGET_S / (1 + drift)
 
 
 @pytest.mark.parametrize(
-    ("slow", "slow_s", "keeps"),
+    ("slow", "slow_s", "verified"),
     [
         (0, 0.0, True),
-        (6, 0.0101, True),  # Slower than the room leaves, but few.
+        (6, 0.0101, True),  # They are within the margin, but few.
         (12, 0.0101, False),
-        (2, 0.0121, False),  # The quantile keeps to the target, and its bound does not.
+        (2, 0.0121, False),  # The quantile meets the target, but its upper bound does not.
     ],
 )
-def test_the_bound_keeps_to_the_target_and_the_quantile_below_it_by_the_room(slow, slow_s, keeps):
+def test_target_search_verifies_bound_and_margin(slow, slow_s, verified):
     latencies_s = [0.0099] * (138 - slow) + [slow_s] * slow
     search = LatencyTargetSearch(
         lambda latency_s: 8, target_s=0.012, quantile=0.95, largest=8, drift=0.2
     )
     search.tell(latencies_s)
     while look := search.ask(more_sizes=False):
-        search.tell([0.0119] * look[1])  # The quantile does not leave the room.
-    assert (search.checks[0].outcome == "verified") is keeps
+        search.tell([0.0119] * look[1])  # The quantile is within the margin.
+    assert (search.checks[0].outcome == "verified") is verified
 
 
-def test_calls_that_leave_too_little_room_are_unsure_and_no_miss():
+def test_target_search_is_unsure_if_the_margin_is_too_small():
     search = LatencyTargetSearch(lambda _: 8, target_s=0.012, quantile=0.95, largest=8, drift=0.5)
     while look := search.ask(more_sizes=False):
         search.tell([0.011] * look[1])
     assert [check.outcome for check in search.checks] == ["unsure"]
 
 
-def test_a_look_is_lost_once_no_calls_can_save_it():
+def test_target_search_is_lost_when_fast_calls_cannot_help():
     search = LatencyTargetSearch(lambda _: 8, target_s=TARGET_S, quantile=0.95, largest=64)
     _, calls = search.ask()
     fast, slow = 0.5 * TARGET_S, 2 * TARGET_S
     for count in range(20):
-        made = [slow] * count + [fast] * 59
-        lost = search.is_lost(made, calls)
-        full = made + [fast] * (calls - len(made))
-        assert lost <= (np.quantile(full, 0.95) > TARGET_S)
+        latencies_s = [slow] * count + [fast] * 59
+        lost = search.is_lost(latencies_s, calls)
+        completed = latencies_s + [fast] * (calls - len(latencies_s))
+        assert lost <= (np.quantile(completed, 0.95) > TARGET_S)
     assert lost and not search.is_lost([slow] * 10, 10 * calls)
 
 
-def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
-    tries = Machine(spread=0.0, fit_error=1.3).search()
-    assert tries[0].outcome == "missed"
-    assert len(tries[0].latencies_s) == 138
+def test_target_search_makes_more_calls_only_if_the_size_can_still_pass():
+    check, *_ = Machine(spread=0.0, fit_error=1.3).search()
+    assert (check.outcome, len(check.latencies_s)) == ("missed", 138)
     slow = iter([True] + [False] * 1000)
     machine = Machine(spread=0.0)
     machine.call = lambda size, calls: [0.03 if next(slow) else 0.019 for _ in range(calls)]
-    (found,) = machine.search(more_time=False)
-    assert (found.outcome, len(found.latencies_s)) == ("verified", 138 + 4 * 138)
+    (check,) = machine.search(more_time=False)
+    assert (check.outcome, len(check.latencies_s)) == ("verified", 138 + 4 * 138)
 
 
 class Hiccups(Machine):
-    """A machine that delays a share of its calls by ten targets, about `run` of them in a row."""
+    """A machine that delays a share of its calls by ten times the target, `run` in a row."""
 
     def __init__(self, *, share, run, seed):
         super().__init__(seed=seed)
@@ -133,36 +132,40 @@ class Hiccups(Machine):
         self.slow = self.rng.random() < share
 
     def call(self, size, calls):
-        found = np.array(super().call(size, calls))
+        calls_s = np.array(super().call(size, calls))
         for i, draw in enumerate(self.rng.random(calls)):
             self.slow = draw >= self.ends if self.slow else draw < self.begins
-            found[i] += 10 * TARGET_S * self.slow
-        return list(found)
+            calls_s[i] += 10 * TARGET_S * self.slow
+        return list(calls_s)
 
-    def best(self):
-        """The answer of a search after a sweep of three sizes."""
+    def verifies(self):
+        """Whether a search after a sweep of three sizes verifies a size."""
         earlier = [[self.call(size, 59)] for size in (1, 4, 8)]
-        return best_try(self.search(drift=0.2, earlier=earlier))
+        return largest_verified(self.search(drift=0.2, earlier=earlier)) is not None
+
+
+def share_verified(searches, **machine):
+    return np.mean([Hiccups(seed=seed, **machine).verifies() for seed in range(searches)])
 
 
 @pytest.mark.parametrize(
     ("share", "run"), [(0.07, 1), pytest.param(0.07, 3, marks=pytest.mark.slow), (0.055, 5)]
 )
-def test_hiccups_that_do_not_ask_for_the_size_are_seldom_verified_away(share, run):
-    # More than 5 % of the calls are slow at every size: no size keeps to the target.
-    found = [Hiccups(share=share, run=run, seed=seed).best() for seed in range(100)]
-    assert np.mean([best is not None for best in found]) <= 0.05
+def test_target_search_seldom_verifies_if_no_size_meets_the_target(share, run):
+    # More than 5 % of the calls are slow at every size.
+    assert share_verified(100, share=share, run=run) <= 0.05
 
 
 @pytest.mark.parametrize(("share", "run"), [(0.0, 1), (0.01, 1), (0.005, 3)])
-def test_rare_hiccups_do_not_keep_a_size_from_being_verified(share, run):
-    found = [Hiccups(share=share, run=run, seed=seed).best() for seed in range(40)]
-    assert np.mean([best is not None for best in found]) >= 0.85
+def test_target_search_verifies_in_spite_of_rare_hiccups(share, run):
+    assert share_verified(40, share=share, run=run) >= 0.85
 
 
-@pytest.mark.parametrize(("slow_s", "stands"), [([0.01, 0.01, 0.01, 0.3], False), ([0.03], True)])
-def test_a_verified_size_stands_unless_calls_of_a_later_one_had_many_hiccups(slow_s, stands):
-    # The fit is off, so that the first size leaves room for a second one.
+@pytest.mark.parametrize(
+    ("slow_s", "outcome"), [([0.01, 0.01, 0.01, 0.3], "unsure"), ([0.03], "verified")]
+)
+def test_target_search_doubts_a_verified_size_after_many_hiccups_later(slow_s, outcome):
+    # The fit is too low, so that a second size follows the first.
     search = LatencyTargetSearch(
         Machine(fit_error=0.5).guess, target_s=TARGET_S, quantile=0.95, largest=1000
     )
@@ -170,4 +173,4 @@ def test_a_verified_size_stands_unless_calls_of_a_later_one_had_many_hiccups(slo
         later = itertools.islice(itertools.cycle(slow_s), look[1])
         search.tell(list(later) if search.checks else [0.009] * look[1])
     first, second, *_ = search.checks
-    assert (first.outcome, second.outcome) == ("verified" if stands else "unsure", "missed")
+    assert (first.outcome, second.outcome) == (outcome, "missed")

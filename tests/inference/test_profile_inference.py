@@ -1,4 +1,4 @@
-"""The whole of `profile_inference` on small models, for a few seconds each."""
+"""`profile_inference` on small models."""
 
 import contextlib
 import io
@@ -23,85 +23,83 @@ def profile(model=None, x=X, **changed):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Several paths and policies with a target, saved and loaded."""
+def paths_and_policies(tmp_path_factory):
+    """A profile with a target, saved and loaded, and the printed progress."""
     model = mlp()
     before = model.get_weights()
-    with contextlib.redirect_stdout(io.StringIO()) as told:
-        found = profile(
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        result = profile(
             model,
             call_paths=("compiled", "predict"),
             dtype_policies=("float32", "bfloat16"),
-            latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
+            latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are accepted and saved.
             quantile=np.float64(0.95),
-            time_budget_s=np.float32(8.0),
+            time_budget_s=np.float32(4.0),
         )
-    for now, then in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    for weight, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, expected)
     path = tmp_path_factory.mktemp("profile") / "p.json"
-    found.save(path)
+    result.save(path)
     loaded = InferenceProfile.load(path)
-    assert loaded == found
-    return loaded, told.getvalue()
+    assert loaded == result
+    return loaded, printed.getvalue()
 
 
-def test_every_path_and_policy_has_a_record_a_size(whole):
-    found, _ = whole
-    assert found.series == tuple(
+def test_profile_inference_has_a_timing_for_each_path_policy_and_size(paths_and_policies):
+    result, _ = paths_and_policies
+    assert result.series == tuple(
         (path, policy) for policy in ("float32", "bfloat16") for path in ("compiled", "predict")
     )
-    assert [t.batch_size for t in found.timings] == [1, 8, 64] * 4
-    for timing in found.timings:
+    assert [t.batch_size for t in result.timings] == [1, 8, 64] * 4
+    for timing in result.timings:
         if timing.measured:
             assert timing.first_call_s > 0
             assert len(timing.latencies_s) >= len(timing.times_s) >= 1
         else:
             assert timing.reason.code in ("warm_up_time_spent", "too_slow_to_time")
-    first = [t for t in found.timings if (t.call_path, t.dtype_policy) == ("compiled", "float32")]
-    assert all(t.measured for t in first)
+    assert all(timing.measured for timing in result.timings[:3])
 
 
 @pytest.mark.slow
-def test_memory_was_measured_for_each_policy_and_size(capsys):
+def test_profile_inference_measures_the_memory_of_each_policy_and_size(capsys):
     policies = ("float32", "bfloat16")
-    with shared_worker():  # Else a process a policy.
-        found = profile(
+    with shared_worker():  # Instead of one process for each policy.
+        result = profile(
             dtype_policies=policies,
             measure_memory=True,
             memory_limit_bytes=np.int64(2**28),
-            time_budget_s=20.0,  # Memory takes at most a part of it.
+            time_budget_s=20.0,  # Memory gets a part of it.
         )
-    assert {(m.dtype_policy, m.batch_size) for m in found.memory} == {
+    assert {(m.dtype_policy, m.batch_size) for m in result.memory} == {
         (policy, size) for policy in policies for size in (1, 8, 64)
     }
-    assert all(m.outcome == "fits" and m.peak_bytes > 0 for m in found.memory)
-    assert found.memory_limit_bytes == 2**28
-    told = capsys.readouterr().out
-    assert "measuring memory in a worker process" in told.splitlines()[0]
-    assert "memory of batch 8 under bfloat16: " in told
+    assert all(m.outcome == "fits" and m.peak_bytes > 0 for m in result.memory)
+    assert result.memory_limit_bytes == 2**28
+    printed = capsys.readouterr().out
+    assert "measuring memory in a worker process" in printed.splitlines()[0]
+    assert "memory of batch 8 under bfloat16: " in printed
 
 
-def test_a_loose_target_is_verified_by_fresh_calls(whole):
-    found, told = whole
-    answer = found.batch_for(latency_ms=10_000)
+def test_profile_inference_verifies_a_loose_target_by_fresh_calls(paths_and_policies):
+    result, printed = paths_and_policies
+    answer = result.batch_for(latency_ms=10_000)
     assert (answer.batch_size, answer.verified) == (64, True)
-    assert not found.batch_for(latency_ms=9_000, quantile=0.5).verified
-    (check,) = found.checks
+    assert not result.batch_for(latency_ms=9_000, quantile=0.5).verified
+    (check,) = result.checks
     assert len(check.latencies_s) >= 59
-    assert 0 < found.output_changes["bfloat16"] < 0.1
+    assert 0 < result.output_changes["bfloat16"] < 0.1
     for words in ("compiled under float32, size 1: ", "checked batch 64: "):
-        assert words in told
+        assert words in printed
 
 
-def test_default_sizes_are_powers_of_two_until_the_time_ends_them():
-    found = kbatch.profile_inference(mlp(), measure_memory=False, time_budget_s=0.5)
-    sizes = [t.batch_size for t in found.timings]
-    assert sizes == [2**k for k in range(13)]
-    assert found.timings[0].measured
-    assert [note.code for note in found.noted] == ["inputs_made"]
+def test_profile_inference_default_sizes():
+    result = kbatch.profile_inference(mlp(), measure_memory=False, time_budget_s=0.5)
+    assert [t.batch_size for t in result.timings] == [2**k for k in range(13)]
+    assert result.timings[0].measured
+    assert [note.code for note in result.noted] == ["inputs_made"]
 
 
-def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
+def test_profile_inference_builds_a_subclassed_model_by_a_call():
     class Own(keras.Model):
         def __init__(self):
             super().__init__()
@@ -110,12 +108,12 @@ def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
         def call(self, x):
             return self.dense(x)
 
-    found = profile(Own(), dtype_policies=("float32", "float16"), time_budget_s=0.3)
-    assert found.series == (("compiled", "float32"),)
-    assert "policy_not_measured" in [note.code for note in found.notes]
+    result = profile(Own(), dtype_policies=("float32", "float16"), time_budget_s=0.3)
+    assert result.series == (("compiled", "float32"),)
+    assert "policy_not_measured" in [note.code for note in result.notes]
 
 
-def test_want_of_memory_in_a_call_is_a_result():
+def test_profile_inference_continues_after_out_of_memory():
     class RunsOut(keras.layers.Layer):
         def call(self, x):
             return tf.ensure_shape(tf.numpy_function(self.checked, [x], x.dtype), x.shape)
@@ -126,8 +124,8 @@ def test_want_of_memory_in_a_call_is_a_result():
             return x
 
     inputs = keras.Input((X.shape[1],))
-    found = profile(keras.Model(inputs, RunsOut()(inputs)), time_budget_s=1.0)
-    assert [t.outcome for t in found.timings] == ["measured", "measured", "out_of_memory"]
+    timings = profile(keras.Model(inputs, RunsOut()(inputs)), time_budget_s=0.5).timings
+    assert [t.outcome for t in timings] == ["measured", "measured", "out_of_memory"]
 
 
 def of_four_rows():
@@ -139,27 +137,27 @@ def of_four_rows():
     ("changed", "error", "message"),
     [
         ({"batch_sizes": (4, 2)}, ValueError, "ascending"),
-        ({"latency_slo_ms": -1}, ValueError, "positive number, in milliseconds"),
+        ({"latency_slo_ms": -1}, ValueError, "positive number of milliseconds"),
         ({"quantile": "0.9"}, ValueError, "between 0 and 1"),
         ({"time_budget_s": "5"}, InputError, "time_budget_s"),
         ({"memory_limit_bytes": 0}, ValueError, "at least one MiB"),
         ({"call_paths": "onnx"}, InputError, "call_paths"),
-        ({"call_paths": ("predict",), "latency_slo_ms": 5}, InputError, "name another call path"),
+        ({"call_paths": ("predict",), "latency_slo_ms": 5}, InputError, "one batch at a time"),
         ({"dtype_policies": "float8"}, ValueError, "dtype_polic"),
         ({"dtype_policies": ("float16", "float16")}, InputError, "dtype_polic"),
         ({"bulk_examples": 0}, ValueError, "bulk_examples"),
         ({"model": "model.keras"}, TypeError, "load it first"),
         ({"model": of_four_rows()}, InputError, r"batches of any size.*batches of 4 only"),
-        ({"x": X[:, 1:]}, InputError, r"`x` must hold rows.*Received: x with rows"),
+        ({"x": X[:, 1:]}, InputError, r"`x` must hold an array.*Received: x with rows"),
         ({"latency_slo_ms": 1e-3}, TargetTooLow, "at least what batch size 1 takes"),
     ],
 )
-def test_what_cannot_be_measured_is_told(changed, error, message):
+def test_profile_inference_refuses(changed, error, message):
     with pytest.raises(error, match=message):
         profile(**changed)
 
 
-def test_what_a_call_changes_in_the_model_is_put_back():
+def test_profile_inference_restores_the_state_of_the_model():
     class Counter(keras.layers.Layer):
         def build(self, shape):
             self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)

@@ -1,0 +1,253 @@
+"""Functions that predict: given by the user, or loaded from a file of another runtime."""
+
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.device.failures import failure_text
+from kbatch.errors import InputError, InputTypeError
+from kbatch.inference.call_paths import (
+    MOST_ROWS,
+    TEXT_KINDS,
+    Run,
+    fetched,
+    fixed_batch,
+    inference_inputs,
+    open_path,
+    random_rows,
+    repeated,
+    row_kinds,
+)
+from kbatch.training.data.forms import as_dataset, is_dataset, rows_of
+from kbatch.training.data.training_data import TrainingData
+
+# Share of the largest output by which two calls of the same batch may differ.
+_ROUNDING = 1e-3
+
+Function = Callable[[Any], Any]
+
+
+def functions_by_name(functions: Any) -> dict[str, Function]:
+    """Return one function, or a dict of functions, as a dict by name."""
+    if callable(functions):
+        name = getattr(functions, "__name__", type(functions).__name__)
+        functions = {"function" if name == "<lambda>" else name: functions}
+    items = functions.items() if isinstance(functions, Mapping) else [("model", functions)]
+    for name, function in items:
+        if not (isinstance(name, str) and name and callable(function)):
+            raise InputTypeError(
+                "`model` must be a keras.Model, a function of a batch, or a dict of names and "
+                "functions: build or load it first (`keras.saving.load_model`). "
+                f"Received: {name!r} of type {type(function).__name__}."
+            )
+    if not functions:
+        raise InputError("`model` must hold at least one function. Received: model={}.")
+    return dict(functions)
+
+
+def function_rows(x: Any) -> Any:
+    """Take some rows of the data for functions, with the dtypes of the data."""
+    x = as_dataset(x)
+    if is_dataset(x):
+        rows = TrainingData(x).some_rows(None)
+        return keras.utils.unpack_x_y_sample_weight(rows.rows)[0] if rows else None
+    rows = keras.tree.map_structure(np.asarray, x)
+    lengths = {leaf.shape[:1] or (0,) for leaf in keras.tree.flatten(rows)}
+    if len(lengths) != 1 or (0,) in lengths or _has_object_arrays(rows):
+        raise InputError(
+            "A function needs `x`: a `tf.data.Dataset`, or arrays with the examples on the first "
+            "axis (`x[None]` for a single example) and the same number of examples in each. "
+            f"Received: x of type {type(x).__name__}."
+        )
+    return keras.tree.map_structure(lambda leaf: leaf[:MOST_ROWS], rows)
+
+
+def _has_object_arrays(nested: Any) -> bool:
+    """Return whether a leaf is neither numbers nor text, such as None."""
+    leaves = map(np.asarray, keras.tree.flatten(nested))
+    return any(
+        leaf.dtype == object and not isinstance(leaf.flat[0], (str, bytes)) for leaf in leaves
+    )
+
+
+@contextlib.contextmanager
+def open_function(name: str, function: Function, rows: Any) -> Iterator[Run]:
+    """Prepare a function, or a model as a compiled one, and check its outputs in three calls."""
+    if isinstance(function, keras.Model):
+        inference_inputs(function, rows)
+        with open_path("compiled", function, rows) as compiled:
+            yield compiled
+        return
+
+    def run(batch: Any, _: int) -> Any:
+        return fetched(function(batch))
+
+    row, pair = repeated(rows, 1), keras.tree.map_structure(lambda leaf: leaf[[-1, 0]], rows)
+    first = _checked_call(name, run, rows, row)
+    if not keras.tree.flatten(first) or _has_object_arrays(first):
+        raise InputError(
+            "The function must return its outputs: arrays or tensors with a row for each row of "
+            f"the batch. Received: {name!r}, which returned {first!r:.60}."
+        )
+    first = keras.tree.map_structure(np.array, first)  # The function may reuse its memory.
+    _checked_call(name, run, rows, pair)
+    if not _same(first, _checked_call(name, run, rows, row)):
+        raise InputError(
+            "The function must return the same outputs for the same batch: it must not keep state "
+            "between calls, change its input, or draw random numbers. "
+            f"Received: {name!r}, whose third call returned other outputs than its first."
+        )
+    yield run
+
+
+def _checked_call(name: str, run: Run, rows: Any, batch: Any) -> Any:
+    """Call a function. If it fails, find out whether it takes one batch size only."""
+    try:
+        return run(batch, rows_of(batch))
+    except Exception as error:  # A function may raise anything if it cannot take a batch.
+        refusal = InputError(
+            "The function must take a batch of `x` as NumPy arrays, nested as in `x`: give `x` "
+            "the dtypes and shapes that the function takes, or convert them in the function. "
+            f"Received: x with rows of dtype and shape {row_kinds(rows)}; {name!r} raised: "
+            f"{failure_text(error)}"
+        )
+        for size in sorted({*(2**k for k in range(9)), rows_of(rows)} - {rows_of(batch)}):
+            with contextlib.suppress(Exception):  # Any error means that this size fails too.
+                run(repeated(rows, size), size)
+                refusal = fixed_batch(name, size)
+                break
+        raise refusal from error
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Return whether two outputs differ by no more than rounding."""
+    first, second = keras.tree.flatten(first), keras.tree.flatten(second)
+    if [leaf.shape for leaf in first] != [leaf.shape for leaf in second]:
+        return False
+    for before, after in zip(first, second, strict=True):
+        if before.dtype.kind in (*TEXT_KINDS, "b"):
+            if not np.array_equal(before, after):
+                return False
+            continue
+        largest = np.max(np.abs(before), initial=0.0, where=np.isfinite(before))
+        if not np.allclose(before, after, rtol=0, atol=_ROUNDING * largest, equal_nan=True):
+            return False
+    return True
+
+
+# ONNX dtypes whose names differ from those in NumPy.
+_ONNX_DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
+
+
+def load_model_file(path: Path) -> tuple[keras.Model | Mapping[str, Function], Any]:
+    """Load a Keras model, or a function with the name of its file and random rows for it."""
+    loaders = {".onnx": _load_onnx, ".tflite": _load_litert}
+    if path.is_dir():
+        load: Callable[[Path], tuple[Function, dict[str, Any]]] = _load_folder
+    elif path.suffix.lower() in loaders:
+        load = loaders[path.suffix.lower()]
+    else:
+        return _load_keras(path), None
+    try:
+        function, specs = load(path)
+    except (InputError, ImportError):
+        raise
+    except Exception as error:  # Each runtime has its own errors for a damaged file.
+        raise InputError(
+            "The model file must be one that its runtime loads: export the model again. "
+            f"Received: {path} ({' '.join(str(error).split())[:200]})"
+        ) from error
+    inputs = {}
+    for name, (shape, dtype) in specs.items():
+        if shape and isinstance(shape[0], int) and shape[0] >= 0:
+            raise fixed_batch(path.name, shape[0])
+        # An axis of any length may be a name or -1.
+        lengths = [n if isinstance(n, int) and n >= 0 else None for n in shape]
+        inputs[name] = keras.KerasTensor(lengths, dtype, name=name)
+    return {path.name: function}, random_rows(inputs)
+
+
+def _load_keras(path: Path) -> Any:
+    try:
+        return keras.saving.load_model(path, compile=False)
+    # TypeError: Keras does not know the class. OSError, KeyError: the file is damaged.
+    except (ValueError, TypeError, OSError, KeyError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise InputError(
+            "The model file must be a .keras or .h5 file with layers of Keras, an .onnx or .tflite "
+            "file, or the folder of a SavedModel. If the model has custom layers, call "
+            f"`kbatch.profile_inference` in Python. Received: {path} ({cause})"
+        ) from error
+
+
+def _load_onnx(path: Path) -> tuple[Function, dict[str, Any]]:
+    runtime = _runtime("onnxruntime", "onnxruntime", path)
+    session = runtime.InferenceSession(str(path), providers=runtime.get_available_providers())
+    specs = {
+        tensor.name: (tensor.shape, _ONNX_DTYPES.get(tensor.type, tensor.type[len("tensor(") : -1]))
+        for tensor in session.get_inputs()
+    }
+    return lambda batch: session.run(None, batch), specs
+
+
+def _load_litert(path: Path) -> tuple[Function, dict[str, Any]]:
+    """Load a LiteRT file to run on all cores of this process."""
+    runtime = _runtime("ai_edge_litert.interpreter", "ai-edge-litert", path)
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    open_file = functools.partial(runtime.Interpreter, model_path=str(path), num_threads=threads)
+    inputs = open_file().get_input_details()
+
+    @functools.cache
+    def interpreter_of(batch_size: int) -> Any:
+        # Resizing one interpreter would slow the first call of each round.
+        interpreter = open_file()
+        for tensor in inputs:
+            interpreter.resize_tensor_input(tensor["index"], (batch_size, *tensor["shape"][1:]))
+        interpreter.allocate_tensors()
+        return interpreter, [tensor["index"] for tensor in interpreter.get_output_details()]
+
+    def call(batch: Any) -> Any:
+        interpreter, outputs = interpreter_of(len(batch[inputs[0]["name"]]))
+        for tensor in inputs:
+            interpreter.set_tensor(tensor["index"], batch[tensor["name"]])
+        interpreter.invoke()
+        return [interpreter.get_tensor(index) for index in outputs]
+
+    return call, {
+        tensor["name"]: (tensor["shape_signature"].tolist(), tensor["dtype"].__name__)
+        for tensor in inputs
+    }
+
+
+def _load_folder(path: Path) -> tuple[Function, dict[str, Any]]:
+    loaded: Any = tf.saved_model.load(str(path))
+    if not (names := list(loaded.signatures)):
+        raise InputError(
+            "The folder must hold a SavedModel with a signature: export the model by "
+            f"`model.export`. Received: {path}"
+        )
+    serve = loaded.signatures["serving_default" if "serving_default" in names else names[0]]
+    specs = serve.structured_input_signature[1]
+
+    def call(batch: Any) -> Any:
+        _ = loaded  # A signature does not keep the variables of its model alive.
+        return serve(**{name: tf.constant(leaf) for name, leaf in batch.items()})
+
+    return call, {n: (s.shape.as_list(), s.dtype.name) for n, s in specs.items()}
+
+
+def _runtime(module: str, package: str, path: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"A {path.suffix} file needs its runtime: `pip install {package}`. Received: {path}"
+        ) from error
