@@ -9,7 +9,7 @@ from kbatch.training.data.forms import rows_of
 
 
 class Rows(keras.utils.PyDataset):
-    """Rows in batches, the last one shorter; counts how often an epoch ended."""
+    """Rows in batches. Counts how often `on_epoch_end` was called."""
 
     def __init__(self, rows=20, size=8, **settings):
         super().__init__(**settings)
@@ -29,7 +29,7 @@ class Rows(keras.utils.PyDataset):
 
 
 class Step:
-    """A train step that does nothing and remembers the rows that it was called with."""
+    """A train step that does nothing but record the rows of its batches."""
 
     def __init__(self):
         self.rows, self.restored, self.waited = [], 0, 0

@@ -24,7 +24,7 @@ def make_rate(rate, *, examples=640, wait_share=None, rounds=5):
 
 
 def make_change(name="parallel_map", gain=1.9, *, condition=None):
-    """A change that makes training so many times as fast, None where it was not tried."""
+    """Return a change that makes training `gain` times as fast. If None, it was not tried."""
     if gain is None:
         return ChangeRecord(
             name, f"code of {name}", reason=Note.of("no_time_for_changes", needed="9")
@@ -39,7 +39,7 @@ def make_change(name="parallel_map", gain=1.9, *, condition=None):
 
 
 def make_long_run(low, high=None, *, waiting=None):
-    """A reading of three seconds with these bounds, in examples/s."""
+    """Return a reading of three seconds with these bounds in examples/s."""
     counted = ("whole_chunks", round(3 * low), 3.0, 0, 0.0)
     if high is not None:
         counted = ("part_of_the_data", round(3 * low), 3.0, round(2 * high), 2.0)

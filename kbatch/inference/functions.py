@@ -170,7 +170,7 @@ def load_model_file(path: Path) -> tuple[keras.Model | Mapping[str, Function], A
         if shape and isinstance(shape[0], int) and shape[0] >= 0:
             raise fixed_batch(path.name, shape[0])
         # An axis of any length may be a name or -1.
-        lengths = [n if isinstance(n, int) and n >= 0 else None for n in shape]
+        lengths = [None if not isinstance(n, int) or n < 0 else n for n in shape]
         inputs[name] = keras.KerasTensor(lengths, dtype, name=name)
     return {path.name: function}, random_rows(inputs)
 

@@ -73,7 +73,7 @@ _SHARE_TO_COMPARE = 0.05
 # With a target, the default sizes are every third power of two, and all of them near the target.
 # A few rounds are enough for each, because fresh calls verify the answer.
 _STEP_WITH_TARGET = 3
-# A record keeps at most so many calls of each block, unless the quantile needs more.
+# Most calls of a block that a record keeps, unless the quantile needs more.
 _RECORDED_CALLS = 64
 
 
@@ -279,7 +279,7 @@ def measure_predict_memory(
     why_here = "model on the GPU" if gpu_in_use() else None
     say(f"measuring memory in {'this process' if why_here else 'a worker process'}")
     data, policy = TrainingData(rows), global_policy()
-    records, notes, limit_bytes = (), (), None
+    limit_bytes, records, notes = None, (), ()
     for left, (name, model) in zip(range(len(models), 0, -1), models.items(), strict=True):
         part_ends_s = time.perf_counter() + (ends_s - time.perf_counter()) / left
         load = Workload(lambda model=model: model, data, policy, training=False)

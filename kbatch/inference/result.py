@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Keras cuts the examples of one call into many batches, so the latency of one batch is not known.
 BULK_PATH = "predict"
-# The calls of a size are cut into at most so many groups. The scatter of their quantiles is noise.
+# Most groups that the calls of a size are cut into. The scatter of their quantiles shows the noise.
 _MOST_GROUPS = 8
 # Each batch size that the fit may give, as the end of a sentence. The first known one is printed.
 _ANSWERS = {

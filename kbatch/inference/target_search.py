@@ -36,7 +36,7 @@ _AIM = 0.92
 _MOST_CHECKS = 6
 # If the quantile is above this share of the allowed time, a larger size would gain little.
 _WELL_USED = 0.70
-# A second look at a size makes so many times the calls of the first look.
+# Calls of a second look at a size, as a multiple of the first look.
 _SECOND_LOOK_FACTOR = 4
 # Calls in a row that a hiccup slows, assumed until one is seen.
 _ASSUMED_RUN = 2.0

@@ -1,1 +1,1 @@
-"""Whether the data are the bottleneck."""
+"""Does the input pipeline or the train step limit training?"""

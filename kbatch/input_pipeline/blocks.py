@@ -1,11 +1,12 @@
-"""Batches taken from a pipeline, alone or with a train step after each, and what counts of them.
+"""Timed blocks of an input pipeline, of a train step, and of both together.
 
-Each block of a measurement starts the pipeline again, so that nothing runs behind the other blocks
-and none begins with batches made before. What the start costs is left out, the first batch and what
-follows until tf.data has tuned itself, unless whole epochs count or all that comes from the start:
-which of them is decided once for a pipeline, so that its rounds count the same. Before the blocks
-the pipeline is read once for long, and some of its batches are held for the train step alone. The
-train step is that of the model, borrowed and returned as it was.
+Each block starts the pipeline again, so that no pipeline runs in the background of another block
+and no block starts with batches from before. Usually a block does not count the start: the first
+batch, and the batches until tf.data has tuned itself. But it may count whole epochs, or all batches
+from the start. This is decided once for each pipeline, so that all its rounds count the same.
+
+Before the blocks, one long reading of the pipeline gives some batches for the train step alone. The
+train step belongs to the user's model, whose state is restored afterwards.
 """
 
 import bisect
@@ -31,82 +32,82 @@ from kbatch.training.step_call import StepCall, check_one_device
 
 
 def epochs_of(pipeline: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
-    """Read a pipeline batch by batch, epoch after epoch; with each comes how many had ended."""
+    """Yield the batches of a pipeline, epoch after epoch, each with the number of its epoch."""
     for epoch in itertools.count():
         batches = 0
         try:
-            # The threads behind an iterator end with its last reference: nothing runs behind two.
+            # No variable holds the iterator, so its threads end before the next epoch begins.
             for batch in pipeline:
                 yield epoch, batch
                 batches += 1
-        except Exception as error:  # Code of the user makes the batches, and may raise anything.
-            raise _broken(error, batches) from error
+        except Exception as error:  # The user's code makes the batches, and may raise anything.
+            raise _data_error(error, batches) from error
         if batches == 0:
             raise InputError(
-                "There are no batches to measure: give data with at least one, and let a data "
-                "function make a new generator each time it is called, for one that was used up "
-                f"gives none. Received: no batch in epoch {epoch} (the first is 0)."
+                "The data must have at least one batch in each epoch: a data function must make a "
+                "new generator each time it is called. "
+                f"Received: no batch in epoch {epoch} (the first is 0)."
             )
 
 
-def _broken(error: Exception, batch: int) -> InputError:
+def _data_error(error: Exception, batch: int) -> InputError:
     return InputError(
-        f"The data raised an error at batch {batch} (the first is 0): fix them so that they can "
-        f"be read from start to end. Received: {failure_text(error)}"
+        f"The data raised an error at batch {batch} (the first is 0): fix the data so that all "
+        f"batches can be read. Received: {failure_text(error)}"
     )
 
 
 def read_by_workers(data: keras.utils.PyDataset, workers: int) -> tf.data.Dataset:
-    """Return the batches of a PyDataset, read by so many threads as Keras would."""
+    """Return the batches of a PyDataset, read by threads as in Keras."""
     try:
         batches = as_dataset(_ReadByWorkers(data, workers))
     except InputError:
         raise
-    except Exception as error:  # The spec is read off the first batches.
-        raise _broken(error, 0) from error
+    except Exception as error:  # The first batches are read here, by the user's code.
+        raise _data_error(error, 0) from error
     options = tf.data.Options()
-    # To free an iterator whose prefetch is tuned takes as long as it lived.
+    # With autotune, TensorFlow needs as long to free an iterator as the iterator was in use.
     options.autotune.enabled = False
     return batches.prefetch(max(1, data.max_queue_size)).with_options(options)
 
 
 class _ReadByWorkers(keras.utils.PyDataset):
-    """The batches of a PyDataset, which hears of no epochs: it stays as it is."""
+    """The batches of a PyDataset, without calls of its methods at the end of an epoch."""
 
-    def __init__(self, given: keras.utils.PyDataset, workers: int):
+    def __init__(self, source: keras.utils.PyDataset, workers: int):
         super().__init__(workers=workers)
-        self._given = given
+        self._source = source
 
     @property
     def num_batches(self) -> int | None:
-        return self._given.num_batches
+        return self._source.num_batches
 
     def __getitem__(self, index: int) -> Any:
-        return self._given[index]
+        return self._source[index]
 
 
 @contextlib.contextmanager
 def borrowed_step(model: keras.Model, batch: Any) -> Iterator[StepCall]:
-    """Lend the train step of a model, which keeps the weights that it gets from the batch."""
+    """Build the model on a batch, lend its train step, and restore its state afterwards."""
     check_one_device(model)
     if user_step(model) is not None:
         build_ahead(model, each_part(tf.type_spec_from_value, batch))
     elif not model.built:
-        with fitting_data():
+        with data_must_fit_model():
             model(keras.utils.unpack_x_y_sample_weight(batch)[0])
     with kept_state(model) as state:
         yield StepCall(model, state)
 
 
 @contextlib.contextmanager
-def fitting_data() -> Iterator[None]:
-    """Turn what a model says of data that do not fit it into an error that names both."""
+def data_must_fit_model() -> Iterator[None]:
+    """Turn an error of the model about its data into one that says what to do."""
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
         raise InputError(
-            "The model cannot be trained on these data: give inputs and targets of the shapes and "
-            f"dtypes that the model and its loss take. Received: {failure_text(error)}"
+            "The data must have inputs and targets with the shapes and dtypes that the model and "
+            f"its loss take. Received: {failure_text(error)}"
         ) from error
 
 
@@ -114,77 +115,78 @@ MOST_ROUNDS = 9
 _FEWEST_BATCHES = 4
 _SHORTEST_S = 0.05
 _SETTLE_SHARE = 0.25
-# Steps that are launched before the device is waited for: `fit` waits for none of them.
+# Steps that are launched before waiting for the device, because `fit` does not wait at each step.
 _LAUNCHED = 8
 
 
-class Taken(NamedTuple):
-    """A batch that was taken, with seconds since the pipeline was started."""
+class TimedBatch(NamedTuple):
+    """A batch that was read. Its times are seconds since the start of the pipeline."""
 
-    epoch: int  # How many had ended before it.
+    epoch: int
     rows: int
     numbers: int
-    asked_s: float
+    requested_s: float
     arrived_s: float
-    end_s: float  # When it was used up, by a train step if there is one.
-    new: bool  # Whether the train step had not seen its shapes, and may have compiled.
+    end_s: float  # After the train step, if there is one.
+    is_new: bool  # Whether the train step had not seen its shapes, and may have compiled.
 
 
-def taken_batches(
+def timed_batches(
     source: Iterable[Any], step: StepCall | None = None
-) -> Generator[tuple[Taken, Any], None, None]:
-    """Start a pipeline and take its batches, epoch after epoch, until the iterator is closed."""
-    opened_s, asked_s = time.perf_counter(), 0.0
+) -> Generator[tuple[TimedBatch, Any], None, None]:
+    """Start a pipeline and read its batches, epoch after epoch, until the iterator is closed."""
+    opened_s, requested_s = time.perf_counter(), 0.0
     with contextlib.closing(epochs_of(source)) as batches:
         for epoch, batch in batches:
             arrived_s = time.perf_counter() - opened_s
-            new = step is not None and not step.has_seen(batch)
+            is_new = step is not None and not step.has_seen(batch)
             if step is not None:
                 step(batch)
-            times_s = asked_s, arrived_s, time.perf_counter() - opened_s
-            yield Taken(epoch, rows_of(batch), numbers_in(batch), *times_s, new), batch
-            asked_s = time.perf_counter() - opened_s
+            times_s = requested_s, arrived_s, time.perf_counter() - opened_s
+            yield TimedBatch(epoch, rows_of(batch), numbers_in(batch), *times_s, is_new), batch
+            requested_s = time.perf_counter() - opened_s
 
 
 class BlockLength(NamedTuple):
-    settle_s: float  # Left out after the first batch, one batch at least.
-    measure_s: float  # Measured after that, four batches at least.
-    longest_s: float  # After so long one batch is enough.
-    # What counts: what comes after `settle_s`, whole epochs with their starts, or all.
+    settle_s: float  # Not counted after the first batch, at least one batch.
+    measure_s: float  # Counted after that, at least four batches.
+    longest_s: float  # After this time one batch is enough.
+    # Which batches count: those after `settle_s`, whole epochs, or all from the start.
     counting: Literal["settled", "epochs", "start"] = "settled"
 
     def is_over(self, duration_s: float, batches: int) -> bool:
-        enough = duration_s >= self.measure_s and batches >= _FEWEST_BATCHES
-        return batches > 0 and (enough or duration_s >= self.longest_s)
+        is_enough = duration_s >= self.measure_s and batches >= _FEWEST_BATCHES
+        return batches > 0 and (is_enough or duration_s >= self.longest_s)
 
-    def counted(self, taken: Sequence[Taken]) -> tuple[float, Sequence[Taken]] | None:
-        """Return when counting began and the batches that count, None while more are needed."""
-        if not taken:
+    def counted(self, batches: Sequence[TimedBatch]) -> tuple[float, Sequence[TimedBatch]] | None:
+        """Return when counting began and the batches that count, or None if more are needed."""
+        if not batches:
             return None
-        last, began_s, left_out = taken[-1], 0.0, 0
+        last, began_s, first = batches[-1], 0.0, 0
         if self.counting == "epochs":
-            over = last.epoch > 0 and last.end_s >= self.settle_s + self.measure_s
-            return (0.0, [one for one in taken if one.epoch < last.epoch]) if over else None
-        if self.counting == "settled":
-            settled_s = taken[0].end_s + self.settle_s
-            at = bisect.bisect_left(taken, settled_s, lo=1, key=lambda one: one.end_s)
-            if at == len(taken):
+            if last.epoch == 0 or last.end_s < self.settle_s + self.measure_s:
                 return None
-            began_s, left_out = taken[at].end_s, at + 1
-        if not self.is_over(last.end_s - began_s, len(taken) - left_out):
+            return 0.0, [batch for batch in batches if batch.epoch < last.epoch]
+        if self.counting == "settled":
+            settled_s = batches[0].end_s + self.settle_s
+            settled = bisect.bisect_left(batches, settled_s, lo=1, key=lambda batch: batch.end_s)
+            if settled == len(batches):
+                return None
+            began_s, first = batches[settled].end_s, settled + 1
+        if not self.is_over(last.end_s - began_s, len(batches) - first):
             return None
-        return began_s, taken[left_out:]
+        return began_s, batches[first:]
 
 
 class Block(NamedTuple):
     examples: int
     duration_s: float
-    spans: tuple[StepSpan, ...] = ()  # Of training.
-    batch_numbers: float = 0.0  # The mean of the numbers in a batch, with a pipeline.
+    spans: tuple[StepSpan, ...] = ()  # Training steps.
+    batch_numbers: float = 0.0  # Mean count of numbers in a batch of the pipeline.
 
 
 def block_length(budget_s: float, *, contenders: float, starts_s: float) -> BlockLength:
-    """Compute how long blocks may last so that nine rounds of them fit in a budget."""
+    """Compute the length of blocks so that nine rounds fit in a budget."""
     block_s = max(budget_s / 2, budget_s - MOST_ROUNDS * starts_s) / (MOST_ROUNDS * contenders)
     return BlockLength(
         settle_s=max(_SETTLE_SHARE * block_s, _SHORTEST_S / 2),
@@ -196,31 +198,35 @@ def block_length(budget_s: float, *, contenders: float, starts_s: float) -> Bloc
 def reading_block(
     source: Iterable[Any], length: BlockLength, step: StepCall | None = None
 ) -> Block:
-    """Measure the pipeline alone, or training: a step that may have compiled is left out."""
+    """Time the pipeline alone, or training without the steps that may have compiled."""
     if step is not None:
         step.restore()
-    taken: list[Taken] = []
-    with contextlib.closing(taken_batches(source, step)) as batches:
-        while (found := length.counted(taken)) is None:
-            taken.append(next(batches)[0])
-    began_s, counted = found
-    known = [one for one in counted if not one.new] or counted  # Unless no shape repeats.
+    read: list[TimedBatch] = []
+    with contextlib.closing(timed_batches(source, step)) as batches:
+        while (result := length.counted(read)) is None:
+            read.append(next(batches)[0])
+    began_s, counted = result
+    # Steps on new shapes count only if all shapes are new.
+    counted = [batch for batch in counted if not batch.is_new] or counted
     spans: tuple[StepSpan, ...] = ()
-    # A pipeline works on between two batches, so that of it alone all the time counts.
+    # A pipeline also works between two batches, so all the time counts if it is alone.
     duration_s = counted[-1].end_s - began_s
     if step is not None:
-        duration_s = sum(one.end_s - one.asked_s for one in known)
+        first_s, duration_s = counted[0].requested_s, sum(b.end_s - b.requested_s for b in counted)
         spans = tuple(
-            StepSpan(o.asked_s - known[0].asked_s, o.arrived_s - o.asked_s, o.end_s - o.arrived_s)
-            for o in known
+            StepSpan(
+                batch.requested_s - first_s,
+                batch.arrived_s - batch.requested_s,
+                batch.end_s - batch.arrived_s,
+            )
+            for batch in counted
         )
-    return Block(
-        sum(one.rows for one in known), duration_s, spans, fmean(one.numbers for one in known)
-    )
+    examples, numbers = (batch.rows for batch in counted), (batch.numbers for batch in counted)
+    return Block(sum(examples), duration_s, spans, fmean(numbers))
 
 
 def step_block(step: StepCall, batches: Sequence[Any], length: BlockLength) -> Block:
-    """Measure the train step alone, on batches that take turns, for they may differ in shape."""
+    """Time the train step alone. The batches take turns, because their shapes may differ."""
     step.restore()
     began_s = time.perf_counter()
     step(batches[0])
@@ -230,8 +236,8 @@ def step_block(step: StepCall, batches: Sequence[Any], length: BlockLength) -> B
     for steps, batch in enumerate(itertools.cycle(batches), start=1):
         step.launch(batch)
         rows += rows_of(batch)
-        due = steps % _LAUNCHED == 0 or time.perf_counter() - began_s >= length.measure_s
-        if due and steps % len(batches) == 0:
+        is_due = steps % _LAUNCHED == 0 or time.perf_counter() - began_s >= length.measure_s
+        if is_due and steps % len(batches) == 0:
             step.wait()
             if length.is_over(time.perf_counter() - began_s, steps):
                 break
@@ -239,7 +245,7 @@ def step_block(step: StepCall, batches: Sequence[Any], length: BlockLength) -> B
 
 
 def rate_of(blocks: Sequence[Block]) -> RateRecord:
-    """Join the blocks of one contender, one a round."""
+    """Join the blocks of one contender, one block from each round."""
     waited = tuple(sum(span.wait_s for span in block.spans) for block in blocks)
     return RateRecord(
         examples=tuple(block.examples for block in blocks),
@@ -248,86 +254,89 @@ def rate_of(blocks: Sequence[Block]) -> RateRecord:
     )
 
 
-# A pause as long as the longest so far would change the rate by less than this share.
+# The long reading ends when another pause like the longest one would change the rate by less.
 _PAUSE_SHARE = 0.2
-# So long it goes on after a late first batch: a shuffle buffer is drained much faster than filled.
-_BEYOND_FIRST = 1.5
-# Epochs of so few batches, or whose start takes this share of them, count as a whole.
+# Least length of the reading, as a multiple of the time of its first batch. A shuffle buffer gives
+# batches much faster than it is filled.
+_FIRST_BATCH_FACTOR = 1.5
+# Whole epochs count if they have few batches, or if the start takes this share of the epoch.
 _FEW_BATCHES, _START_SHARE = 8, 0.05
 
 
 class InputPass(NamedTuple):
-    """What a long reading of a pipeline found, with batches that stand for all of them."""
+    """The result of one long reading of a pipeline, with typical batches."""
 
     source: Any  # A `tf.data.Dataset`.
     record: LongRun
     batches: tuple[Any, ...]
-    epoch: tuple[int, float] | None  # Batches and seconds of one; None where its end was not met.
+    epoch: tuple[int, float] | None  # Batches and seconds of an epoch, None if it did not end.
     duration_s: float
-    batch_numbers: float  # The mean of the numbers in a batch.
-    step_s: float = 0.0  # Of a train step on one of the batches, once it is known.
+    batch_numbers: float  # Mean count of numbers in a batch.
+    step_s: float = 0.0  # Seconds of a train step on one of the batches, once it is known.
 
     def counted(self, length: BlockLength, *, trains: bool = False) -> BlockLength:
-        """Decide for all blocks of a pipeline whether whole epochs count."""
-        # They do where an epoch fits in a block, and several do or its start must not be left out,
-        # such as a shuffle buffer that is filled.
+        """Decide whether the blocks of this pipeline count whole epochs."""
         if self.epoch is None:
             return length
         batches, epoch_s = self.epoch
         epoch_s += trains * batches * self.step_s
-        several = epoch_s <= length.settle_s + length.measure_s
-        few, slow_start = _FEW_BATCHES, self.record.first_batch_s > _START_SHARE * epoch_s
-        if epoch_s <= length.longest_s and (several or batches <= few or slow_start):
+        is_short = batches <= _FEW_BATCHES or epoch_s <= length.settle_s + length.measure_s
+        # The start belongs to the epoch, such as filling a shuffle buffer.
+        has_slow_start = self.record.first_batch_s > _START_SHARE * epoch_s
+        if epoch_s <= length.longest_s and (is_short or has_slow_start):
             return length._replace(counting="epochs")
         return length
 
 
 def read_pass(source: Iterable[Any], *, least_s: float, most_s: float) -> InputPass:
-    """Read a pipeline from its start, until pauses as long as the longest matter little."""
-    taken: list[Taken] = []
-    by_size: dict[int, Any] = {}  # The first batch of each size, those within 10 % of it too.
+    """Read a pipeline from its start, until another pause would hardly change the rate."""
+    read: list[TimedBatch] = []
+    by_size: dict[int, Any] = {}  # The first batch of each size. Sizes within 10 % count as one.
     longest_s = 0.0
-    with contextlib.closing(taken_batches(source)) as batches:
-        for one, batch in batches:
-            longest_s = max(longest_s, one.arrived_s - (taken[-1].arrived_s if taken else 0.0))
-            taken.append(one)
-            if one.epoch == 0 and all(abs(one.numbers - n) > 0.1 * n for n in by_size):
-                by_size[one.numbers] = batch
-            even = one.epoch > 0 or longest_s <= _PAUSE_SHARE * one.arrived_s
-            over = one.arrived_s >= max(most_s, _BEYOND_FIRST * taken[0].arrived_s)
-            if len(taken) > 1 and (over or (even and one.arrived_s >= least_s)):
+    with contextlib.closing(timed_batches(source)) as batches:
+        for timed, batch in batches:
+            longest_s = max(longest_s, timed.arrived_s - (read[-1].arrived_s if read else 0.0))
+            read.append(timed)
+            if timed.epoch == 0 and all(abs(timed.numbers - n) > 0.1 * n for n in by_size):
+                by_size[timed.numbers] = batch
+            is_even = timed.epoch > 0 or longest_s <= _PAUSE_SHARE * timed.arrived_s
+            is_over = timed.arrived_s >= max(most_s, _FIRST_BATCH_FACTOR * read[0].arrived_s)
+            if len(read) > 1 and (is_over or (is_even and timed.arrived_s >= least_s)):
                 break
-    first = [one for one in taken if one.epoch == 0]
-    ended, arrivals_s = len(first) < len(taken), [one.arrived_s for one in taken]
+    first_epoch = [timed for timed in read if timed.epoch == 0]
+    count, arrivals_s = len(first_epoch), [timed.arrived_s for timed in read]
+    ended, sizes = count < len(read), [timed.numbers for timed in first_epoch]
+    rows, epochs = [timed.rows for timed in read], [timed.epoch for timed in read]
     return InputPass(
         source,
-        long_run([one.rows for one in taken], arrivals_s, epochs=[one.epoch for one in taken]),
-        chosen_batches([one.numbers for one in first], by_size, whole=ended),
-        (len(first), arrivals_s[len(first)] - arrivals_s[0]) if ended else None,
+        long_run(rows, arrivals_s, epochs=epochs),
+        typical_batches(sizes, by_size, ended=ended),
+        (count, arrivals_s[count] - arrivals_s[0]) if ended else None,
         arrivals_s[-1],
-        fmean(one.numbers for one in first),
+        fmean(sizes),
     )
 
 
-# Batches that the train step alone takes turns with where their sizes vary.
-_HELD = 8
+# Most batches for the train step alone, if their sizes differ.
+_TYPICAL = 8
 
 
-def chosen_batches(
-    sizes: Sequence[int], by_size: Mapping[int, Any], *, whole: bool
+def typical_batches(
+    sizes: Sequence[int], by_size: Mapping[int, Any], *, ended: bool
 ) -> tuple[Any, ...]:
-    """Return up to eight batches whose sizes are quantiles of all sizes, the middle one first."""
-    # The ragged end of an epoch, one of many batches, does not stand for an eighth of them.
-    if whole and len(sizes) > _HELD and sizes[-1] not in sizes[:-1]:
+    """Return up to eight batches whose sizes are quantiles of all sizes, the median first."""
+    # The smaller last batch of an epoch is too rare to be one of eight.
+    if ended and len(sizes) > _TYPICAL and sizes[-1] not in sizes[:-1]:
         sizes = sizes[:-1]
     ordered = sorted(sizes)
-    count = 1 if ordered[0] == ordered[-1] else min(_HELD, len(sizes))
-    wanted = [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
-    found = [by_size[min(by_size, key=lambda size: abs(size - one))] for one in wanted]
-    return tuple(found[count // 2 :] + found[: count // 2])
+    count = 1 if ordered[0] == ordered[-1] else min(_TYPICAL, len(sizes))
+    quantiles = [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
+    nearest = [min(by_size, key=lambda size: abs(size - quantile)) for quantile in quantiles]
+    batches = [by_size[size] for size in nearest]
+    return tuple(batches[count // 2 :] + batches[: count // 2])
 
 
 def numbers_in(batch: Any) -> int:
-    """Count the numbers in a batch, and those that say where its ragged rows end."""
+    """Count the numbers in a batch, including the row ends of ragged tensors."""
     parts = tf.nest.flatten(batch, expand_composites=True)
     return sum(math.prod(part.shape) for part in parts if part is not None)

@@ -1,6 +1,7 @@
-"""The figure of some steps of training, and of the rates behind the verdict."""
+"""The figure of an input pipeline: steps of training, and the measured rates."""
 
 import textwrap
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -12,7 +13,7 @@ from kbatch.plotting.canvas import ALARM, INK, MUTED, series_style
 
 _HEIGHT_IN = 3.8
 _MOST_CHANGES = 3
-# In a narrow figure names of bars take two lines.
+# In a narrow figure the names of bars are wrapped.
 _NAME_CHARACTERS, _NARROW_NAME_CHARACTERS = 80, 14
 _COMPUTING, _PIPELINE, _CHANGED = (series_style(i)[0] for i in range(3))
 
@@ -20,17 +21,22 @@ _COMPUTING, _PIPELINE, _CHANGED = (series_style(i)[0] for i in range(3))
 def plot_input_pipeline(
     profile: InputPipelineProfile, ax: Axes | None = None, *, caption: bool = True
 ) -> Axes:
-    """Plot steps of training, waiting and computing, and the rates with their intervals.
+    """Plot when training waits and computes, and the rates with their intervals.
 
-    Of changes to the pipeline the best three clear gains are shown.
+    The figure shows at most three changes to the pipeline, the ones with the largest clear gains.
+
+    Example:
 
     >>> profile = kbatch.profile_input_pipeline(model, dataset)
     >>> kbatch.plot_input_pipeline(profile).figure.savefig("input.png")
 
     Args:
-        profile: What was measured.
-        ax: Axes whose place the two panels take. If None, a new figure.
-        caption: Whether to write at most two lines below a new figure.
+        profile: An `InputPipelineProfile`.
+        ax: Matplotlib axes. Two panels take its place. If None, a new figure.
+        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+
+    Returns:
+        The axes of the upper panel.
     """
     upper, lower = canvas.panels(ax, _HEIGHT_IN, (1, 3), share_x=False)
     share = "" if profile.wait_share is None else percent(profile.wait_share)
@@ -40,12 +46,9 @@ def plot_input_pipeline(
     narrow = canvas.width_share(upper) < 1
     canvas.write_title(upper, f"Input pipeline: {profile.verdict}", rows_below=1)
     waiting = f"■ waiting{'' if narrow else ' for data'}{share and f' ({share})'}"
-    size, where = canvas.TEXT_PT, upper.transAxes
-    for words, x, side, color in (
-        (waiting, 0, "left", ALARM),
-        ("■ computing", 1, "right", _COMPUTING),
-    ):
-        draw.text(upper, words, (x, 1), (0, 7), ha=side, color=color, size=size, xycoords=where)
+    style: dict[str, Any] = {"size": canvas.TEXT_PT, "xycoords": upper.transAxes}
+    draw.text(upper, waiting, (0, 1), (0, 7), ha="left", color=ALARM, **style)
+    draw.text(upper, "■ computing", (1, 1), (0, 7), ha="right", color=_COMPUTING, **style)
     spans = profile.timeline
     waited = [(1e3 * span.begin_s, 1e3 * span.wait_s) for span in spans]
     computed = [(1e3 * (s.begin_s + s.wait_s), 1e3 * s.compute_s) for s in spans]
@@ -66,34 +69,26 @@ def plot_input_pipeline(
 
 
 def figures_of(profile: InputPipelineProfile) -> tuple[Figure, ...]:
-    """Return the figure of some steps of training and of the rates."""
     title = "Training step by step, and the rates behind the verdict"
     return (Figure.of(plot_input_pipeline, profile, title, _HEIGHT_IN),)
 
 
 def _draw_bars(panel: Axes, profile: InputPipelineProfile, characters: int) -> None:
-    gained = [one for one in profile.best_first if one.is_clear_gain][:_MOST_CHANGES]
+    gains = [change.title for change in profile.best_first if change.is_clear_gain]
     colors = {PIPELINE: _PIPELINE, STEP: _COMPUTING, TOGETHER: MUTED}
-    colors |= dict.fromkeys((one.title for one in gained), _CHANGED)
-    speeds = profile.speeds()
-    labels = {
-        name: name if name in (PIPELINE, STEP, TOGETHER) else f"with {name}" for name in colors
-    }
-    bars = [
-        (textwrap.fill(labels[name], characters, break_long_words=False), speeds[name], color)
-        for name, color in colors.items()
-        if name in speeds
-    ]
-    farthest = 0.0
-    for place, (_, rate, color) in enumerate(bars):
-        panel.barh(place, rate.value, height=0.62, color=color)
+    speeds, labels, farthest = profile.speeds(), [], 0.0
+    for name in filter(speeds.__contains__, (*colors, *gains[:_MOST_CHANGES])):
+        row, rate = len(labels), speeds[name]
+        label = name if name in colors else f"with {name}"
+        labels.append(textwrap.fill(label, characters, break_long_words=False))
+        panel.barh(row, rate.value, height=0.62, color=colors.get(name, _CHANGED))
         top = rate.ends[1] if rate.ends else rate.value
         if rate.ends:
-            panel.hlines(place, *rate.ends, color=INK, linewidth=1.4)
+            panel.hlines(row, *rate.ends, color=INK, linewidth=1.4)
         value = format_number(rate.value)
-        draw.text(panel, value, (top, place), (4, 0), ha="left", size=canvas.TEXT_PT)
+        draw.text(panel, value, (top, row), (4, 0), ha="left", size=canvas.TEXT_PT)
         farthest = max(farthest, top)
-    panel.set_yticks(range(len(bars)), [label for label, _, _ in bars])
+    panel.set_yticks(range(len(labels)), labels)
     panel.invert_yaxis()
     panel.set_xlim(0, 1.14 * farthest or 1.0)
     panel.xaxis.set_major_formatter("{x:,.0f}")

@@ -3,7 +3,7 @@
 import dataclasses
 import glob
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -21,7 +21,7 @@ from kbatch.input_pipeline.blocks import (
     InputPass,
     block_length,
     borrowed_step,
-    fitting_data,
+    data_must_fit_model,
     rate_of,
     read_by_workers,
     read_pass,
@@ -56,10 +56,9 @@ from kbatch.training.state import kept_seeds
 from kbatch.training.step_call import StepCall
 
 _CHANGES_SHARE = 0.5
-# Below this share of waiting no change to the pipeline is worth a measurement.
+# If training waits for data less than this, kbatch does not try changes to the pipeline.
 _LITTLE_WAITING = 0.05
-# Shares of the time for the pipeline as it is: for one long reading, which lasts longer where it is
-# uneven, and what is left to the rounds in any case.
+# Shares of the time before the changes: least and most for the long reading, least for the rounds.
 _LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.12, 0.3, 0.4
 _TIMELINE_S = 1.0
 
@@ -76,10 +75,10 @@ def profile_input_pipeline(
 ) -> InputPipelineProfile:
     """Measure whether the input pipeline or the train step limits training.
 
-    The pipeline is read once for long. Then the pipeline alone, the train step alone on batches
-    held on the device, and both together take turns in shuffled rounds. Where training waits for
-    data, changes to the pipeline are tried against it, each by itself. The model, the random
-    numbers and the data stay as they are.
+    kbatch reads the pipeline once for a long time. Then it times the pipeline alone, the train step
+    alone on batches that are on the device, and both together, in shuffled rounds. If training
+    waits for data, kbatch tries changes to the pipeline, one at a time. It restores the state of
+    the model and of Keras's random numbers, and it does not change the data.
 
     Example:
 
@@ -89,23 +88,27 @@ def profile_input_pipeline(
     >>> profile.plot().figure.savefig("input.png")
 
     Args:
-        model: A compiled model, or what builds one: a function with or without `hp`, or a
+        model: A compiled model, a function with or without `hp` that builds one, or a
             `keras_tuner.HyperModel`.
-        dataset: What `fit` would get: a `tf.data.Dataset`, a `PyDataset` (read by threads, as many
-            as it has workers), arrays as `x`, `(x, y)` or `(x, y, sample_weight)`, or a function
+        dataset: The data for `fit`: a `tf.data.Dataset`, a `PyDataset` (read by threads, one for
+            each of its workers), arrays as `x`, `(x, y)` or `(x, y, sample_weight)`, or a function
             `batch_size -> tf.data.Dataset`.
-        batch_size: Examples in a batch; None for those the dataset has, 32 for arrays.
-        time_budget_s: Seconds for the whole call. At least three rounds are made, which need about
-            ten starts of the pipeline, so a slow start takes longer.
-        remedies: Whether to try changes to the pipeline.
-        cache_bytes: Bytes of memory that a cache may take when it is tried.
-        verbose: As in `find_max_batch_size`; the bar shows how much of the time is spent.
+        batch_size: Integer, examples in a batch. Default: the batch size of the dataset, or 32 for
+            arrays.
+        time_budget_s: Float, seconds for the whole call. kbatch makes at least three rounds, which
+            start the pipeline about ten times. A slow start can exceed the budget. Default: 20.
+        remedies: Boolean, whether to try changes to the pipeline. Default: True.
+        cache_bytes: Integer, most bytes of memory for a cache that is tried. Default: 1 GiB.
+        verbose: As in `find_max_batch_size`. The bar shows how much of the time is spent.
+
+    Returns:
+        An `InputPipelineProfile`.
 
     Raises:
-        TypeError: If there is no model.
+        TypeError: If `model` is not a model or a build function.
         ValueError: If the model is not compiled, or a budget is not positive.
-        InputError: If the data can be read once only, are empty, raise an error or do not fit the
-            model; it says what to give.
+        InputError: If the data can be read only once, are empty, raise an error, or do not match
+            the model. The message says what to give.
     """
     check_seconds(time_budget_s=time_budget_s)
     if not cache_bytes >= 0:
@@ -125,12 +128,11 @@ def profile_input_pipeline(
         reading = reading._replace(batches=tuple(map(held_on_device, reading.batches)))
         with borrowed_step(trained, reading.batches[0]) as step:
             progress.say("training on some of its batches")
-            reading = _warmed_up(reading, step)
+            reading = reading._replace(step_s=_step_s(step, reading.batches))
             progress.say("measuring pipeline, train step and both together")
             now_s = time.perf_counter()
-            # At least a part of the time, but not more than all of it.
             rounds_s = max(base_ends_s - now_s, min(_ROUNDS_SHARE * base_s, ends_s - now_s), 0.0)
-            profile = _measured(reading, step, trained, rounds_s=rounds_s, ends_s=ends_s)
+            profile = _measure(reading, step, trained, rounds_s=rounds_s, ends_s=ends_s)
             if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
                 progress.say("trying changes to the pipeline")
                 changes = try_changes(
@@ -151,13 +153,12 @@ _KERAS_BATCH_SIZE = 32
 
 
 def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.data.Dataset:
-    """Return batches of what a person would give to `fit`."""
+    """Return the batches of any data that `fit` takes."""
     size = None if batch_size is None else check_size(batch_size, "batch_size")
     data = dataset_of_grain(data)
     if not gives_batches(data) and hasattr(data, "__next__"):
         raise InputError(
-            "The data must be readable from the start again and again, and an iterator is used up "
-            "by reading it: give what it was made from, such as "
+            "The data must be readable more than once, and an iterator is not: give "
             "`tf.data.Dataset.from_generator(function, output_signature=...)` with the function "
             f"that makes the generator. Received: a {type(data).__name__}."
         )
@@ -172,67 +173,64 @@ def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.
         parts = tuple(data) if isinstance(data, (tuple, list)) else (data,)
         if not 1 <= len(parts) <= 3 or parts[0] is None:
             raise InputError(
-                "Arrays are `x`, `(x, y)` or `(x, y, sample_weight)`. "
+                "Arrays must be `x`, `(x, y)` or `(x, y, sample_weight)`. "
                 f"Received: a {type(data).__name__} of {len(parts)}."
             )
         arrays_of(*parts)
-        whole = ArrayDataAdapter(*parts, batch_size=size or _KERAS_BATCH_SIZE, shuffle=True)
-        return whole.get_tf_dataset()
+        adapter = ArrayDataAdapter(*parts, batch_size=size or _KERAS_BATCH_SIZE, shuffle=True)
+        return adapter.get_tf_dataset()
     if size is not None:
         data = batches_of(data, model, size)
     elif not is_dataset(data):
         raise InputError(
-            "A data function is called with the batch size: give `batch_size`. "
+            "A data function needs a batch size: give `batch_size`. "
             f"Received: a function {getattr(data, '__name__', data)!r}, batch_size=None."
         )
     elif not is_batched(spec_of(data), model):
         raise InputError(
-            "The dataset gives single examples: end it with `.batch(batch_size)`, or give "
+            "The dataset must give batches: end it with `.batch(batch_size)`, or give "
             f"`batch_size`. Received: element_spec={data.element_spec}."
         )
-    _check_file_caches(data)
-    return data
-
-
-def _check_file_caches(dataset: Any) -> None:
-    """Refuse a file cache that is not complete: reading a part of it would leave it locked."""
-    for stage in all_stages(dataset):
+    for stage in all_stages(data):
+        # Reading only a part of the data would leave a file cache locked.
         name = cache_file(stage)
         if name and not glob.glob(f"{glob.escape(name)}*.index"):
             raise InputError(
-                "The dataset's file cache is not complete, and measuring would leave half of it "
-                "behind: read the dataset once (`for _ in dataset: pass`), then measure. "
+                "The file cache of the dataset must be complete: read the dataset once "
+                "(`for _ in dataset: pass`) before you measure it. "
                 f"Received: a dataset with cache({name!r})."
             )
+    return data
 
 
-def _warmed_up(reading: InputPass, step: StepCall) -> InputPass:
-    """Train on each batch twice: the first time compiles, the second is timed."""
-    with fitting_data():
-        for batch in reading.batches:
+def _step_s(step: StepCall, batches: Sequence[Any]) -> float:
+    """Return the seconds of a step on these batches, after a first step that compiles."""
+    with data_must_fit_model():
+        for batch in batches:
             step(batch)
         began_s = time.perf_counter()
-        for batch in reading.batches:
+        for batch in batches:
             step(batch)
-    seconds = (time.perf_counter() - began_s) / len(reading.batches)
-    return reading._replace(step_s=seconds)
+    return (time.perf_counter() - began_s) / len(batches)
 
 
-_CONTENDERS, _STARTED = 3, 2
-# A pause of the machine in a second reading as short as the first would count as one of the data.
-_MOST_AGAIN = 2
-# Training lasts so long at least where it is measured once more after the rounds.
+# Blocks in a round, and blocks in a round that start the pipeline.
+_CONTENDERS, _STARTS = 3, 2
+# Most length of a second reading, as a multiple of the first. A longer reading can tell a pause of
+# the machine from a pause of the data.
+_SECOND_READING = 2
+# Least seconds of training beside a long reading whose rate differs from the rounds.
 _LEAST_S = 0.1
-# Batches that the rounds train on and those that were read may differ by this factor.
-_ALIKE = 1.1
+# The batches of the rounds are comparable with those of the reading up to this factor.
+_SIZE_RATIO = 1.1
 
 
-def _measured(
+def _measure(
     reading: InputPass, step: StepCall, model: keras.Model, *, rounds_s: float, ends_s: float
 ) -> InputPipelineProfile:
-    """Time the rounds; where a long reading had another rate, train for as long as it took."""
+    """Time the rounds. If the long reading had another rate, train for as long as it took."""
     source, record = reading.source, None
-    starts_s = _STARTED * reading.record.first_batch_s
+    starts_s = _STARTS * reading.record.first_batch_s
     length = block_length(rounds_s, contenders=_CONTENDERS, starts_s=starts_s)
     alone, training = reading.counted(length), reading.counted(length, trains=True)
     contenders: dict[str, Callable[[], Block]] = {
@@ -242,34 +240,35 @@ def _measured(
     }
     end_s = time.perf_counter() + rounds_s
     if alone.counting != "epochs" and end_s + reading.duration_s > ends_s:
-        end_s -= reading.duration_s  # For a second reading.
-    found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
-    rates = {name: rate_of(results) for name, results in found.items()}
-    pipeline, block = rates["pipeline"].samples_per_second, found["together"][-1]
-    # Where the rounds count whole epochs too, there is nothing that they could not see.
-    if alone.counting != "epochs":
+        end_s -= reading.duration_s  # Time for a second reading.
+    blocks = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
+    rates = {name: rate_of(results) for name, results in blocks.items()}
+    pipeline, training_block = rates["pipeline"].samples_per_second, blocks["together"][-1]
+    if alone.counting != "epochs":  # Otherwise the rounds see all of the data.
         record = reading.record
         if not record.agrees_with(pipeline):
-            # The first reading may have met cold files, or a pause of the machine.
+            # The files may not have been in memory, or the machine was busy.
             once_s = min(reading.duration_s, max(0.0, ends_s - time.perf_counter()))
-            record = read_pass(source, least_s=once_s, most_s=_MOST_AGAIN * once_s).record
+            record = read_pass(source, least_s=once_s, most_s=_SECOND_READING * once_s).record
         if not record.agrees_with(pipeline):
-            whole_s = min(record.duration_s, max(_LEAST_S, ends_s - time.perf_counter()))
-            block = reading_block(source, BlockLength(0.0, whole_s, whole_s, "start"), step)
-            waited_s = sum(span.wait_s for span in block.spans)
-            record = dataclasses.replace(record, wait_share=waited_s / block.duration_s)
-    # Rounds train on the first batches of the data, which may be smaller than the others.
-    trained = fmean(block.batch_numbers for block in found["together"])
-    like_those_read = _ALIKE * trained >= reading.batch_numbers
+            long_s = min(record.duration_s, max(_LEAST_S, ends_s - time.perf_counter()))
+            length = BlockLength(0.0, long_s, long_s, "start")
+            training_block = reading_block(source, length, step)
+            waited_s = sum(span.wait_s for span in training_block.spans)
+            wait_share = waited_s / training_block.duration_s
+            record = dataclasses.replace(record, wait_share=wait_share)
+    # The first batches of the data, which the rounds train on, may be smaller than the others.
+    batch_numbers = fmean(block.batch_numbers for block in blocks["together"])
+    is_comparable = _SIZE_RATIO * batch_numbers >= reading.batch_numbers
     return InputPipelineProfile(
         batch_size=rows_of(reading.batches[0]),
         **rates,
-        timeline=tuple(span for span in block.spans if span.begin_s < _TIMELINE_S),
+        timeline=tuple(span for span in training_block.spans if span.begin_s < _TIMELINE_S),
         changes=(),
         noted=(),
         dtype_policy=model.dtype_policy.name,
         time_budget_s=rounds_s,
         environment=read_environment(),
         long_run=record,
-        together_comparable=alone.counting == training.counting and like_those_read,
+        together_comparable=alone.counting == training.counting and is_comparable,
     )

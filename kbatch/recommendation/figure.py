@@ -15,65 +15,69 @@ from kbatch.recommendation.result import LIMIT_NAMES, Recommendation, noise_boun
 
 _HEIGHT_IN = 3.6
 _SHORTEST_OCTAVES = 2
-# A limit further out than this many times the largest size that was timed is named at the edge.
+# Limits above this multiple of the largest timed size are named at the edge of the figure.
 _WIDEST = 4
 
 
 def plot_limits(
     recommendation: Recommendation, ax: Axes | None = None, *, caption: bool = True
 ) -> Axes:
-    """Plot throughput, worth of an example and progress by batch size, and where limits begin.
+    """Plot throughput, worth of an example and progress by batch size, and the limits.
+
+    Example:
 
     >>> recommendation = kbatch.recommend(build, x, y)
     >>> kbatch.plot_limits(recommendation).figure.savefig("limits.png")
 
     Args:
-        recommendation: What `kbatch.recommend` returned.
-        ax: Axes to draw on, whose label then describes the figure in sentences. If None, a new
-            figure.
-        caption: Whether to write at most two lines below a new figure.
+        recommendation: A `Recommendation`.
+        ax: Matplotlib axes to draw on. Their label then describes the figure in sentences. If
+            None, a new figure.
+        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+
+    Returns:
+        The axes.
     """
-    found = recommendation
     (panel,) = canvas.panels(ax, _HEIGHT_IN)
-    # The axis holds the sizes that were timed, and powers of two around the limits.
     begins = [
         (begins.value, f"{LIMIT_NAMES[limit]}: {format_number(begins.value, 2)}")
-        for limit, (begins, _) in found.limits.items()
+        for limit, (begins, _) in recommendation.limits.items()
         if begins and begins.value
     ]
-    sizes = set(found.times_s) or {1}
-    within = [place for place, _ in begins if 1 <= place <= _WIDEST * max(sizes)]
-    sizes |= {2 ** (math.ceil(place) - 1).bit_length() for place in within}
+    # The ticks are the timed sizes, and the next power of two for each limit.
+    sizes = set(recommendation.times_s) or {1}
+    within = [limit for limit, _ in begins if 1 <= limit <= _WIDEST * max(sizes)]
+    sizes |= {2 ** (math.ceil(limit) - 1).bit_length() for limit in within}
     if len(sizes) == 1:
         sizes.add(min(sizes) * 2**_SHORTEST_OCTAVES)
     batch_axis(panel, sorted(sizes), "Batch size (examples)")
-    for index, (label, curve) in enumerate(curves_of(found).items()):
+    for index, (label, curve) in enumerate(curves_of(recommendation).items()):
         draw.series(panel, index, [*curve.items()], label=label, shaded=True)
     panel.set_ylim(0, 1)
     panel.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
     panel.set_ylabel("Share of the largest")
-    for place in within:
-        draw.guide(panel, place)
+    for limit in within:
+        draw.guide(panel, limit)
     draw.names_above(panel, begins, panel.get_xlim())
     title = "Batch size: cannot tell"
-    if found.batch_size is not None:
-        names = " or ".join(LIMIT_NAMES[limit] for limit in found.binding)
-        title = f"Start with batch size {found.batch_size:,}: {names} binds"
-        ends = found.batch_sizes[0], found.batch_sizes[-1]
+    if (size := recommendation.batch_size) is not None:
+        names = " or ".join(LIMIT_NAMES[limit] for limit in recommendation.binding)
+        title = f"Start with batch size {size:,}: {names} binds"
+        ends = recommendation.batch_sizes[0], recommendation.batch_sizes[-1]
         panel.axvspan(*ends, color=MUTED, alpha=0.12, linewidth=0, zorder=0.5)
-        panel.axvline(found.batch_size, color=INK, linewidth=1.2, linestyle="--", zorder=1.5)
+        panel.axvline(size, color=INK, linewidth=1.2, linestyle="--", zorder=1.5)
     canvas.write_title(panel, title, columns=3, fewest=1)
-    parts = [found.model_name, found.optimizer, found.dtype_policy]
-    parts += where_measured(found.environment)
-    if (pilot := found.pilot) is not None:
-        parts.append(f"pilot of {sum(pilot.updates):,} updates at batch size {pilot.batch_size:,}")
+    facts = [recommendation.model_name, recommendation.optimizer, recommendation.dtype_policy]
+    facts += where_measured(recommendation.environment)
+    if (pilot := recommendation.pilot) is not None:
+        facts.append(f"pilot of {sum(pilot.updates):,} updates at batch size {pilot.batch_size:,}")
     notes = "Bands: 95 % interval. Grey: sizes to search."
-    canvas.write_caption([panel], notes, facts=parts, caption=caption and ax is None)
+    canvas.write_caption([panel], notes, facts=facts, caption=caption and ax is None)
     return panel
 
 
 def curves_of(recommendation: Recommendation) -> dict[str, dict[int, Estimate[float]]]:
-    """Throughput, worth of an example and progress by size, as shares of the largest."""
+    """Return throughput, worth of an example and progress by size, as shares of the largest."""
     times_s, noise = recommendation.times_s, recommendation.noise_scale
     if not times_s:
         return {}
@@ -89,14 +93,12 @@ def curves_of(recommendation: Recommendation) -> dict[str, dict[int, Estimate[fl
             curves["worth of an example"][size] = Estimate(value, low, high)
         goal = times_to_goal(times_s, noise_scale=noise.value, rate=recommendation.input_rates[1])
         curves["progress a second"] = {size: Estimate(1 / time) for size, time in goal.items()}
-    most = {name: max(one.value for one in curve.values()) for name, curve in curves.items()}
-    return {
-        name: {size: one.times(1 / most[name]) for size, one in curve.items()}
-        for name, curve in curves.items()
-    }
+    for name, curve in curves.items():
+        largest = max(estimate.value for estimate in curve.values())
+        curves[name] = {size: estimate.times(1 / largest) for size, estimate in curve.items()}
+    return curves
 
 
 def figures_of(recommendation: Recommendation) -> tuple[Figure, ...]:
-    """Return the figure of the limits."""
     title = "The limits of the batch size"
     return (Figure.of(plot_limits, recommendation, title, _HEIGHT_IN),)

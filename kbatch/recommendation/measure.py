@@ -1,4 +1,4 @@
-"""The limits of the batch size, measured one after the other within one budget of time."""
+"""Measure the limits of the batch size, one after the other, within a time budget."""
 
 import contextlib
 import functools
@@ -54,7 +54,7 @@ from kbatch.training.state import check_seed, kept_state, seeded
 from kbatch.training.step_call import check_one_device
 
 _SMALLEST, _LARGEST = 8, 2048
-# From one size whose memory is measured to the next.
+# Ratio of two neighbouring sizes whose memory is measured.
 _GROWTH = 4
 
 
@@ -70,14 +70,14 @@ def recommend(
     seed: int | None = None,
     verbose: int | str = "auto",
 ) -> Recommendation:
-    """Measure what limits the batch size, and name one to start with and those to search.
+    """Measure the limits of the batch size, and recommend a size to start with.
 
-    Four limits are measured: how many examples fit in memory at once, beyond how many the gradient
-    noise wastes them, from how many on the device is saturated, and what the input pipeline
-    delivers. Updates are timed as a search runs them, several an execution where that is faster.
-    The size to start with is where they let expect the shortest way to a goal. Which size trains
-    best, and at which learning rate, a search answers. What is not known is None, with the reason
-    in `unknown`.
+    kbatch measures four limits: the number of examples that fit in memory at once, the batch size
+    that saturates the device, the batch size above which gradient noise is so small that more
+    examples are wasted, and the examples/s of the input pipeline. The recommended size is expected
+    to reach a goal in the shortest time. The recommendation also names the sizes that a search
+    should compare. Only a search tells which size and learning rate train best. If a limit could
+    not be measured, `unknown` has the reason.
 
     Example:
 
@@ -87,25 +87,29 @@ def recommend(
     >>> kbatch.plot_limits(recommendation).figure.savefig("limits.png")
 
     Args:
-        build: As in `find_max_batch_size`, and so are `x` and `y`.
-        x: Inputs.
-        y: Targets of arrays.
-        batch_sizes: Sizes to time beside `base_batch_size`, ascending; None for the powers of two
-            from 8 to 2,048 that the data fill.
-        base_batch_size: Batch size that the model's learning rate suits; the pilot that measures
-            the gradient noise trains at it.
+        build: As in `find_max_batch_size`.
+        x: Inputs, as in `find_max_batch_size`.
+        y: Targets, if `x` is an array. Default: None.
+        batch_sizes: Iterable of integers, ascending, the sizes to time. kbatch adds
+            `base_batch_size`. Default: powers of two from 8 to 2,048, up to the number of examples.
+        base_batch_size: Integer, the batch size that the model's learning rate is made for. kbatch
+            trains a pilot at this size to measure the gradient noise. Default: 32.
         memory_limit_bytes: As in `find_max_batch_size`.
-        time_budget_s: Seconds for the whole call, starting a process and building graphs included;
-            each measurement receives a part of what is left.
-        seed: Seed of weights and order in the pilot, None for one that is drawn and recorded.
-        verbose: As in `find_max_batch_size`; the bar shows how much of the time is spent.
+        time_budget_s: Float, seconds for the whole call, including the start of a process and the
+            tracing of graphs. Default: 30.
+        seed: Integer, seed of the weights and of the order of the data in the pilot. If None,
+            kbatch draws a seed and records it.
+        verbose: As in `find_max_batch_size`. The bar shows how much of the time is spent.
+
+    Returns:
+        A `Recommendation`.
 
     Raises:
-        InputError: If the data cannot be batched, do not fit the model, or have fewer than two
+        InputError: If the data cannot be batched, do not match the model, or have fewer than two
             examples.
-        OutOfMemoryError: If the weights or one example do not fit; it names the bytes needed and
-            the limit.
-        TypeError: If `build` cannot build, or a size is no integer.
+        OutOfMemoryError: If the weights or one example do not fit in memory. The message names the
+            bytes needed and the limit.
+        TypeError: If `build` cannot build a model, or a size is not an integer.
         ValueError: If the model is not compiled, or an argument cannot be used.
     """
     if (seed := check_seed(seed)) is None:
@@ -113,17 +117,17 @@ def recommend(
     check_seconds(time_budget_s=time_budget_s)
     base = check_size(base_batch_size, "base_batch_size")
     limit_bytes = check_memory_limit(memory_limit_bytes)
-    asked = None if batch_sizes is None else check_batch_sizes(batch_sizes)
+    requested = None if batch_sizes is None else check_batch_sizes(batch_sizes)
     builder, data = model_builder(build), TrainingData(x, y)
     data.check()
-    if not gives_batches(x):  # Rows that do not fit each other are refused at once.
-        _sizes(asked, arrays_of(x, y)[1])
+    if not gives_batches(x):  # Arrays are checked before anything is measured.
+        _sizes(requested, arrays_of(x, y)[1])
     progress = MeasuringProgress("limits", verbose, time_budget_s=time_budget_s)
     ends_s = time.perf_counter() + time_budget_s
     unknown: dict[Limit, Note] = {}
 
     def begin(limit: Limit) -> float:
-        """Announce a measurement, and return its share of the seconds that are left."""
+        """Print which limit is measured, and return its share of the seconds that are left."""
         progress.say(f"measuring {LIMIT_NAMES[limit]}")
         later = list(_SHARES.values())[list(_SHARES).index(limit) :]
         left_s = ends_s - time.perf_counter()
@@ -131,42 +135,43 @@ def recommend(
 
     load = Workload(builder, data, global_policy())
     with progress, _refusals_explained():
-        # First, since a worker process measures it, and a GPU has to be free for that.
+        # Memory comes first, because its worker process needs a GPU that is free.
         memory = _memory(
-            load, asked, limit_bytes=limit_bytes, budget_s=begin("memory"), say=progress.say
+            load, requested, limit_bytes=limit_bytes, budget_s=begin("memory"), say=progress.say
         )
-        assert memory.limit_bytes is not None  # It was probed.
+        assert memory.limit_bytes is not None
         fits = most_at_once(memory.records, memory.limit_bytes)
         with seeded(seed):
             run = load.start()
             model, examples = run.model, run.examples
             check_one_device(model)
-            sizes = _sizes(asked, examples)
-            if fits is not None and fits < sizes[0]:  # What they go through in parts of.
+            sizes = _sizes(requested, examples)
+            if fits is not None and fits < sizes[0]:  # All sizes need micro-batches of these sizes.
                 sizes = (*powers_of_two(1, fits), *sizes)
             if examples is None or base <= examples:
-                sizes = tuple(sorted({*sizes, base}))  # The pilot trains at it.
+                sizes = tuple(sorted({*sizes, base}))
             pilot, part_s = None, begin("noise")
             with reason_kept("noise", unknown):
-                given = {"batch_size": base, "at_once": fits, "budget_s": part_s, "seed": seed}
-                pilot = run_pilot(model, data, **given)
+                pilot = run_pilot(
+                    model, data, batch_size=base, at_once=fits, budget_s=part_s, seed=seed
+                )
         pipeline = parts = None
         with kept_state(model):
-            sum_sparse_gradients(model)  # As a search trains.
+            sum_sparse_gradients(model)  # A search does this too.
             fitting = [size for size in sizes if fits is None or size <= fits]
             timing = TimingPlan(begin("saturation"), needed_calls=12, block_s=0.03, precision=0.02)
             updates = timed_updates(
                 model,
                 functools.partial(data.sample, model=model),
-                sorted(fitting, key=lambda size: (size != base, size)),  # That one for sure.
+                sorted(fitting, key=lambda size: (size != base, size)),  # The base size is first.
                 timing,
                 examples=examples,
-                execution_s=timing.block_s,  # Which hides most of what starting it takes.
+                execution_s=timing.block_s,
                 chosen=False,
                 progress=progress,
             )
-            timings = {one.batch_size: one.median_s for one in fastest_ways(updates)}
-            # Larger ones go through in parts, unless the model has a step of its own.
+            timings = {update.batch_size: update.median_s for update in fastest_ways(updates)}
+            # Larger sizes train in micro-batches, unless the model has its own `train_step`.
             cut = sizes[len(fitting) :] if timings and user_step(model) is None else ()
             if pilot is not None or cut:
                 parts = parts_note(model, data.sample(rows_to_compare(fits), model, fewest=1))
@@ -175,9 +180,9 @@ def recommend(
                 with reason_kept("input", unknown):
                     if time.perf_counter() >= ends_s:
                         raise InputError("`time_budget_s` was spent on the other limits")
-                    compiling_s = max(one.first_call_s or 0.0 for one in updates)
-                    given = {"base": base, "compiling_s": compiling_s, "seed": seed}
-                    pipeline = _input(model, data, timings, budget_s=part_s, **given)
+                    compiling_s = max(update.first_call_s or 0.0 for update in updates)
+                    arguments = {"base": base, "compiling_s": compiling_s, "seed": seed}
+                    pipeline = _input(model, data, timings, budget_s=part_s, **arguments)
             else:
                 unknown["saturation"] = Note.of("nothing_ran")
     optimizer = inner_optimizers(model)[0]
@@ -202,40 +207,39 @@ def recommend(
     )
 
 
-def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ...]:
-    """Return the sizes to time, which the data must fill."""
-    if asked is None:
+def _sizes(requested: tuple[int, ...] | None, examples: int | None) -> tuple[int, ...]:
+    """Return the sizes to time, none larger than the data."""
+    if requested is None:
         largest = min(_LARGEST, examples or _LARGEST)
         return powers_of_two(1 if largest < _SMALLEST else _SMALLEST, largest)
-    if examples is not None and asked[-1] > examples:
+    if examples is not None and requested[-1] > examples:
         raise InputError(
-            "A batch cannot be larger than the data set: leave the sizes above "
-            f"{examples} out of `batch_sizes`. Received: batch_sizes={asked}."
+            f"`batch_sizes` must be at most the number of examples, {examples}: leave out the "
+            f"larger sizes. Received: batch_sizes={requested}."
         )
-    return asked
+    return requested
 
 
-# In the order in which they are measured: the share of the budget of each. What one leaves over,
-# the later ones share.
+# Shares of the time budget, in the order of the measurements. Unused time goes to later ones.
 _SHARES: Mapping[Limit, float] = {"memory": 0.3, "noise": 0.3, "saturation": 0.25, "input": 0.15}
-# Of the budget, for each measurement, however late it is.
+# Least share of each measurement, even if the budget is spent.
 _LEAST_SHARE = 0.05
 
 
 @contextlib.contextmanager
 def _refusals_explained() -> Iterator[None]:
-    """Say what to mend where an operation refuses the data at any batch size, as a search does."""
+    """Say what to fix if an operation of TensorFlow refuses the data at any batch size."""
     try:
         yield
     except tf.errors.OpError as error:
-        if (said := refusal(error)) is not None:
-            raise InputError(said) from error
+        if (message := refusal(error)) is not None:
+            raise InputError(message) from error
         raise
 
 
 @contextlib.contextmanager
 def reason_kept(limit: Limit, unknown: dict[Limit, Note]) -> Iterator[None]:
-    """Make a measurement; that data or memory do not allow it is a result."""
+    """Note why data or memory do not allow a measurement, and continue."""
     try:
         yield
     except InputError as error:
@@ -252,7 +256,7 @@ def reason_kept(limit: Limit, unknown: dict[Limit, Note]) -> Iterator[None]:
 
 def _memory(
     load: Workload,
-    asked: tuple[int, ...] | None,
+    requested: tuple[int, ...] | None,
     *,
     limit_bytes: int | None,
     budget_s: float,
@@ -263,25 +267,25 @@ def _memory(
     with open_probes(load, memory_limit_bytes=limit_bytes) as probes:
         facts = probes.facts()
         if facts.examples == 1:
-            raise InputError("The data have one example: give more rows. Received: 1 example.")
-        last = _sizes(asked, facts.examples)[-1]
+            raise InputError("The data must have at least two examples. Received: 1 example.")
+        last = _sizes(requested, facts.examples)[-1]
         sizes = {1, *(min(_SMALLEST * _GROWTH**k, last) for k in range(last.bit_length()))}
-        given = {"dtype_policy": facts.dtype_policy, "say": say}
-        given["time_budget_s"] = ends_s - time.perf_counter()  # After the start of the process.
-        found = memory_pass(probes, sorted(sizes), **given)
-        ran = sum(one.peak_bytes is not None for one in found.records)
-        if ran == 1 < len(found.records):  # The step to the second was too large for a line.
-            found = memory_pass(probes, sorted({2, *sizes}), **given)
-        one_bytes = found.records[0].peak_bytes
-        if one_bytes is None or one_bytes > MEMORY_WINDOW[1] * facts.limit_bytes:
-            raise no_example_fits(facts, MEMORY_WINDOW, one_bytes, None)
-        return found
+        measure = functools.partial(memory_pass, probes, dtype_policy=facts.dtype_policy, say=say)
+        left_s = ends_s - time.perf_counter()  # Without the start of the process.
+        memory = measure(sorted(sizes), time_budget_s=left_s)
+        ran = sum(record.peak_bytes is not None for record in memory.records)
+        if ran == 1 < len(memory.records):  # A line through two sizes needs a smaller step.
+            memory = measure(sorted({2, *sizes}), time_budget_s=left_s)
+        example_bytes = memory.records[0].peak_bytes
+        if example_bytes is None or example_bytes > MEMORY_WINDOW[1] * facts.limit_bytes:
+            raise no_example_fits(facts, MEMORY_WINDOW, example_bytes, None)
+        return memory
 
 
-# Updates of a stretch, at the most.
+# A stretch has at most this many updates.
 _MOST_UPDATES = 10
 _STRETCHES_IN_BUDGET = 50
-# Fewer stretches do not show whether the later half brought little.
+# Fewer stretches do not show whether the later half reduced the loss.
 _FEWEST_TRAINED = 24
 
 
@@ -290,39 +294,39 @@ def run_pilot(
     data: TrainingData,
     *,
     batch_size: int,
-    at_once: int | None = None,  # Examples that memory holds.
+    at_once: int | None = None,  # Most examples that fit in memory.
     budget_s: float,
     seed: int,
 ) -> PilotRecord:
-    """Train until the later half of the updates brought little, or the time is spent.
+    """Train until the later half of the updates hardly reduced the loss, or the time is spent.
 
-    The model is put back as it was.
+    The state of the model is restored afterwards.
     """
     if batch_size < 2:
         raise InputError(
-            "A pilot measures the noise between the parts of a batch: give a "
-            "`base_batch_size` of two examples at least, and the learning rate that suits it. "
-            f"Received: base_batch_size={batch_size}."
+            "`base_batch_size` must be at least 2, because a pilot measures the noise between two "
+            f"parts of a batch. Received: base_batch_size={batch_size}."
         )
     if user_step(model) is not None:
-        raise InputError("The model has a `train_step` of its own, which trains a batch whole.")
+        raise InputError("The model has its own `train_step`, which kbatch cannot split")
     ends_s = time.perf_counter() + budget_s
     dataset = data.batches(batch_size, model, seed=seed).dataset
     if 0 <= (count := int(dataset.cardinality())) < 2:
         raise InputError(
-            "A pilot needs data for two updates at least: give more examples, or a smaller "
+            "A pilot needs data for at least two updates: give more examples, or a smaller "
             f"`base_batch_size`. Received: {count} batches of {batch_size} examples."
         )
-    watch = _Stretches(ends_s=ends_s, budget_s=budget_s)
+    callback = _Stretches(ends_s=ends_s, budget_s=budget_s)
     with kept_state(model):
-        # What looks at a batch as a whole is measured in parts, and said to be.
+        # A layer that uses the whole batch, such as BatchNormalization, sees half of it. A note of
+        # `recommend` says so.
         half = (batch_size + 1) // 2
         Accumulation(min(half, at_once or half), moments_every=1).apply(model)
-        # All of it is one epoch to Keras: starting one takes as long as tens of updates.
-        fit: Any = inspect.unwrap(type(model).fit)  # A tracker, such as MLflow's, may wrap it.
-        steps = {"steps_per_epoch": 2**31, "callbacks": [watch]}
+        # Keras trains one long epoch, because the start of an epoch takes as long as many updates.
+        fit: Any = inspect.unwrap(type(model).fit)  # A tracker such as MLflow may wrap `fit`.
+        steps = {"steps_per_epoch": 2**31, "callbacks": [callback]}
         fit(model, dataset.repeat(), verbose=0, shuffle=False, **steps)
-    updates, losses, variances, squared_norms = zip(*watch.stretches, strict=True)
+    updates, losses, variances, squared_norms = zip(*callback.stretches, strict=True)
     if any(map(math.isnan, losses)):
         raise InputError(
             f"The pilot's loss became NaN within {pluralize(sum(updates), 'update')}: look for "
@@ -332,41 +336,41 @@ def run_pilot(
 
 
 class _Stretches(keras.callbacks.Callback):
-    """Reads loss and moments of the gradient after some updates each, and ends the pilot."""
+    """Records loss and moments of the gradient after every few updates, and ends the pilot."""
 
     def __init__(self, *, ends_s: float, budget_s: float):
         super().__init__()
         self.stretches: list[tuple[int, float, float | None, float | None]] = []
         self._ends_s, self._budget_s = ends_s, budget_s
-        self._made = self._counted = 0
-        self._read_s: float | None = None
+        self._steps = self._updates_before = 0
+        self._began_s: float | None = None
 
     def on_train_begin(self, logs: Any = None):
-        self._counted = updates_made(self.model)
+        self._updates_before = updates_made(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
         now_s, model = time.perf_counter(), self.model
         assert model is not None
-        if self._read_s is None:
-            # What came before traced and compiled: half of the time is left in any case.
-            self._read_s = now_s
+        if self._began_s is None:
+            # The first call compiled the step. At least half of the time is left for the others.
+            self._began_s = now_s
             self._ends_s = max(self._ends_s, now_s + self._budget_s / 2)
-        # One call of the train step may make several updates, and skip some that overflowed.
-        self._made += model.steps_per_execution
-        spent = now_s > self._ends_s
-        long = now_s - self._read_s >= self._budget_s / _STRETCHES_IN_BUDGET
-        if not (spent or long or self._made >= _MOST_UPDATES):
+        self._steps += model.steps_per_execution
+        is_spent = now_s > self._ends_s
+        is_long = now_s - self._began_s >= self._budget_s / _STRETCHES_IN_BUDGET
+        if not (is_spent or is_long or self._steps >= _MOST_UPDATES):
             return
         names = ("loss", *MOMENT_METRICS)
         loss, variance, squared_norm = (_finite((logs or {}).get(name)) for name in names)
-        made = updates_made(model)
-        number = math.nan if loss is None else loss
-        self.stretches.append((made - self._counted, number, variance, squared_norm))
+        # Fewer than the steps if the optimizer skipped updates that overflowed.
+        updates = updates_made(model) - self._updates_before
+        self.stretches.append((updates, math.nan if loss is None else loss, variance, squared_norm))
         model.reset_metrics()
-        self._made, self._counted, self._read_s = 0, made, time.perf_counter()
+        self._steps, self._began_s = 0, time.perf_counter()
+        self._updates_before += updates
         losses = [stretch[1] for stretch in self.stretches]
-        enough = loss is None or len(losses) >= max(_FEWEST_TRAINED, 2 * useful_stretches(losses))
-        model.stop_training = enough or spent
+        fewest = max(_FEWEST_TRAINED, 2 * useful_stretches(losses))
+        model.stop_training = loss is None or len(losses) >= fewest or is_spent
 
 
 def _finite(value: Any) -> float | None:
@@ -374,9 +378,9 @@ def _finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# The pipeline is read in batches of at most so many times the base size.
+# The pipeline is read in batches of at most this multiple of the base size.
 _MOST_LARGER = 8
-# Steps that measuring it makes, however short its time, and how much longer than that it may take.
+# Least steps of a measurement of the pipeline, and by which factor they may exceed its time.
 _FEWEST_STEPS, _MUCH_LONGER = 30, 1.5
 
 
@@ -390,15 +394,15 @@ def _input(
     budget_s: float,
     seed: int,
 ) -> InputPipelineProfile:
-    """Measure what the data deliver in a search, in batches of a size near the base size."""
+    """Measure the input pipeline of a search, with a batch size near the base size."""
     size = max((size for size in times_s if size <= _MOST_LARGER * base), default=max(times_s))
     if (least_s := compiling_s + _FEWEST_STEPS * times_s[size]) > _MUCH_LONGER * budget_s:
         raise InputError(
-            f"it takes {format_number(least_s, 2)} s at least, and its part of `time_budget_s` was "
+            f"it takes at least {format_number(least_s, 2)} s, and its part of `time_budget_s` was "
             f"{format_number(budget_s, 2)} s"
         )
     dataset = data.batches(size, model, seed=seed).dataset
-    # In epochs without end: else the starts of short ones count as waits for data.
+    # Repeated, because the start of a short epoch would count as waiting for data.
     return profile_input_pipeline(
         model, dataset.repeat(), time_budget_s=budget_s, remedies=False, verbose=0
     )

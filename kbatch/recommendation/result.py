@@ -1,19 +1,19 @@
-"""The limits of the batch size, and the sizes that a search should try.
+"""The result of `recommend`: the limits of the batch size, and the sizes that a search should try.
 
-Updates to a goal are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
-equation 2.11). An update takes t(B) on the device, and no less than B / p where the input pipeline
-delivers p examples/s:
+Training needs S(B) = S_min (1 + B_noise / B) updates to reach a goal (McCandlish et al. 2018,
+arXiv:1812.06162, equation 2.11). An update takes t(B) on the device, and at least B / p if the
+input pipeline delivers p examples/s. So the time to the goal is
 
     T(B) = S_min max(t(B), B / p) (1 + B_noise / B)
 
-Memory or the input pipeline binds if the way to a goal would be shorter without it. Else a larger
-batch gains by throughput and loses by gradient noise, and the limit that comes first on the batch
-axis binds: saturation, where the device runs at 90 % of its peak, or the noise scale, from which on
-more than half of a batch's examples are wasted. With t(B) = a + b B and n_half = a / b, T(B) is
-least at B = sqrt(n_half B_noise), and saturation lies at 9 n_half.
+Memory or the input pipeline is the binding limit if the time would be shorter without it.
+Otherwise the smaller of two batch sizes binds. At saturation the device reaches 90 % of its peak
+throughput. Above the noise scale more than half of a batch's examples are wasted. If t(B) = a + b B
+and n_half = a / b, then T(B) has its minimum at B = sqrt(n_half B_noise), and saturation is at
+9 n_half.
 
-The size to start with is the smallest of at most 1.05 times the least T(B). It never falls as the
-noise scale grows, so a range of noise scales gives a range of sizes.
+The size to start with is the smallest whose T(B) is at most 1.05 times the minimum. A larger noise
+scale never gives a smaller size, so a range of noise scales gives a range of sizes.
 """
 
 import dataclasses
@@ -42,8 +42,8 @@ from kbatch.throughput.result import TimedUpdate, fastest_ways
 if TYPE_CHECKING:
     import pandas as pd
 
-# The limits of the batch size, with what people read.
 Limit = Literal["memory", "saturation", "noise", "input"]
+# Printed names of the limits.
 LIMIT_NAMES: Mapping[Limit, str] = {
     "memory": "memory",
     "saturation": "hardware saturation",
@@ -52,11 +52,11 @@ LIMIT_NAMES: Mapping[Limit, str] = {
 }
 # Seconds of an update by batch size, ascending.
 UpdateTimes = Mapping[int, float]
-# Times to a goal whose ratio is smaller are equal, like rates of the input pipeline.
+# Times to a goal count as equal up to this ratio.
 AS_SOON = 1.05
-# A noise scale above all batch sizes, where nothing shows an end.
-_ENDLESS = 2.0**53
-# Where the learning rate is not the best one of each size, or under Adam, sizes turn out as if the
+# A noise scale above all batch sizes, if no upper bound was measured.
+_UNBOUNDED = 2.0**53
+# With Adam, or if the learning rate is not the best one for each size, the best sizes are as if the
 # noise scale were a few times larger or smaller (arXiv:2505.23971).
 _NOISE_FACTOR = 4
 
@@ -65,84 +65,84 @@ def binding_limits(
     times_s: UpdateTimes,
     noise: Estimate[float | None],
     *,
-    whole_s: UpdateTimes,  # Of the sizes that go through at once.
+    whole_s: UpdateTimes,  # Sizes that train without micro-batches.
     saturation: tuple[float, float] | None,
     rates: tuple[float, float] = (math.inf, math.inf),
 ) -> tuple[Limit, ...]:
-    """Return which limit binds, for all that the measurements allow."""
-    free_s = dict(times_s)
+    """Return the limits that bind for any values within the intervals of the measurements."""
+    unlimited_s = dict(times_s)  # Times with unlimited memory.
     if len(whole_s) > 1:
-        # With more memory each further example takes as long as those between the two largest.
         (before, before_s), (last, last_s) = list(whole_s.items())[-2:]
         example_s = (last_s - before_s) / (last - before)
         for size in times_s if example_s > 0 else ():
             if size > last:
-                free_s[size] = min(times_s[size], last_s + example_s * (size - last))
+                unlimited_s[size] = min(times_s[size], last_s + example_s * (size - last))
 
     def binding(scale: float, rate: float) -> set[Limit]:
-        def least(of: UpdateTimes, rate: float) -> float:
-            return min(times_to_goal(of, noise_scale=scale, rate=rate).values())
+        def least(update_times_s: UpdateTimes, rate: float) -> float:
+            return min(times_to_goal(update_times_s, noise_scale=scale, rate=rate).values())
 
         now = least(times_s, rate)
         gains: dict[Limit, float] = {
-            "memory": now / least(free_s, rate),
+            "memory": now / least(unlimited_s, rate),
             "input": now / least(times_s, math.inf),
         }
         limit = max(gains, key=lambda name: gains[name])
         if gains[limit] > AS_SOON:
             return {limit}
-        if now / least(free_s, math.inf) > AS_SOON:
-            return {"memory", "input"}  # Each hides what the removal of the other would give.
+        if now / least(unlimited_s, math.inf) > AS_SOON:
+            return {"memory", "input"}  # Only removing both limits makes training faster.
         if saturation is None:
             return {"saturation", "noise"}
         return {"saturation" if end < scale else "noise" for end in saturation}
 
-    found = set().union(*itertools.starmap(binding, itertools.product(noise_bounds(noise), rates)))
-    return tuple(limit for limit in LIMIT_NAMES if limit in found)
+    cases = itertools.product(noise_bounds(noise), rates)
+    limits = set().union(*itertools.starmap(binding, cases))
+    return tuple(limit for limit in LIMIT_NAMES if limit in limits)
 
 
 def times_to_goal(
     times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf
 ) -> dict[int, float]:
-    """Compute T(B) / S_min of each batch size; the data arrive at `rate` examples/s."""
-    scale = min(noise_scale, _ENDLESS)
+    """Compute T(B) / S_min for each batch size if the data arrive at `rate` examples/s."""
+    scale = min(noise_scale, _UNBOUNDED)
     waits_s = {size: max(update_s, size / rate) for size, update_s in times_s.items()}
     return {size: wait_s * (1 + scale / size) for size, wait_s in waits_s.items()}
 
 
 def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
-    """Return the least and the largest noise scale that the measurement allows, in examples."""
-    return noise.low or 0.0, _ENDLESS if noise.high is None else noise.high
+    """Return the least and the largest noise scale of the interval, in examples."""
+    return noise.low or 0.0, _UNBOUNDED if noise.high is None else noise.high
 
 
 def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | None:
-    """Return up to how many examples fit in memory at once, by the line through those measured.
+    """Return the most examples that fit in memory at once, from the fitted line.
 
-    None where memory hardly grows with the batch, so that nothing shows an end. Where one size was
-    run and the next one was refused, it is that size.
+    The result is None if memory hardly grows with the batch, so that there is no limit. If the
+    second size was refused, the result is the first size.
     """
     most_bytes = MEMORY_WINDOW[1] * limit_bytes
-    peaks = {one.batch_size: one.peak_bytes for one in records if one.peak_bytes}
+    peaks = {record.batch_size: record.peak_bytes for record in records if record.peak_bytes}
     line, ran = fit_memory(peaks), max((b for b, m in peaks.items() if m <= most_bytes), default=1)
-    out = [one.batch_size for one in records if one.outcome == "out_of_memory"]
+    failed = [record.batch_size for record in records if record.outcome == "out_of_memory"]
     if line is None:
-        return ran if peaks and any(one.refusal for one in records) else None
-    if line.bytes_per_example <= 0 and not out:
+        return ran if peaks and any(record.refusal for record in records) else None
+    if line.bytes_per_example <= 0 and not failed:
         return None
-    # A line is trusted up to the window only where sizes were measured until memory ended them.
-    in_time = all(one.peak_bytes or one.refusal for one in records)
-    share = MEMORY_WINDOW[1] if in_time else SURE_SHARE
+    # If time ended the measurement before memory did, the line is less certain.
+    ended_by_memory = all(record.peak_bytes or record.refusal for record in records)
+    share = MEMORY_WINDOW[1] if ended_by_memory else SURE_SHARE
     likely = max(ran, int(line.largest_within(share * limit_bytes)))
-    return min([likely, *(size - 1 for size in out)])
+    return min([likely, *(size - 1 for size in failed)])
 
 
 def known_noise(noise: Estimate[float | None]) -> float | None:
-    """Return the noise scale, or the least that it can be; None if neither is known."""
+    """Return the noise scale, or its lower bound if only that is known, or None."""
     return (noise.low or None) if noise.value is None else noise.value
 
 
 def starting_size(times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf) -> int:
-    """Return the smallest batch size that is about as fast to a goal as the best one."""
+    """Return the smallest batch size whose time to the goal is about the shortest."""
     goal = times_to_goal(times_s, noise_scale=noise_scale, rate=rate)
     return min(size for size, time in goal.items() if time <= AS_SOON * min(goal.values()))
 
@@ -154,9 +154,9 @@ def sizes_to_search(
     base_batch_size: int,
     rates: tuple[float, float] = (math.inf, math.inf),
 ) -> tuple[int, ...]:
-    """Return the sizes that may train best, ascending: the base size and one more at each end."""
-    likely = known_noise(noise) or 0.0
-    scales = (*noise_bounds(noise), likely / _NOISE_FACTOR, likely * _NOISE_FACTOR)
+    """Return the sizes that may train best, with the base size and one more size at each end."""
+    noise_scale = known_noise(noise) or 0.0
+    scales = (*noise_bounds(noise), noise_scale / _NOISE_FACTOR, noise_scale * _NOISE_FACTOR)
     cases = itertools.product(scales, rates)
     starts = [starting_size(times_s, noise_scale=scale, rate=rate) for scale, rate in cases]
     sizes = list(times_s)
@@ -166,64 +166,70 @@ def sizes_to_search(
     return tuple(size for size in sizes if min(ends) <= size <= max(ends))
 
 
-# Of the way that the loss went: what follows takes long, and fits the training set alone.
+# Share of the loss reduction that is useful. The rest takes long and mostly overfits.
 _USEFUL_SHARE = 0.9
-# The late half of fewer stretches shows too little of the noise.
+# The noise is measured over at least this number of stretches.
 _FEWEST_READ = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class PilotRecord:
-    """A short training at the base batch size, in stretches of some updates."""
+    """A short training run at the base batch size, in stretches of a few updates."""
 
-    batch_size: int  #: Examples of an update, in two parts or more that show the noise.
-    updates: tuple[int, ...]  #: Of each stretch.
-    losses: tuple[float, ...]  #: Mean training loss over it.
-    #: Mean estimate of tr(Sigma), in squared gradient units; None where it was not measured.
+    batch_size: int  #: Examples in an update, in at least two micro-batches.
+    updates: tuple[int, ...]  #: Number of updates in each stretch.
+    losses: tuple[float, ...]  #: Mean training loss of each stretch.
+    #: Mean estimate of tr(Sigma), in squared gradient units. None if it was not measured.
     gradient_variances: tuple[float | None, ...]
     gradient_squared_norms: tuple[float | None, ...]  #: Mean estimate of |G|^2, or None.
-    seed: int  #: Of weights and order.
+    seed: int  #: Seed of the weights and of the order of the data.
 
 
 def useful_stretches(losses: Sequence[float]) -> int:
-    """Count the stretches until the loss has gone nine tenths of the way that it went."""
-    near = min(losses) + (1 - _USEFUL_SHARE) * (losses[0] - min(losses))
-    return next(i for i, loss in enumerate(losses, start=1) if loss <= near)
+    """Count the stretches until the loss has made nine tenths of its reduction."""
+    useful = min(losses) + (1 - _USEFUL_SHARE) * (losses[0] - min(losses))
+    return next(i for i, loss in enumerate(losses, start=1) if loss <= useful)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Recommendation(Result):
-    """The limits of the batch size, which of them binds, and the sizes to search."""
+    """The limits of the batch size, the limit that binds, and the sizes to search.
+
+    Example:
+
+    >>> recommendation = kbatch.recommend(build, x, y)
+    >>> recommendation.batch_size, recommendation.binding
+    (128, ('saturation',))
+    """
 
     model_name: str  #: Name of the model.
-    optimizer: str  #: Class name of the optimizer, without the loss-scale wrapper.
-    dtype_policy: str  #: Policy of the model.
-    base_batch_size: int  #: Batch size that the model's own learning rate suits, in examples.
-    base_learning_rate: float | None  #: At the first update; None where it is no scalar.
-    scheduled: bool  #: Whether a schedule gives it.
-    #: `"linear"` or `"sqrt"`: how it follows the batch size; None where it stays.
-    learning_rate_rule: Rule | None
-    #: Of each batch size that fits at once, all in the same rounds, or why they were not timed;
-    #: where it was timed, several steps an execution behind one.
+    optimizer: str  #: Class name of the optimizer, without a loss-scale wrapper.
+    dtype_policy: str  #: Dtype policy of the model.
+    base_batch_size: int  #: Batch size that the model's learning rate is made for, in examples.
+    base_learning_rate: float | None  #: At the first update. None if it is not a scalar.
+    scheduled: bool  #: Whether the learning rate has a schedule.
+    learning_rate_rule: Rule | None  #: How it follows the batch size. None if it does not change.
+    #: Times of each batch size that fits in memory, without and then with several steps per
+    #: execution, or the reason why a size was not timed.
     updates: tuple[TimedUpdate, ...]
-    cut: tuple[int, ...]  #: Larger sizes, which go through in parts of the largest that was timed.
-    memory: tuple[MemoryRecord, ...]  #: Of some batch sizes, ascending.
-    memory_limit_bytes: int  #: Memory that they could take.
-    pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
-    pipeline: InputPipelineProfile | None  #: What the data deliver at one batch size, or None.
-    unknown: Mapping[Limit, Note]  #: Why a limit was not measured.
-    time_budget_s: float  #: Seconds that it was given.
-    noted: tuple[Note, ...]  #: What was noted while it was measured.
+    cut: tuple[int, ...]  #: Larger sizes, which train in micro-batches of the largest timed size.
+    memory: tuple[MemoryRecord, ...]  #: Memory of some batch sizes, ascending.
+    memory_limit_bytes: int  #: Memory limit of the measurements.
+    pilot: PilotRecord | None  #: The training run that measured the noise scale, or None.
+    pipeline: InputPipelineProfile | None  #: Profile of the data at one batch size, or None.
+    unknown: Mapping[Limit, Note]  #: Reasons why limits were not measured.
+    time_budget_s: float  #: Time budget of the measurement, in seconds.
+    noted: tuple[Note, ...]  #: Notes of the measurement.
     environment: EnvironmentRecord  #: The machine and the software.
 
     @property
     def title(self) -> str:
-        """What it is a result of."""
+        """Heading of the printed page."""
         return f"Limits of the batch size of {self.model_name}"
 
     @property
     def answer(self) -> str:
-        """The size to start with, and which limit binds."""
+        """The size to start with, and the limit that binds."""
         size, micro = self.batch_size, self.micro_batch_size
         if size is None:
             reason = self.unknown.get("saturation", "no update was timed")
@@ -234,72 +240,72 @@ class Recommendation(Result):
             base, rule = self.base_batch_size, self.learning_rate_rule
             ratio = learning_rate_ratio(batch_size=size, base_batch_size=base, rule=rule)
             rate = "your learning rates" + ("" if ratio == 1 else f" times {setting(ratio)}")
-        known = known_noise(self.noise_scale) is not None
-        unknown = "" if known else ", since the gradient noise is not known"
+        is_known = known_noise(self.noise_scale) is not None
+        unknown = "" if is_known else ", because the gradient noise is not known"
         binds = f"{' or '.join(LIMIT_NAMES[limit] for limit in self.binding)} binds"
         return f"Start with batch size {size:,}{parts} and {rate}{unknown}: {binds}."
 
     def table(self) -> "pd.DataFrame":
-        """Return the four limits, and where on the batch axis each begins."""
+        """Return a row for each limit, with the batch size at which it begins."""
         import pandas as pd
 
-        place, limits = "begins at (examples)", self.limits
+        column, limits = "begins at (examples)", self.limits
         table = pd.DataFrame(
-            {"limit": LIMIT_NAMES[limit], **ranged_columns(place, begins), "outcome": words}
+            {"limit": LIMIT_NAMES[limit], **ranged_columns(column, begins), "outcome": words}
             for limit, (begins, words) in limits.items()
         )
         table.attrs["answer"] = [i for i, limit in enumerate(limits) if limit in self.binding]
-        table.attrs["digits"] = {place: 2}
+        table.attrs["digits"] = {column: 2}
         return table
 
     @property
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
-        found = list(self.noted)
+        notes = list(self.noted)
         if self.batch_size is not None:
             sizes = ", ".join(map(str, self.batch_sizes))
-            found.append(Note.of("search_the_sizes", sizes=sizes))
+            notes.append(Note.of("search_the_sizes", sizes=sizes))
         if self.binding == ("input",):
-            found.append(Note.of("input_binds", when="at every batch size"))
-        return most_important(found)
+            notes.append(Note.of("input_binds", when="at every batch size"))
+        return most_important(notes)
 
     @property
     def settings(self) -> dict[str, str]:
-        """What it was measured with."""
+        """The conditions of the measurement."""
         rate = self.base_learning_rate
         rate_text = "n/a (not a single number)" if rate is None else setting(rate)
         return {
             "optimizer": self.optimizer,
             "learning rate of the model": "a schedule" if self.scheduled else rate_text,
-            "batch size that it suits": f"{self.base_batch_size:,}",
+            "batch size of that rate": f"{self.base_batch_size:,}",
             "learning-rate rule": self.learning_rate_rule or "none",
             "dtype policy": self.dtype_policy,
             "budget": f"{setting(self.time_budget_s)} s",
             **{
-                f"batch size {one.batch_size:,}": f"not timed: {one.reason}"
-                for one in self.updates
-                if one.batch_size not in self._whole_s
+                f"batch size {update.batch_size:,}": f"not timed: {update.reason}"
+                for update in self.updates
+                if update.batch_size not in self._whole_s
             },
         }
 
     @property
     def batch_size(self) -> int | None:
-        """Examples of an update to start with; None without timings."""
+        """The batch size to start with, or None without timings."""
         times_s, noise = self.times_s, known_noise(self.noise_scale)
         if not times_s:
             return None
-        if noise is None:  # The size that the learning rate suits, or the next one.
+        if noise is None:  # The base size, or the size nearest to it.
             return min(times_s, key=lambda size: (abs(size - self.base_batch_size), size))
         return starting_size(times_s, noise_scale=noise, rate=self.input_rates[1])
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Examples of it that go through the device at once."""
+        """The micro-batch size of that batch size."""
         return None if self.batch_size is None else min(self.batch_size, max(self._whole_s))
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate at the first update; None without a size or where it is no scalar."""
+        """Learning rate at the first update, or None if it is not a scalar or has no size."""
         if self.base_learning_rate is None or self.batch_size is None:
             return None
         sizes = {"batch_size": self.batch_size, "base_batch_size": self.base_batch_size}
@@ -307,20 +313,20 @@ class Recommendation(Result):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The sizes that a search should compare, ascending; none without timings."""
+        """The sizes that a search should compare, ascending. Empty without timings."""
         if not self.times_s:
             return ()
         base, (low, _, high) = self.base_batch_size, self.input_rates
-        found = sizes_to_search(
+        likely = sizes_to_search(
             self.times_s, self.noise_scale, base_batch_size=base, rates=(low, high)
         )
-        # The time may have ended before one between them.
-        sizes = {one.batch_size for one in self.updates} | {*found}
-        return tuple(size for size in sorted(sizes) if found[0] <= size <= found[-1])
+        # A size between them is included even if there was no time to time it.
+        sizes = {update.batch_size for update in self.updates} | {*likely}
+        return tuple(size for size in sorted(sizes) if likely[0] <= size <= likely[-1])
 
     @property
     def binding(self) -> tuple[Limit, ...]:
-        """The limit that binds; several where they cannot be separated, none without timings."""
+        """The limit that binds, or several that may bind. Empty without timings."""
         if not self.times_s:
             return ()
         low, _, high = self.input_rates
@@ -334,20 +340,22 @@ class Recommendation(Result):
 
     @property
     def times_s(self) -> dict[int, float]:
-        """Seconds of an update by batch size, ascending; of those in parts by that of a part."""
-        found, most = self._whole_s, max(self._whole_s, default=None)
-        return found | {size: -(-size // most) * found[most] for size in self.cut if most}
+        """Seconds of an update by batch size. Sizes in `cut` take whole micro-batches."""
+        whole_s, micro = self._whole_s, max(self._whole_s, default=None)
+        return whole_s | {size: -(-size // micro) * whole_s[micro] for size in self.cut if micro}
 
     @functools.cached_property
     def _whole_s(self) -> dict[int, float]:
         timings = fastest_ways(self.updates)
-        rounds = without_slow_rounds([one.times_s for one in timings])
-        kept = ((one, own or one.times_s) for one, own in zip(timings, rounds, strict=True))
-        return {one.batch_size: statistics.median(times_s) for one, times_s in kept}
+        rounds = without_slow_rounds([timing.times_s for timing in timings])
+        return {
+            timing.batch_size: statistics.median(times_s or timing.times_s)
+            for timing, times_s in zip(timings, rounds, strict=True)
+        }
 
     @functools.cached_property
     def noise_scale(self) -> Estimate[float | None]:
-        """The gradient noise scale of the late half of the pilot's useful stretches."""
+        """The gradient noise scale, in examples, of the later useful stretches of the pilot."""
         if (pilot := self.pilot) is None:
             return UNRESOLVED
         useful = max(_FEWEST_READ, useful_stretches(pilot.losses))
@@ -358,21 +366,21 @@ class Recommendation(Result):
 
     @functools.cached_property
     def saturation(self) -> Estimate[float | None] | None:
-        """The smallest micro-batch of 90 % of the device's peak throughput; None if unknown.
+        """The smallest micro-batch with 90 % of the peak throughput of the device.
 
-        Read off single times of each size it has no interval, and is no more than a guess.
+        It is None if it is unknown, or if too few rounds give it no interval.
         """
         timings = fastest_ways(self.updates)
-        if len(timings) < 2 or sum(len(one.times_s) for one in timings) < 3:
+        if len(timings) < 2 or sum(len(timing.times_s) for timing in timings) < 3:
             return None
-        found = efficient_batch_size(fit_rounds(timings))
-        return None if found.value is not None and found.ends is None else found
+        size = efficient_batch_size(fit_rounds(timings))
+        return None if size.value is not None and size.ends is None else size
 
     @property
     def input_rates(self) -> tuple[float, float, float]:
-        """The least, the likely and the highest examples per second that the data deliver.
+        """The lowest, the likely and the highest rate of the data in examples/s.
 
-        They come from a long reading if there is one, and are infinite if nothing is known.
+        They come from the long reading if there is one. They are infinite if they are unknown.
         """
         profile, low, high = self.pipeline, math.inf, math.inf
         rate = None if profile is None else profile.pipeline.samples_per_second
@@ -382,48 +390,46 @@ class Recommendation(Result):
             low, high = rate.ends or (rate.value, rate.value)
         if low <= 0:
             low = high = math.inf
-        # Short rounds may miss the pauses that a long reading has seen.
+        # The rounds may miss the pauses of the pipeline.
         return low, low if rate is None else min(max(rate.value, low), high), high
 
     @property
     def limits(self) -> dict[Limit, tuple[Estimate[float | None] | None, str]]:
-        """Where each limit begins, in examples, and what was measured or why it is unknown.
+        """The batch size at which each limit begins, and a description or the reason.
 
-        The place has no value if it limits no size, and is None if it is unknown.
+        The batch size has no value if no size is limited. It is None if it is unknown.
         """
-        found = (self._memory(), self._saturation(), self._noise(), self._input())
-        limits = dict(zip(LIMIT_NAMES, found, strict=True))
+        measured = (self._memory(), self._saturation(), self._noise(), self._input())
+        limits = dict(zip(LIMIT_NAMES, measured, strict=True))
         for limit, (begins, words) in limits.items():
             if begins is None:
-                why = self.unknown.get(limit, words)
-                limits[limit] = None, f"cannot tell, because {why}"
+                reason = self.unknown.get(limit, words)
+                limits[limit] = None, f"cannot tell, because {reason}"
         return limits
-
-    # Where a limit begins, and what was measured; or None, and why it is not known.
 
     def _memory(self) -> tuple[Estimate[float | None] | None, str]:
         most = most_at_once(self.memory, self.memory_limit_bytes)
         if most is None:
             return None, "it hardly grows with the batch"
         limit = memory_text(self.memory_limit_bytes)
-        return Estimate(most), f"about {format_number(most, 2)} examples at once fit in {limit}"
+        return Estimate(most), f"about {format_number(most, 2)} examples fit in {limit} at once"
 
     def _saturation(self) -> tuple[Estimate[float | None] | None, str]:
-        found = self.saturation
-        if found is None:
-            return None, "too few sizes were timed whole, or in too few rounds"
+        saturation = self.saturation
+        if saturation is None:
+            return None, "too few sizes were timed without micro-batches, or in too few rounds"
         rate, size = max((size / time_s, size) for size, time_s in self._whole_s.items())
         fastest = f"at most {format_number(rate)} samples/s, at {size:,}"
-        if found.value is None:
-            return None, f"larger batches took no longer, as far as they were timed: {fastest}"
-        beyond = ", more than were timed" if found.value > max(self._whole_s) else ""
-        begins = format_number(found.value, 2)
-        return found, f"{fastest}; 90 % of the peak takes {begins} examples at once{beyond}"
+        if saturation.value is None:
+            return None, f"larger batches took no longer, up to the largest one: {fastest}"
+        beyond = ", more than were timed" if saturation.value > max(self._whole_s) else ""
+        begins = format_number(saturation.value, 2)
+        return saturation, f"{fastest}; 90 % of the peak needs {begins} examples at once{beyond}"
 
     def _noise(self) -> tuple[Estimate[float | None] | None, str]:
         noise, size = self.noise_scale, known_noise(self.noise_scale)
         if size is None:
-            return None, "the mean gradient was lost in its noise"
+            return None, "the noise hides the mean gradient"
         half = "at most half" if noise.value is None else "half"
         words = f"a batch of {format_number(size, 2)} wastes {half} of its examples"
         return dataclasses.replace(noise, value=size), words
@@ -432,8 +438,8 @@ class Recommendation(Result):
         rate, times_s = self.input_rates[1], self.times_s
         if math.isinf(rate) or not times_s:
             return None, "it was not measured"
-        waits = (size for size, time_s in times_s.items() if rate * AS_SOON < size / time_s)
-        delivered, first = f"{format_number(rate, 2)} samples/s", next(waits, None)
+        waiting = (size for size, time_s in times_s.items() if rate * AS_SOON < size / time_s)
+        words, first = f"{format_number(rate, 2)} samples/s", next(waiting, None)
         if first is None:
-            return UNRESOLVED, f"{delivered}, enough for every size"
-        return Estimate(first), f"{delivered}: the device waits for data from {first:,} on"
+            return UNRESOLVED, f"{words}, enough for every size"
+        return Estimate(first), f"{words}: from {first:,} on, the device waits for data"

@@ -38,7 +38,7 @@ MISTAKES = {
         f"plot good.json --width={width}": "width must be between 3.25 and 40 inches"
         for width in ("0", "-3", "nan", "1e9")
     },
-    "inference text.json": "The model file must be one that `model.save` wrote",
+    "inference text.json": "The model file must be a .keras or .h5 file",
     "inference missing.keras": "does not exist",
     "inference missing.keras --slo 20": "such as 20ms",
     "inference missing.keras --batch-sizes 1,x": "integers with commas",
@@ -47,7 +47,7 @@ MISTAKES = {
     INPUT.replace(":build", ":number"): "returns a compiled model.*number, a int",
     INPUT.replace(":build", ":forgetful"): "end with `return model`",
     INPUT.replace(":build", ":uncompiled"): "must be compiled",
-    INPUT.replace(":data", ":stream"): "used up by reading.*a generator",
+    INPUT.replace(":data", ":stream"): "more than once.*a generator",
     INPUT.replace(":data", ":sized"): "give `batch_size`",
     INPUT.replace(":data", ":number"): r"Give .*builtins\.int",
     INPUT + " --budget -1": "time_budget_s=-1",

@@ -8,12 +8,12 @@ from fake_clock import FakeClock
 from kbatch.input_pipeline.blocks import (
     BlockLength,
     InputPass,
-    Taken,
-    chosen_batches,
+    TimedBatch,
     rate_of,
     read_pass,
     reading_block,
     step_block,
+    typical_batches,
 )
 from kbatch.input_pipeline.result import LongRun
 
@@ -21,7 +21,7 @@ LENGTH = BlockLength(settle_s=0.001, measure_s=0.01, longest_s=10.0)
 
 
 class Source:
-    """Batches of given lengths, over and over; counts what was opened and closed."""
+    """Batches of these lengths in turn, without end. Counts iterators opened and closed."""
 
     def __init__(self, *rows):
         self.rows, self.opened, self.closed = rows, 0, 0
@@ -34,7 +34,7 @@ class Source:
             self.closed += 1
 
 
-def test_a_step_alone_takes_turns_with_batches_of_several_shapes():
+def test_step_block_takes_turns_with_batches_of_several_shapes():
     step = Step()
     block = step_block(step, (np.zeros(2), np.zeros(22), np.zeros(24)), LENGTH)
     counted = step.rows[-block.examples // 16 :]
@@ -43,9 +43,9 @@ def test_a_step_alone_takes_turns_with_batches_of_several_shapes():
     assert counted[-3:] == [2, 22, 24]
 
 
-def test_training_counts_its_steps_and_their_waiting():
+def test_reading_block_counts_steps_and_waiting():
     step, source = Step(), Source(8)
-    assert reading_block(source, BlockLength(0.0, 0.0, 10.0)).examples == 32  # Four at least.
+    assert reading_block(source, BlockLength(0.0, 0.0, 10.0)).examples == 32  # Four batches.
     block = reading_block(source, LENGTH, step)
     assert (source.opened, source.closed, step.restored) == (2, 2, 1)
     assert block.examples == 8 * len(block.spans)
@@ -58,7 +58,7 @@ def test_training_counts_its_steps_and_their_waiting():
     assert rate_of([step_block(step, (np.zeros(8),), LENGTH)]).wait_s == ()
 
 
-def test_a_step_on_new_shapes_is_made_and_not_counted():
+def test_reading_block_does_not_count_steps_on_new_shapes():
     step = Step()
     source = Source(8, 8, 8, 1000, 8, 1001, 8, 8, 8, 8, 8, 8)
     block = reading_block(source, BlockLength(0.0, 0.0, 10.0), step)
@@ -66,41 +66,39 @@ def test_a_step_on_new_shapes_is_made_and_not_counted():
     assert block.examples == 16
 
 
-def test_steps_are_launched_together_and_waited_for_before_time_is_read():
+def test_step_block_launches_several_steps_before_it_waits():
     step = Step()
     step_block(step, (np.zeros(8),), BlockLength(0.0, 0.05, 10.0))
     assert 0 < step.waited < len(step.rows)
 
 
-def taken(*ends_s, epochs=None):
-    """Batches of eight rows that were used up at these seconds."""
+def timed(*ends_s, epochs=None):
+    """Batches of eight rows that ended at these seconds."""
     epochs = epochs or [0] * len(ends_s)
-    return [Taken(e, 8, 8, s, s, s, False) for s, e in zip(ends_s, epochs, strict=True)]
+    return [TimedBatch(e, 8, 8, s, s, s, False) for s, e in zip(ends_s, epochs, strict=True)]
 
 
 @pytest.mark.parametrize(
     ("length", "batches", "began_s", "counted"),
     [
-        (BlockLength(0.5, 1.0, 9.0), taken(3, 3.25), None, None),
-        (BlockLength(0.5, 1.0, 9.0), taken(3, 3.25, 3.5, 4, 4.25, 4.5), None, None),
-        (BlockLength(0.5, 1.0, 9.0), taken(3, 3.25, 3.5, 4, 4.25, 4.375, 4.5), 3.5, 4),
-        (BlockLength(0.5, 1.0, 2.0), taken(3, 3.5, 5.5), 3.5, 1),
-        (BlockLength(0.5, 1.0, 9.0, "start"), taken(0.3, 0.6, 0.8, 1.1), 0.0, 4),
-        (BlockLength(0.5, 1.0, 0.2, "start"), taken(0.3), 0.0, 1),
-        (BlockLength(0.5, 1.0, 9.0, "epochs"), taken(1, 2, 3), None, None),
-        (BlockLength(0.5, 1.0, 9.0, "epochs"), taken(1, 2, 3, epochs=[0, 0, 1]), 0.0, 2),
-        (BlockLength(0.5, 4.0, 9.0, "epochs"), taken(1, 2, 3, epochs=[0, 0, 1]), None, None),
+        (BlockLength(0.5, 1.0, 9.0), timed(3, 3.25), None, None),
+        (BlockLength(0.5, 1.0, 9.0), timed(3, 3.25, 3.5, 4, 4.25, 4.5), None, None),
+        (BlockLength(0.5, 1.0, 9.0), timed(3, 3.25, 3.5, 4, 4.25, 4.375, 4.5), 3.5, 4),
+        (BlockLength(0.5, 1.0, 2.0), timed(3, 3.5, 5.5), 3.5, 1),
+        (BlockLength(0.5, 1.0, 9.0, "start"), timed(0.3, 0.6, 0.8, 1.1), 0.0, 4),
+        (BlockLength(0.5, 1.0, 0.2, "start"), timed(0.3), 0.0, 1),
+        (BlockLength(0.5, 1.0, 9.0, "epochs"), timed(1, 2, 3), None, None),
+        (BlockLength(0.5, 1.0, 9.0, "epochs"), timed(1, 2, 3, epochs=[0, 0, 1]), 0.0, 2),
+        (BlockLength(0.5, 4.0, 9.0, "epochs"), timed(1, 2, 3, epochs=[0, 0, 1]), None, None),
     ],
 )
-def test_what_counts_of_a_block_follows_from_what_was_taken(length, batches, began_s, counted):
-    found = length.counted(batches)
-    assert (found is None) == (counted is None)
-    if found is not None:
-        assert (found[0], len(found[1])) == (began_s, counted)
+def test_block_length_counted(length, batches, began_s, counted):
+    result = length.counted(batches)
+    assert (result and (result[0], len(result[1]))) == (counted and (began_s, counted))
 
 
-class made_by:
-    """A source of the batches that a generator function gives in an epoch."""
+class RepeatedSource:
+    """A source whose epochs are the batches of a generator function."""
 
     def __init__(self, make):
         self.make = make
@@ -111,39 +109,34 @@ class made_by:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The machine's clock, which only the data move on."""
-    found = FakeClock()
-    monkeypatch.setattr("time.perf_counter", found)
-    return found
+    """A clock in place of the machine's, which only the data advance."""
+    fake_clock = FakeClock()
+    monkeypatch.setattr("time.perf_counter", fake_clock)
+    return fake_clock
 
 
-@pytest.fixture
-def chunks(clock):
-    def make():
+def test_read_pass_of_chunks_ends_when_a_pause_matters_little(clock):
+    def chunks():
         while True:
             clock.sleep(0.05)
             yield from (np.zeros((8, 2)) for _ in range(10))
 
-    return make
-
-
-def test_chunks_are_read_until_one_pause_more_matters_little(chunks):
-    reading = read_pass(made_by(chunks), least_s=0.01, most_s=5.0)
+    reading = read_pass(RepeatedSource(chunks), least_s=0.01, most_s=5.0)
     assert reading.record.basis == "whole_chunks"
     assert reading.record.examples % 80 == 0
-    # Six pauses, of which one is less than a fifth, and the seventh, which ends the last chunk.
+    # After six pauses, one of them is less than a fifth of the time.
     assert reading.duration_s == pytest.approx(0.3)
     low, high = reading.record.bounds
     assert low == high == pytest.approx(80 / 0.05)
     assert reading.epoch is None
 
 
-def test_an_epoch_and_its_start_are_known(clock):
+def test_read_pass_knows_the_epoch_and_its_start(clock):
     def shuffled():
         clock.sleep(0.02)
         yield from (np.zeros((rows, 2)) for rows in (8, 8, 4))
 
-    reading = read_pass(made_by(shuffled), least_s=0.0, most_s=5.0)
+    reading = read_pass(RepeatedSource(shuffled), least_s=0.0, most_s=5.0)
     assert reading.epoch == (3, pytest.approx(0.02))
     assert reading.record.basis == "whole_epochs"
     assert [len(batch) for batch in reading.batches] == [8, 8, 4]
@@ -156,23 +149,23 @@ EPOCHS_FIT = BlockLength(0.1, 0.2, 0.8)
     ("epoch", "first_s", "step_s", "counting"),
     [
         (None, 0.0, 0.0, "settled"),
-        ((100, 0.2), 0.0, 0.0, "epochs"),  # Several in a block.
+        ((100, 0.2), 0.0, 0.0, "epochs"),  # A block has several epochs.
         ((100, 0.5), 0.01, 0.0, "settled"),
-        ((100, 0.5), 0.4, 0.0, "epochs"),  # Its start must not be left out.
-        ((5, 0.5), 0.01, 0.0, "epochs"),  # A few batches.
-        ((5, 2.0), 1.9, 0.0, "settled"),  # Too long for a block.
+        ((100, 0.5), 0.4, 0.0, "epochs"),  # The start takes long.
+        ((5, 0.5), 0.01, 0.0, "epochs"),  # An epoch has few batches.
+        ((5, 2.0), 1.9, 0.0, "settled"),  # An epoch is too long for a block.
         ((100, 0.2), 0.0, 0.1, "settled"),
     ],
 )
-def test_whole_epochs_count_where_one_fits_and_its_start_matters(epoch, first_s, step_s, counting):
+def test_input_pass_counts_whole_epochs(epoch, first_s, step_s, counting):
     record = LongRun("whole_epochs", 8, 1.0, 0, 0.0, first_s)
     reading = InputPass(None, record, (), epoch, 1.0, 64.0, step_s)
     assert reading.counted(EPOCHS_FIT, trains=True).counting == counting
 
 
-def chosen(shapes, *, whole=True):
+def typical(shapes, *, ended=True):
     sizes = [rows * columns for rows, columns in shapes]
-    return list(chosen_batches(sizes, dict(zip(sizes, shapes, strict=True)), whole=whole))
+    return list(typical_batches(sizes, dict(zip(sizes, shapes, strict=True)), ended=ended))
 
 
 def mean_elements(shapes):
@@ -182,18 +175,18 @@ def mean_elements(shapes):
 LENGTHS = ((8, 24), (8, 16, 24), (24, 8, 16), (5, 10, 20, 40))
 
 
-def test_lengths_that_alternate_are_all_there_in_their_proportion():
+def test_typical_batches_keep_the_proportion_of_sizes():
     for lengths, count in itertools.product(LENGTHS, (7, 16, 31, 100, 240, 333)):
         shapes = [(4, n) for n in itertools.islice(itertools.cycle(lengths), count)]
-        found = chosen(shapes)
-        assert {n for _, n in found} == set(lengths)
-        assert mean_elements(found) == pytest.approx(mean_elements(shapes), rel=0.12)
+        batches = typical(shapes)
+        assert {n for _, n in batches} == set(lengths)
+        assert mean_elements(batches) == pytest.approx(mean_elements(shapes), rel=0.12)
 
 
-def test_a_ragged_end_of_many_batches_does_not_weigh_as_much_as_they_do():
-    assert chosen([(8, 2)] * 15 + [(1, 2)]) == [(8, 2)]
+def test_typical_batches_leave_out_the_smaller_last_batch():
+    assert typical([(8, 2)] * 15 + [(1, 2)]) == [(8, 2)]
 
 
-def test_a_rare_shape_that_was_not_the_end_stays_among_the_sizes():
-    assert (1, 2) not in chosen([(8, 2)] * 30 + [(1, 2)] + [(8, 2)] * 30)
-    assert chosen([(8, 2)] * 4 + [(1, 2)], whole=False).count((1, 2)) == 1
+def test_typical_batches_of_a_rare_size():
+    assert (1, 2) not in typical([(8, 2)] * 30 + [(1, 2)] + [(8, 2)] * 30)
+    assert typical([(8, 2)] * 4 + [(1, 2)], ended=False).count((1, 2)) == 1

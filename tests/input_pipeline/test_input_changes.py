@@ -1,4 +1,4 @@
-"""Changes to pipelines, which keep their examples; and which of them are tried."""
+"""Changes to pipelines: they keep the examples, and some of them are not tried."""
 
 import numpy as np
 import pytest
@@ -49,13 +49,13 @@ PIPELINES = {
     "map": lambda: numbers().map(double).batch(4),
     "two maps": lambda: numbers().map(double).map(in_python).batch(4).prefetch(2),
     "shuffled": lambda: numbers().shuffle(20).map(in_python).batch(4, drop_remainder=True),
-    "map below a shuffle": lambda: numbers().map(in_python).shuffle(20).batch(4).prefetch(1),
+    "map before a shuffle": lambda: numbers().map(in_python).shuffle(20).batch(4).prefetch(1),
     "fixed order": lambda: (
         numbers().shuffle(8, seed=3, reshuffle_each_iteration=False).map(double).batch(4)
     ),
     "repeated": lambda: numbers().map(in_python).repeat(2).batch(4),
     "padded": lambda: numbers().map(lambda x: tf.ones([1 + x % 3])).padded_batch(4),
-    "padded with its own": lambda: (
+    "padded with arguments": lambda: (
         numbers().map(lambda x: tf.ones([1 + x % 3])).padded_batch(6, [5], -1.0, True)
     ),
     "options": lambda: with_options(numbers().map(double)).batch(4),
@@ -67,18 +67,18 @@ def values(dataset):
 
 
 def changes(dataset, *, cache_bytes=GIB, budget_s=100.0):
-    found = dataset_changes(dataset, cache_bytes=cache_bytes, budget_s=budget_s)
-    assert all((source is None) == (record.reason is not None) for record, source in found)
-    return {record.name: (record, source) for record, source in found}
+    result = dataset_changes(dataset, cache_bytes=cache_bytes, budget_s=budget_s)
+    assert all((source is None) == (record.reason is not None) for record, source in result)
+    return {record.name: (record, source) for record, source in result}
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_every_change_keeps_the_examples_and_the_original(name):
+def test_dataset_changes_keep_the_examples(name):
     dataset = PIPELINES[name]()
     before = np.sort(values(dataset))
-    tried = {name: source for name, (_, source) in changes(dataset).items() if source is not None}
-    assert "parallel_map" in tried
-    for changed in tried.values():
+    sources = {name: source for name, (_, source) in changes(dataset).items() if source is not None}
+    assert "parallel_map" in sources
+    for changed in sources.values():
         assert changed.element_spec == dataset.element_spec
         assert changed.cardinality() == dataset.cardinality()
         assert [len(batch) for batch in changed] == [len(batch) for batch in dataset]
@@ -100,11 +100,11 @@ def test_every_change_keeps_the_examples_and_the_original(name):
         lambda: numbers().batch(4),
     ],
 )
-def test_a_map_below_anything_else_stays(make):
+def test_parallel_map_is_not_possible(make):
     assert changes(make())["parallel_map"][1] is None
 
 
-def test_maps_above_a_cache_are_made_parallel_and_those_below_it_stay():
+def test_parallel_map_changes_only_maps_after_a_cache():
     dataset = numbers().map(in_python).cache().map(double).shuffle(20).batch(4)
     change, source = changes(dataset)["parallel_map"]
     assert (change.code, change.condition) == (f".map(double{AUTOTUNE}", None)
@@ -116,7 +116,7 @@ def test_maps_above_a_cache_are_made_parallel_and_those_below_it_stay():
     ("function", "code"),
     [(double, None), (noisy, "called_by_threads"), (in_python, "threads_share_lock")],
 )
-def test_a_map_with_state_or_python_has_a_condition_and_another_one_has_none(function, code):
+def test_parallel_map_condition_of_state_and_python(function, code):
     dataset = numbers().map(function).batch(4)
     assert is_stateless(chain_of(dataset)[1]) is (code is None)
     condition = changes(dataset)["parallel_map"][0].condition
@@ -126,12 +126,12 @@ def test_a_map_with_state_or_python_has_a_condition_and_another_one_has_none(fun
     assert note is None or "(in_python)" in note
 
 
-def test_a_second_prefetch_is_not_tried():
+def test_prefetch_is_not_tried_twice():
     assert changes(with_options(numbers().batch(4).prefetch(2)))["prefetch"][1] is None
     assert changes(numbers().prefetch(2).batch(4))["prefetch"][1] is not None
 
 
-def seldom_noisy(x):
+def rarely_noisy(x):
     return tf.cond(
         tf.random.uniform(()) < 1e-6, lambda: x + tf.random.uniform((), 0, 9, x.dtype), lambda: x
     )
@@ -164,21 +164,21 @@ def cache(dataset, **settings):
     [
         lambda: numbers().map(double).shuffle(20).batch(4),
         lambda: numbers().map(noisy).batch(4).prefetch(2),
-        # So seldom that the first elements of two passes agree.
-        lambda: numbers().map(seldom_noisy).batch(4),
+        # So rarely that the first elements of two passes are equal.
+        lambda: numbers().map(rarely_noisy).batch(4),
         lambda: numbers().map(noisy_in_python).batch(4),
         lambda: numbers().interleave(lambda x: numbers(4).shuffle(4)).batch(4),
         lambda: tf.data.Dataset.random(seed=1).take(40).map(double).batch(4),
     ],
-    ids=["shuffle", "random map", "seldom random", "in Python", "in interleave", "random numbers"],
+    ids=["shuffle", "random map", "rarely random", "in Python", "in interleave", "random numbers"],
 )
-def test_what_is_random_is_never_frozen_in_a_cache(make):
+def test_cache_of_random_data_is_not_tried(make):
     change, source = cache(make())
     assert (source, change.reason.code) == (None, "cache_freezes")
 
 
 @pytest.mark.parametrize("batched", [True, False], ids=["known length", "unknown length"])
-def test_a_filled_cache_gives_the_same_examples_without_the_work(batched):
+def test_cache_gives_the_same_examples_without_the_work(batched):
     counted = Counted()
     dataset = numbers().map(counted)
     dataset = (dataset if batched else dataset.filter(lambda x: x > 3)).batch(4)
@@ -213,13 +213,13 @@ def zipped_with_a_cache():
         (lambda: numbers().map(below_15).batch(4), GIB, "raised an error"),
     ],
 )
-def test_no_cache_where_it_would_exceed_a_budget_or_cannot_be_filled(make, cache_bytes, reason):
+def test_cache_that_cannot_be_filled(make, cache_bytes, reason):
     change, source = cache(make(), cache_bytes=cache_bytes)
     assert source is None
     assert reason in change.reason
 
 
-def test_a_cache_that_takes_too_long_to_fill_is_given_up(monkeypatch):
+def test_cache_that_takes_too_long_to_fill(monkeypatch):
     clock, many = FakeClock(), Counted()
     monkeypatch.setattr("time.perf_counter", clock)
 
@@ -232,24 +232,24 @@ def test_a_cache_that_takes_too_long_to_fill_is_given_up(monkeypatch):
 
 
 BRANCHES = {
-    "zip": lambda one, other: tf.data.Dataset.zip(
-        numbers().map(one).cache(), numbers().map(other).cache()
+    "zip": lambda f, g: tf.data.Dataset.zip(
+        numbers().map(f).cache(), numbers().map(g).cache()
     ).batch(4),
-    "above each other": lambda one, other: numbers().map(one).cache().map(other).cache().batch(4),
+    "one after the other": lambda f, g: numbers().map(f).cache().map(g).cache().batch(4),
 }
 
 
 @pytest.mark.parametrize("name", BRANCHES)
-def test_caches_in_every_branch_are_filled_first(name):
-    counted = Counted(), Counted()
-    dataset = BRANCHES[name](*counted)
+def test_fill_cache_in_every_branch(name):
+    first, second = Counted(), Counted()
+    dataset = BRANCHES[name](first, second)
     assert fill_cache(dataset, 30.0) is None
-    assert [one.calls for one in counted] == [20, 20]
+    assert (first.calls, second.calls) == (20, 20)
     values(dataset.map(lambda *elements: elements[0]))
-    assert [one.calls for one in counted] == [20, 20]
+    assert (first.calls, second.calls) == (20, 20)
 
 
-def test_a_cache_that_cannot_be_filled_beforehand_has_a_reason():
+def test_fill_cache_reasons():
     inner = numbers().interleave(lambda x: numbers(2).map(double).cache()).batch(4)
     assert "`interleave`" in fill_cache(inner, 30.0)
     assert fill_cache(numbers().interleave(lambda x: numbers(2)), 30.0) is None
@@ -265,15 +265,15 @@ def tried(*, batch_s, budget_s, even=True, duration_s=1.0):
     record = LongRun("whole_epochs", round(8 * duration_s / batch_s), duration_s, 0, 0.0, 0.0)
     source, batches = dataset, (next(iter(dataset)),)
     reading = InputPass(source, record, batches, None, duration_s, 64.0)
-    found = try_changes(dataset, reading, Step(), even=even, cache_bytes=GIB, budget_s=budget_s)
-    return {change.name: change for change in found}
+    records = try_changes(dataset, reading, Step(), even=even, cache_bytes=GIB, budget_s=budget_s)
+    return {record.name: record for record in records}
 
 
-def test_as_many_changes_are_tried_as_there_is_time_for(monkeypatch):
+def test_try_changes_as_time_allows(monkeypatch):
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
-    found = tried(batch_s=0.05, budget_s=0.7)
-    assert [name for name, change in found.items() if change.changed is not None] == ["prefetch"]
-    late = tried(batch_s=1e-3, budget_s=-1.0)  # More than its part went before.
+    records = tried(batch_s=0.05, budget_s=0.7)
+    assert [name for name, change in records.items() if change.changed is not None] == ["prefetch"]
+    late = tried(batch_s=1e-3, budget_s=-1.0)  # The time was spent before.
     assert "about 0.018 s" in late["prefetch"].reason
     assert "after 0 s" in late["cache_in_memory"].reason
     assert all(change.gain is not None for change in tried(batch_s=1e-3, budget_s=2.0).values())

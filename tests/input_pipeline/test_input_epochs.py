@@ -31,27 +31,27 @@ def model():
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_all_examples_in_every_epoch_and_stays_as_it_is(form, model):
+def test_pipeline_of_gives_all_examples_in_every_epoch(form, model):
     make, batch_size = FORMS[form]
-    given = make()
-    pipeline = pipeline_of(given, model, batch_size=batch_size)
+    data = make()
+    pipeline = pipeline_of(data, model, batch_size=batch_size)
     for _ in range(2):  # Each reading starts at the beginning.
         read = itertools.islice(epochs_of(pipeline), 9)
-        for epoch, batches in itertools.groupby(read, key=lambda one: one[0]):
+        for epoch, batches in itertools.groupby(read, key=lambda pair: pair[0]):
             parts = [keras.tree.flatten(batch)[0] for _, batch in batches]
             assert ([len(part) for part in parts], epoch < 3) == ([8, 8, 4], True)
             np.testing.assert_allclose(np.sort(np.concatenate(parts), axis=0), np.sort(X, axis=0))
-    assert getattr(given, "epoch_ends", 0) == 0
+    assert getattr(data, "epoch_ends", 0) == 0
 
 
-def test_what_can_be_read_once_only_is_refused_and_left_alone(model):
-    for given in (((X[:8], Y[:8]) for _ in range(3)), iter(examples().batch(8))):
-        with pytest.raises(InputError, match=r"used up by reading.*from_generator.*Received: a"):
-            pipeline_of(given, model, batch_size=None)
-        assert next(given) is not None
+def test_pipeline_of_refuses_iterators(model):
+    for iterator in (((X[:8], Y[:8]) for _ in range(3)), iter(examples().batch(8))):
+        with pytest.raises(InputError, match=r"more than once.*from_generator.*Received: a"):
+            pipeline_of(iterator, model, batch_size=None)
+        assert next(iterator) is not None
 
 
-def test_an_empty_dataset_and_a_generator_that_is_used_up_behind_one_are_named():
+def test_epochs_of_refuses_an_epoch_without_batches():
     with pytest.raises(InputError, match="no batch in epoch 0"):
         next(epochs_of(examples(0).batch(8)))
     used_up = ((X[:8], Y[:8]) for _ in range(2))
@@ -77,10 +77,9 @@ class Broken(Rows):
 @pytest.mark.parametrize(
     ("data", "at"), [(raising, 2), (lambda at: Broken(at, 1), 0), (lambda at: Broken(at, 2), 3)]
 )
-def test_an_error_in_the_data_names_the_batch_and_the_cause(data, at, model):
-    refused = pytest.raises(InputError, match=f"error at batch {at} .*a broken image")
+def test_epochs_of_names_the_batch_of_an_error(data, at, model):
     rows = data(at)
-    with refused as caught:
+    with pytest.raises(InputError, match=f"error at batch {at} .*a broken image") as caught:
         list(epochs_of(pipeline_of(rows, model, batch_size=None)))
     assert caught.value.__cause__ is not None
 
@@ -89,7 +88,7 @@ def test_an_error_in_the_data_names_the_batch_and_the_cause(data, at, model):
     ("make", "batch_size", "words"),
     [
         (examples, 0, "positive integer.*batch_size=0"),
-        (examples, None, r"single examples.*batch\(batch_size\)"),
+        (examples, None, r"must give batches.*batch\(batch_size\)"),
         (lambda: lambda size: examples().batch(size), None, "give `batch_size`"),
         (lambda: lambda size: [size], 8, "must return a `tf.data.Dataset`.*a list"),
         (Rows, 8, "leave out `batch_size`"),
@@ -99,28 +98,28 @@ def test_an_error_in_the_data_names_the_batch_and_the_cause(data, at, model):
         (lambda: ([[1.0]], [2.0]), 8, "float"),
     ],
 )
-def test_data_of_another_form_say_what_to_give(make, batch_size, words, model):
+def test_pipeline_of_refuses(make, batch_size, words, model):
     with pytest.raises(ValueError, match=f"(?s){words}"):
         pipeline_of(make(), model, batch_size=batch_size)
 
 
-def test_a_file_cache_that_is_not_full_is_refused_and_a_full_one_read(tmp_path, model):
+def test_pipeline_of_needs_a_complete_file_cache(tmp_path, model):
     dataset = examples().cache(str(tmp_path / "rows")).batch(8)
-    for one in (dataset, examples().batch(8).concatenate(dataset)):
+    for incomplete in (dataset, examples().batch(8).concatenate(dataset)):
         with pytest.raises(InputError, match="read the dataset once"):
-            pipeline_of(one, model, batch_size=None)
+            pipeline_of(incomplete, model, batch_size=None)
     assert list(tmp_path.iterdir()) == []
     for _ in dataset:
         pass
     assert rows_of(next(iter(pipeline_of(dataset, model, batch_size=None)))) == 8
 
 
-def test_more_workers_give_the_same_batches_in_order_and_leave_the_settings():
+def test_worker_changes_keep_the_order_of_the_batches():
     rows = Rows(workers=1, max_queue_size=3)
     ((change, source),) = worker_changes(rows)
     assert (change.reason, change.code) == (None, f"workers={change.code.split('=')[1]}")
-    for changed, own in zip(source, rows, strict=True):
-        np.testing.assert_array_equal(changed[0], own[0])
+    for batch, expected in zip(source, rows, strict=True):
+        np.testing.assert_array_equal(batch[0], expected[0])
     assert (rows.workers, rows.max_queue_size, rows.epoch_ends) == (1, 3, 0)
     ((change, source),) = worker_changes(Rows(workers=1000))
     assert source is None

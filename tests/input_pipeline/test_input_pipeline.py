@@ -1,6 +1,6 @@
-"""The experiment from end to end.
+"""`profile_input_pipeline` from end to end.
 
-Delays are so far apart that no timing of the host matters, or pass on a clock of their own.
+The delays differ by so much that the speed of the machine does not matter, or pass on a fake clock.
 """
 
 import itertools
@@ -17,14 +17,14 @@ from fake_clock import FakeClock
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import block_length
 
-# Imported before any test replaces the machine's clock, which signatures keep as their default.
+# Imported before a test replaces the machine's clock, because default arguments hold the clock.
 from kbatch.input_pipeline.measure import profile_input_pipeline
 
 BUDGET_S = 0.3
 
 
 def slow(delay_s, sleep=time.sleep):
-    """A map that takes `delay_s` a batch."""
+    """Return a function for maps that takes `delay_s` for each batch."""
 
     def wait(x, y):
         waited = tf.py_function(lambda v: (sleep(delay_s), v)[1], [x], x.dtype)
@@ -60,18 +60,14 @@ def profile(model, data, **settings):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The machine's clock, moved on by who sleeps on it, and a little at every reading."""
-    found = FakeClock(tick_s=1e-4)
-    monkeypatch.setattr("time.perf_counter", found)
-    return found
+    """A clock in place of the machine's. It advances by sleeping, and a little when it is read."""
+    fake_clock = FakeClock(tick_s=1e-4)
+    monkeypatch.setattr("time.perf_counter", fake_clock)
+    return fake_clock
 
 
-def codes(found):
-    return {note.code for note in found.noted}
-
-
-def read_in_turn(dataset):
-    """Leave out the thread that reads ahead, which would move the clock of the step."""
+def without_prefetch(dataset):
+    """Remove the thread that reads ahead, which would advance the clock during a step."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return dataset.with_options(options)
@@ -79,62 +75,60 @@ def read_in_turn(dataset):
 
 @pytest.fixture(scope="module")
 def starved():
-    """A model that waits nearly all the time, before and after its profile.
-
-    The clock is its own: on a busy machine the seconds may end before all changes were tried.
-    """
+    """A model that waits for data most of the time, its state before, its data and its profile."""
     model = models.mlp()
     model.fit(*models.rows(32), verbose=0)
     before = models.state_of(model)
     clock = FakeClock(tick_s=1e-3)
-    dataset = read_in_turn(examples(40).batch(8).map(slow(0.1, clock.sleep)))
+    dataset = without_prefetch(examples(40).batch(8).map(slow(0.1, clock.sleep)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.perf_counter", clock)
-        found = profile(model, dataset, time_budget_s=20.0)
-    return before, model, dataset, found
+        result = profile(model, dataset, time_budget_s=20.0)
+    return before, model, dataset, result
 
 
-def test_a_slow_pipeline_is_input_bound(starved):
-    found = starved[-1]
-    assert found.verdict == "input-bound"
-    assert found.batch_size == 8
-    assert found.wait_share > 0.5
-    assert found.pipeline.samples_per_second.value < found.step.samples_per_second.value
-    rounds = len(found.step.durations_s)
+def test_profile_input_pipeline_of_a_slow_pipeline(starved):
+    result = starved[-1]
+    assert result.verdict == "input-bound"
+    assert result.batch_size == 8
+    assert result.wait_share > 0.5
+    assert result.pipeline.samples_per_second.value < result.step.samples_per_second.value
+    rounds = len(result.step.durations_s)
     assert rounds >= 3
-    for rate in (found.pipeline, found.together):
+    for rate in (result.pipeline, result.together):
         assert len(rate.durations_s) == rounds
-    assert found.timeline[0].begin_s == 0
-    assert found.environment.versions["keras"] == keras.__version__
-    assert found.dtype_policy == "float32"
+    assert result.timeline[0].begin_s == 0
+    assert result.environment.versions["keras"] == keras.__version__
+    assert result.dtype_policy == "float32"
 
 
-def test_changes_were_tried_and_what_was_not_has_a_reason(starved):
-    found = starved[-1]
-    assert {one.name for one in found.changes} == {"prefetch", "parallel_map", "cache_in_memory"}
-    tried = {one.name for one in found.best_first}
+def test_profile_input_pipeline_tries_changes(starved):
+    result = starved[-1]
+    names = {change.name for change in result.changes}
+    assert names == {"prefetch", "parallel_map", "cache_in_memory"}
+    tried = {change.name for change in result.best_first}
     assert "prefetch" in tried
-    assert all((one.reason is None) == (one.name in tried) for one in found.changes)
-    assert all(one.gain.n >= 3 for one in found.best_first)
-    gains = [one.gain.low for one in found.best_first]
+    assert all((change.reason is None) == (change.name in tried) for change in result.changes)
+    assert all(change.gain.n >= 3 for change in result.best_first)
+    gains = [change.gain.low for change in result.best_first]
     assert gains == sorted(gains, reverse=True)
 
 
-def test_model_and_data_are_as_before(starved):
+def test_profile_input_pipeline_restores_the_model(starved):
     before, model, dataset, _ = starved
-    for one, other in zip(before, models.state_of(model), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for expected, values in zip(before, models.state_of(model), strict=True):
+        np.testing.assert_array_equal(values, expected)
     assert [len(x) for x, _ in dataset] == [8] * 5
 
 
-def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain(clock):
+def test_profile_input_pipeline_of_a_slow_step_tries_no_change(clock):
     model = slow_model(0.05, clock.sleep)
-    found = profile(model, examples(400).batch(8), time_budget_s=3.0)
-    assert found.verdict == "compute-bound"
-    assert found.changes == ()
+    result = profile(model, examples(400).batch(8), time_budget_s=3.0)
+    assert result.verdict == "compute-bound"
+    assert result.changes == ()
 
 
-def test_the_cache_of_a_pipeline_is_filled_first(clock):
+def test_profile_input_pipeline_fills_the_cache_of_the_data(clock):
     calls = []
 
     def count(v):
@@ -145,9 +139,9 @@ def test_the_cache_of_a_pipeline_is_filled_first(clock):
         return tf.ensure_shape(tf.py_function(count, [x], x.dtype), [8]), y
 
     clock.tick_s = 0.001
-    found = profile(models.linear(), examples(24).map(counted).cache().batch(8), remedies=False)
-    assert "input_cache_unfilled" not in codes(found)
-    # The first batch, which is read to see its shapes, ends before the cache is full.
+    result = profile(models.linear(), examples(24).map(counted).cache().batch(8), remedies=False)
+    assert "input_cache_unfilled" not in {note.code for note in result.noted}
+    # Before the cache is full, kbatch reads the first batch for its shapes.
     assert len(calls) < 2 * 24
 
 
@@ -166,25 +160,23 @@ def chunked(burst, pause_s, batch_s, *, sleep):
     return tf.data.Dataset.from_generator(make, output_signature=specs)
 
 
-def test_chunks_longer_than_a_round_are_not_taken_for_a_fast_pipeline(clock):
+def test_profile_input_pipeline_of_long_chunks(clock):
     # 60 steps take 240 ms, 60 batches 120 ms within a chunk and 420 ms with the pause before it.
     dataset = chunked(60, 0.3, 0.002, sleep=clock.sleep)
-    found = profile(slow_model(0.004, clock.sleep), dataset, time_budget_s=4.0, remedies=False)
-    # How many pauses a round or the long reading meets is up to the reading thread, which a busy
-    # machine holds up.
-    assert not found.is_even
-    assert found.verdict == "input-bound"
-    assert found.long_run is not None
+    result = profile(slow_model(0.004, clock.sleep), dataset, time_budget_s=4.0, remedies=False)
+    assert not result.is_even
+    assert result.verdict == "input-bound"
+    assert result.long_run is not None
 
 
-def test_a_shuffle_of_all_the_data_is_measured_with_its_filling(clock):
+def test_profile_input_pipeline_counts_filling_a_shuffle_buffer(clock):
     dataset = examples(40).map(slow(0.005, clock.sleep)).shuffle(40).batch(8)
-    found = profile(slow_model(0.005, clock.sleep), dataset, time_budget_s=2.0, remedies=False)
-    assert found.verdict == "input-bound"
-    assert found.ratio.value < 0.5
+    result = profile(slow_model(0.005, clock.sleep), dataset, time_budget_s=2.0, remedies=False)
+    assert result.verdict == "input-bound"
+    assert result.ratio.value < 0.5
 
 
-def test_first_batches_smaller_than_the_others_are_not_compared_with_them(clock):
+def test_profile_input_pipeline_of_smaller_first_batches(clock):
     def make():
         clock.sleep(0.5)
         for i in itertools.count():
@@ -194,31 +186,31 @@ def test_first_batches_smaller_than_the_others_are_not_compared_with_them(clock)
     clock.tick_s = 1e-3
     specs = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
     dataset = tf.data.Dataset.from_generator(make, output_signature=specs)
-    found = profile(models.linear(), dataset, time_budget_s=2.0, remedies=False)
-    assert not found.together_comparable
+    result = profile(models.linear(), dataset, time_budget_s=2.0, remedies=False)
+    assert not result.together_comparable
 
 
-def test_data_that_do_not_fit_the_model_are_told_so():
+def test_profile_input_pipeline_data_must_match_the_model():
     wrong = tf.data.Dataset.from_tensor_slices((np.zeros((40, 8), "float32"), np.zeros((40, 5))))
-    with pytest.raises(InputError, match=r"cannot be trained on these data.*Received"):
+    with pytest.raises(InputError, match=r"shapes and dtypes that the model.*Received"):
         profile(models.linear(), wrong.batch(8), remedies=False)
 
 
-def test_a_change_that_fails_is_a_row_and_the_others_go_on(clock):
+def test_profile_input_pipeline_continues_after_a_failed_change(clock):
     def picky(x, y):
         if fails:
             raise RuntimeError("traced twice")
         return slow(0.1, clock.sleep)(x, y)
 
     fails = []
-    dataset = read_in_turn(examples(40).batch(8).map(picky))
+    dataset = without_prefetch(examples(40).batch(8).map(picky))
     fails.append(True)
     clock.tick_s = 1e-3
-    found = profile(models.linear(), dataset, time_budget_s=20.0)
-    reasons = {one.name: one.reason for one in found.changes}
+    result = profile(models.linear(), dataset, time_budget_s=20.0)
+    reasons = {change.name: change.reason for change in result.changes}
     assert "failed: " in reasons["parallel_map"]
     assert "traced twice" in reasons["parallel_map"]
-    assert "prefetch" in {one.name for one in found.best_first}
+    assert "prefetch" in {change.name for change in result.best_first}
 
 
 BATCHES = examples(20).batch(8)
@@ -226,7 +218,7 @@ TEXTS = models.rows(3)[0], np.array(["a", "b", "c"])
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "words"),
+    ("changed", "error", "words"),
     [
         ({"model": 3}, TypeError, "that builds one.*Received: 3, a int"),
         ({"model": lambda: None}, TypeError, "return model"),
@@ -237,13 +229,12 @@ TEXTS = models.rows(3)[0], np.array(["a", "b", "c"])
         ({"data": models.rows(9), "batch_size": 1.5}, TypeError, r"batch_size=1\.5"),
     ],
 )
-def test_bad_input_says_what_to_give(given, error, words):
-    given = {"model": models.linear, "data": BATCHES} | given
+def test_profile_input_pipeline_refuses(changed, error, words):
     with pytest.raises(error, match=words):
-        profile(given.pop("model"), given.pop("data"), **given)
+        profile(**{"model": models.linear, "data": BATCHES, **changed})
 
 
-def test_blocks_fit_in_the_budget():
+def test_block_length_fits_in_the_budget():
     for time_budget_s, first_batch_s, contenders in itertools.product(
         (0.1, 2.0, 60.0), (0.0, 0.01, 5.0), (2, 4, 7.5)
     ):
@@ -260,17 +251,17 @@ def test_blocks_fit_in_the_budget():
 
 @pytest.mark.parametrize("budget_s", [3.0, 6.0, 12.0])
 @pytest.mark.parametrize("remedies", [True, False])
-def test_the_whole_call_keeps_to_its_time(clock, budget_s, remedies, monkeypatch):
-    given_s = []
+def test_profile_input_pipeline_keeps_to_its_budget(clock, budget_s, remedies, monkeypatch):
+    budgets_s = []
 
-    def take_all(*_, budget_s, **__):  # Changed pipelines read in threads, which share no time.
-        given_s.append(budget_s)
+    def take_all(*_, budget_s, **__):  # Threads of changed pipelines would all advance the clock.
+        budgets_s.append(budget_s)
         clock.sleep(budget_s)
         return ()
 
     monkeypatch.setattr("kbatch.input_pipeline.measure.try_changes", take_all)
-    data = read_in_turn(examples(64).batch(8).map(slow(0.05, clock.sleep)))
+    data = without_prefetch(examples(64).batch(8).map(slow(0.05, clock.sleep)))
     profile(slow_model(0.02, clock.sleep), data, time_budget_s=budget_s, remedies=remedies)
-    assert len(given_s) == remedies
-    assert all(0 < one_s < budget_s for one_s in given_s)
+    assert len(budgets_s) == remedies
+    assert all(0 < part_s < budget_s for part_s in budgets_s)
     assert clock.now_s <= 1.05 * budget_s + 0.1

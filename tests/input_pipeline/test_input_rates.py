@@ -22,12 +22,12 @@ OPPOSITE = {
 }
 
 
-def test_swapping_pipeline_and_step_turns_the_verdict_round():
+def test_input_verdict_is_symmetric():
     for ratio in (0.2, 0.5, 0.8, 0.97, 1.0, 1.03, 1.25, 2.0, 5.0):
         pipeline, step = noisy(1000 * ratio, 1), noisy(1000, 2)
-        one = input_verdict(ratio_over_rounds(pipeline, step))
-        assert input_verdict(ratio_over_rounds(step, pipeline)) == OPPOSITE[one]
-        assert input_verdict(ratio_over_rounds(7 * pipeline, 7 * step)) == one
+        verdict = input_verdict(ratio_over_rounds(pipeline, step))
+        assert input_verdict(ratio_over_rounds(step, pipeline)) == OPPOSITE[verdict]
+        assert input_verdict(ratio_over_rounds(7 * pipeline, 7 * step)) == verdict
 
 
 @pytest.mark.parametrize(
@@ -40,74 +40,72 @@ def test_swapping_pipeline_and_step_turns_the_verdict_round():
         (0.94, 0.951, "input-bound"),
     ],
 )
-def test_the_verdict_needs_the_whole_interval_on_one_side(low, high, verdict):
+def test_input_verdict_needs_the_whole_interval(low, high, verdict):
     assert input_verdict(estimate(low, high)) == verdict
 
 
 @pytest.mark.parametrize(
     ("middle", "low", "high", "verdict"),
     [
-        (2.0, 1.9, 2.1, "compute-bound"),  # They agree: the rounds decide.
+        (2.0, 1.9, 2.1, "compute-bound"),  # If both agree, the rounds decide.
         (1.15, 0.95, 1.3, "compute-bound"),
-        (2.0, 0.5, 0.7, "input-bound"),  # Chunks: a short round saw the batches of one.
+        (2.0, 0.5, 0.7, "input-bound"),  # A short round saw the batches of one chunk.
         (2.0, 0.5, 2.0, "undetermined"),
         (2.0, 0.7, 0.95, "undetermined"),
-        (0.5, 1.2, 1.4, "compute-bound"),  # Short rounds of a pipeline that starts slowly.
-        (1.15, 0.9, 0.97, "undetermined"),  # They agree within 1.3, and not on the side.
+        (0.5, 1.2, 1.4, "compute-bound"),  # Short rounds saw a slow start.
+        (1.15, 0.9, 0.97, "undetermined"),  # Close to each other, but with opposite verdicts.
         (1.15, 0.9, 1.01, "compute-bound"),
     ],
 )
-def test_where_a_long_reading_differs_its_bounds_decide(middle, low, high, verdict):
+def test_input_verdict_with_a_long_reading(middle, low, high, verdict):
     ratio = estimate(middle / 1.02, middle * 1.02)
     assert input_verdict(ratio, long_run=(low, high)) == verdict
-    turned = estimate(1 / middle / 1.02, 1.02 / middle)
-    assert input_verdict(turned, long_run=(1 / high, 1 / low)) == OPPOSITE[verdict]
+    inverse = estimate(1 / middle / 1.02, 1.02 / middle)
+    assert input_verdict(inverse, long_run=(1 / high, 1 / low)) == OPPOSITE[verdict]
 
 
-def test_without_an_interval_nothing_is_determined():
+def test_input_verdict_without_an_interval():
     assert input_verdict(None) == "undetermined"
     assert input_verdict(Estimate(0.1, None, None, 2)) == "undetermined"
 
 
 def chunked(*, pause_s, burst, batch_s, read_s):
     """Arrivals of batches that come in chunks, each after a pause."""
-    now_s, found = 0.0, []
+    now_s, arrivals_s = 0.0, []
     while now_s < read_s:
-        for place in range(burst):
-            now_s += batch_s + (pause_s if place == 0 else 0.0)
-            found.append(now_s)
-    return [one for one in found if one <= read_s]
+        for batch in range(burst):
+            now_s += batch_s + (pause_s if batch == 0 else 0.0)
+            arrivals_s.append(now_s)
+    return [arrival_s for arrival_s in arrivals_s if arrival_s <= read_s]
 
 
 def read(arrivals_s, *, rows=8, epochs=None):
     return long_run([rows] * len(arrivals_s), arrivals_s, epochs=epochs or [0] * len(arrivals_s))
 
 
-def test_the_bounds_hold_the_rate_of_periodic_chunks():
+def test_long_run_bounds_contain_the_rate_of_chunks():
     for pause_s, burst, periods in itertools.product(
         (0.2, 1.0), (5, 50), (2.3, 3.0, 3.7, 5.5, 20.2)
     ):
         period_s = pause_s + burst * 0.002
         truth = 8 * burst / period_s
-        found = read(
-            chunked(pause_s=pause_s, burst=burst, batch_s=0.002, read_s=periods * period_s)
-        )
-        low, high = found.bounds
+        run = read(chunked(pause_s=pause_s, burst=burst, batch_s=0.002, read_s=periods * period_s))
+        low, high = run.bounds
         assert low <= truth * 1.001
         assert high >= truth * 0.999
-        if found.basis == "whole_chunks":
+        if run.basis == "whole_chunks":
             assert low == high == pytest.approx(truth)
         else:
             assert periods < 4
 
 
-def test_a_single_pause_is_counted_once_or_not_at_all():
-    found = read([1.0, 1.1, 1.2, 1.3])
-    assert found.basis == "part_of_the_data"
-    assert found.bounds == pytest.approx((32 / 1.3, 24 / 0.3))
+def test_long_run_bounds_with_one_pause():
+    run = read([1.0, 1.1, 1.2, 1.3])
+    assert run.basis == "part_of_the_data"
+    assert run.bounds == pytest.approx((32 / 1.3, 24 / 0.3))  # The pause counts once, or not.
 
 
-def test_even_batches_have_one_rate_whatever_the_start():
+def test_long_run_bounds_of_even_batches():
     assert read([0.1 * i for i in range(1, 30)]).bounds == pytest.approx((80, 80))
     slow_start = [3 + 0.1 * i for i in range(30)]
     low, high = read(slow_start).bounds
@@ -115,16 +113,16 @@ def test_even_batches_have_one_rate_whatever_the_start():
     assert low == pytest.approx(240 / 5.9)
 
 
-def test_whole_epochs_count_with_their_start():
+def test_long_run_counts_whole_epochs():
     # A buffer is filled for a second, then five batches come at once.
     arrivals_s = [epoch + 1 + 0.001 * i for epoch in range(3) for i in range(5)]
     epochs = [epoch for epoch in range(3) for _ in range(5)]
-    found = read(arrivals_s[:12], epochs=epochs[:12])
-    assert found.basis == "whole_epochs"
-    assert found.examples == 80
-    assert found.bounds == pytest.approx((40, 40))
+    run = read(arrivals_s[:12], epochs=epochs[:12])
+    assert run.basis == "whole_epochs"
+    assert run.examples == 80
+    assert run.bounds == pytest.approx((40, 40))
 
 
-def test_ragged_batches_are_counted_by_their_examples():
-    found = long_run([8, 8, 4, 8, 8, 4, 8], [1, 2, 3, 4, 5, 6, 7], epochs=[0, 0, 0, 1, 1, 1, 2])
-    assert found.bounds == pytest.approx((40 / 6, 40 / 6))
+def test_long_run_counts_examples_of_unequal_batches():
+    run = long_run([8, 8, 4, 8, 8, 4, 8], [1, 2, 3, 4, 5, 6, 7], epochs=[0, 0, 0, 1, 1, 1, 2])
+    assert run.bounds == pytest.approx((40 / 6, 40 / 6))

@@ -12,7 +12,7 @@ from kbatch.plotting.canvas import ALARM, series_style
 from kbatch.records.notes import Note
 
 
-def test_what_was_not_measured_is_none():
+def test_profile_without_rounds():
     rate = RateRecord((), ())
     assert (rate.samples_per_second, rate.wait_share) == (None, None)
     empty = dataclasses.replace(make_profile(), pipeline=rate, step=rate, together=rate, changes=())
@@ -31,7 +31,7 @@ CHANGES = (
 )
 
 
-def test_changes_stand_best_first_and_only_clear_gains_are_claimed():
+def test_table_orders_changes_and_claims_only_clear_gains():
     profile = make_profile(changes=CHANGES)
     table = profile.table()
     assert list(table["outcome"][-6:].items()) == [
@@ -47,15 +47,14 @@ def test_changes_stand_best_first_and_only_clear_gains_are_claimed():
     assert list(gain[ends]) == pytest.approx([1.9] * 3)
     assert gain["condition"].startswith("called from")
     assert table.attrs["answer"] == ["cache"]
-    assert "with cache training is 2.50 (2.50 to 2.50) times as fast" in profile.answer
-    unclear = make_profile(changes=CHANGES[:2])
-    assert unclear.table().attrs["answer"] == []
+    assert "With cache training is 2.50 (2.50 to 2.50) times as fast" in profile.answer
+    assert make_profile(changes=CHANGES[:2]).table().attrs["answer"] == []
 
 
-def test_all_speeds_on_the_page_have_the_ratios_that_it_names():
+def test_table_speeds_agree_with_the_printed_ratios():
     rng = np.random.default_rng(0)
 
-    def noisy(rate, rounds):  # A machine that drifts, and one round that a pause made slow.
+    def noisy(rate, rounds):  # The machine drifts, and a pause makes one round slow.
         drift = np.exp(0.3 * rng.normal(size=rounds))
         drift[0] /= 100
         rates = rate * drift
@@ -72,20 +71,20 @@ def test_all_speeds_on_the_page_have_the_ratios_that_it_names():
     assert widths[:3] == pytest.approx([pipeline, step, together])
 
 
-def test_a_change_that_helps_is_no_answer_where_training_hardly_waits():
+def test_table_marks_no_change_if_training_hardly_waits():
     profile = make_profile(pipeline=2400, step=800, changes=CHANGES)
     assert profile.table().attrs["answer"] == []
 
 
 def make_disturbed_step(rates=(449, 2550, 2400, 11_700, 2700)):
-    """A train step alone that something else slowed in most rounds."""
+    """A train step alone that another program slowed in most rounds."""
     return RateRecord((640,) * len(rates), tuple(640 / rate for rate in rates))
 
 
 @pytest.mark.parametrize(
     ("changed", "disturbed"),
     [
-        # Seen on a busy machine; the pipeline alone was the faster one in every round.
+        # Measured on a busy machine. The pipeline alone was faster in every round.
         ({"pipeline": 100_000, "step": make_disturbed_step(), "together": 9610}, ("step",)),
         ({"pipeline": 2400, "step": 800, "together": 900}, ("step",)),
         ({"pipeline": 800, "step": 2400, "together": 900}, ("pipeline",)),
@@ -94,7 +93,7 @@ def make_disturbed_step(rates=(449, 2550, 2400, 11_700, 2700)):
         ({"pipeline": 800, "step": 2400, "together": 830}, ()),
     ],
 )
-def test_training_faster_than_a_side_alone_leaves_no_verdict(changed, disturbed):
+def test_verdict_of_a_disturbed_measurement(changed, disturbed):
     profile = make_profile(
         **{n: rate if isinstance(rate, int) else 800 for n, rate in changed.items()}
     )
@@ -104,14 +103,14 @@ def test_training_faster_than_a_side_alone_leaves_no_verdict(changed, disturbed)
     assert (profile.verdict == "undetermined") == bool(disturbed)
 
 
-def test_what_cannot_be_compared_is_no_sign_of_a_disturbance():
+def test_disturbed_needs_comparable_batches():
     faster = {"pipeline": 800, "step": 2400, "together": 1600}
     assert make_profile(**faster).verdict == "undetermined"
-    apart = make_profile(pipeline=1000, step=1000, together=500)
-    assert "within 5 %, but training waits for data" in apart.answer
+    no_overlap = make_profile(pipeline=1000, step=1000, together=500)
+    assert "within 5 %, but training waits for data" in no_overlap.answer
     # Training may end before a pause of the pipeline that a long reading counts.
     assert make_profile(**faster, long_run=make_long_run(800)).verdict == "input-bound"
-    # The rounds trained on shorter texts than those that were read.
+    # The batches of the rounds may be smaller than the batches of the reading.
     assert make_profile(**faster, together_comparable=False).verdict == "input-bound"
 
 
@@ -125,7 +124,7 @@ def extents(bars):
     return np.array([path.get_extents().intervalx for path in bars.get_paths()])
 
 
-def test_the_timeline_has_no_gaps_and_says_how_long_training_waits():
+def test_plot_timeline():
     upper, lower = panels(make_profile())
     computing, waiting = map(extents, upper.collections)
     assert len(waiting) == 13
@@ -140,7 +139,7 @@ def test_the_timeline_has_no_gaps_and_says_how_long_training_waits():
         assert part in words(upper)
 
 
-def test_the_bars_are_the_rates_and_the_clear_gains():
+def test_plot_bars():
     changes = tuple(make_change(f"change {g}", g) for g in (1.0, 3.0, 1.5, 2.0, 2.5, 0.5))
     _, lower = panels(make_profile(changes=changes))
     assert [tick.get_text() for tick in lower.get_yticklabels()] == [
