@@ -1,4 +1,4 @@
-"""Recommendations for tests: a device and a gradient noise scale of one's choice."""
+"""Recommendations for tests, from a device and a gradient noise scale."""
 
 import numpy as np
 from input_profile_factory import make_profile
@@ -25,7 +25,7 @@ def make_timings(n_half=100.0, *, sizes=SIZES):
 
 
 def make_memory(most_at_once=1437, *, limit_bytes=8 * 2**30):
-    """Sizes on a line that reaches the end of the window at so many examples."""
+    """Sizes on a line that reaches the limit at `most_at_once` examples."""
     each = 0.9 * limit_bytes / (most_at_once + 0.5)
     sizes = [size for size in (1, 8, 32, 128) if size <= most_at_once]
     return tuple(
@@ -34,7 +34,7 @@ def make_memory(most_at_once=1437, *, limit_bytes=8 * 2**30):
 
 
 def make_pilot(noise_scale=200.0, *, scatter=0.05, **changed):
-    """A pilot whose losses have gone nine tenths of their way at about a quarter of it."""
+    """A pilot whose losses make nine tenths of their reduction in a quarter of the time."""
     rng, stretches = np.random.default_rng(0), 40
     fields = {
         "batch_size": 32,

@@ -160,8 +160,8 @@ def _inference(options: argparse.Namespace) -> None:
         )
     options.output.mkdir(parents=True, exist_ok=True)
     with starting_tensorflow():
-        from kbatch.inference.measure import profile_inference
         from kbatch.inference.functions import load_model_file
+        from kbatch.inference.measure import profile_inference
 
     model, x = load_model_file(options.model)
     profile = profile_inference(model, x, **arguments)

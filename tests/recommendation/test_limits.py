@@ -1,4 +1,4 @@
-"""Which limit binds, the size to start with and the sizes to search, by what they must fulfil."""
+"""The limit that binds, the size to start with, and the sizes to search."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ def noise_scale(value=None, low=None, high=None, *, at_least=None):
 
 
 def device(n_half, *, fits=SIZES[-1]):
-    """Seconds of whole batches as far as they fit, and of parts at the rate of the largest."""
+    """Seconds of batches that fit in memory, and of larger ones in micro-batches."""
     return {b: b // min(b, fits) * PER_EXAMPLE_S * (n_half + min(b, fits)) for b in SIZES}
 
 
@@ -46,13 +46,13 @@ def exactly(value):
     return value, value
 
 
-def test_what_the_intervals_do_not_tell_apart_is_named_together():
+def test_binding_limits_names_all_that_the_intervals_allow():
     both, updates = ("saturation", "noise"), device(100)
     assert limits(updates, noise_scale(90, 50, 150), saturation=exactly(100)) == both
     assert limits(updates, noise_scale(90), saturation=(50, 150)) == both
     assert limits(updates, noise_scale(90), saturation=None) == both
     assert limits(updates, noise_scale(at_least=20), saturation=exactly(100)) == both
-    # A lower bound is enough where it lies above.
+    # The lower bound of the noise is above the saturation, so the upper bound is not needed.
     assert limits(updates, noise_scale(at_least=200), saturation=exactly(100)) == ("saturation",)
     rates = {"input_rate": (20_000.0, 200_000.0)}
     vague = limits(updates, noise_scale(300), saturation=exactly(100), **rates)
@@ -63,33 +63,33 @@ def least(times_s, scale, rate):
     return min(times_to_goal(times_s, noise_scale=scale, rate=rate).values())
 
 
-def test_memory_and_pipeline_bind_exactly_where_their_removal_shortens_the_way():
+def test_binding_limits_memory_and_input_bind_if_removal_saves_time():
     bound = set()
     cases = itertools.product(
         [1, 30, 1000], [2, 100, 5000], [2, 64, 4096], [500.0, 20_000.0, 95_000.0, 1e7]
     )
-    as_slow = 4 / device(500, fits=4)[4]  # As the device with so little memory.
+    as_slow = 4 / device(500, fits=4)[4]  # The data are as slow as a device with little memory.
     for n_half, scale, fits, rate in [*cases, (500, 1000, 4, as_slow)]:
         times_s, free_s = device(n_half, fits=fits), device(n_half)
-        known = {"saturation": exactly(n_half), "input_rate": exactly(rate)}
-        found = limits(times_s, noise_scale(scale), fits=fits, **known)
+        measured = {"saturation": exactly(n_half), "input_rate": exactly(rate)}
+        binding = limits(times_s, noise_scale(scale), fits=fits, **measured)
         now = least(times_s, scale, rate)
         gains = {
             "memory": now / least(free_s, scale, rate),
             "input": now / least(times_s, scale, math.inf),
         }
         if max(gains.values()) > 1.05:
-            assert len(found) == 1
-            assert gains[found[0]] == max(gains.values())
+            assert len(binding) == 1
+            assert gains[binding[0]] == max(gains.values())
         elif now / least(free_s, scale, math.inf) > 1.05:
-            assert found == ("memory", "input")
+            assert binding == ("memory", "input")
         else:
-            assert found == (("saturation",) if n_half < scale else ("noise",))
-        bound |= {found}
+            assert binding == (("saturation",) if n_half < scale else ("noise",))
+        bound |= {binding}
     assert bound == {("memory",), ("input",), ("saturation",), ("noise",), ("memory", "input")}
 
 
-def test_the_start_is_the_smallest_that_is_about_as_fast_as_any_and_as_the_closed_form():
+def test_starting_size_is_the_smallest_of_the_fastest():
     for n_half, scale in itertools.product([3.0, 50.0, 900.0], [1.0, 40.0, 300.0, 4000.0]):
         exact = max(1.0, math.sqrt(n_half * scale))
         start = starting_size(device(n_half), noise_scale=scale)
@@ -101,7 +101,7 @@ def test_the_start_is_the_smallest_that_is_about_as_fast_as_any_and_as_the_close
         assert start == next(b for b, t in goal.items() if t <= 1.05 * min(goal.values()))
 
 
-def test_the_start_falls_neither_with_the_noise_nor_with_the_rate_of_the_data():
+def test_starting_size_grows_with_the_noise_and_the_rate():
     rates = [0.5, 2.0, 20.0, 400.0, math.inf]
     for seed in range(20):
         sizes = [
@@ -112,19 +112,19 @@ def test_the_start_falls_neither_with_the_noise_nor_with_the_rate_of_the_data():
         assert [*zip(*sizes, strict=True)] == [tuple(sorted(c)) for c in zip(*sizes, strict=True)]
 
 
-def test_the_range_holds_the_base_size_and_one_more_than_the_starts_at_each_end():
+def test_sizes_to_search_contain_base_and_starting_sizes():
     for seed, base in itertools.product(range(10), (1, 32, 2048)):
         times_s, noise = random_times(seed), noise_scale(60.0, 40.0, 300.0)
-        found = sizes_to_search(times_s, noise, base_batch_size=base)
+        sizes = sizes_to_search(times_s, noise, base_batch_size=base)
         starts = [starting_size(times_s, noise_scale=scale) for scale in (15, 40, 60, 240, 300)]
         around = {max(1, min(starts) // 2), min(SIZES[-1], 2 * max(starts))}
-        assert {base, *starts, *around} <= set(found)
-        assert list(found) == [b for b in SIZES if found[0] <= b <= found[-1]]
-    # A wide interval counts more than the factor of four.
+        assert {base, *starts, *around} <= set(sizes)
+        assert list(sizes) == [b for b in SIZES if sizes[0] <= b <= sizes[-1]]
+    # An interval wider than the factor of four gives more sizes.
     times_s = device(100)
-    found = sizes_to_search(times_s, noise_scale(100.0), base_batch_size=64)
+    narrow = sizes_to_search(times_s, noise_scale(100.0), base_batch_size=64)
     wide = sizes_to_search(times_s, noise_scale(100.0, 1.0, 1e6), base_batch_size=64)
-    assert wide[0] < found[0] < found[-1] < wide[-1]
+    assert wide[0] < narrow[0] < narrow[-1] < wide[-1]
     slow, fast, both = (
         sizes_to_search(times_s, noise_scale(2000.0), base_batch_size=64, rates=rates)
         for rates in ((5e3, 5e3), (1e6, 1e6), (5e3, 1e6))
@@ -132,25 +132,25 @@ def test_the_range_holds_the_base_size_and_one_more_than_the_starts_at_each_end(
     assert both == tuple(b for b in SIZES if slow[0] <= b <= fast[-1])
 
 
-def test_times_to_goal_are_updates_over_goodput_and_wait_for_the_pipeline():
+def test_times_to_goal():
     times_s = device(100)
     for scale in (0.0, 3.0, 500.0):
         values = [goodput(b, s, noise_scale=scale, base_batch_size=1) for b, s in times_s.items()]
-        found = list(times_to_goal(times_s, noise_scale=scale).values())
-        assert found == pytest.approx((1 + scale) / np.array(values))
+        times = list(times_to_goal(times_s, noise_scale=scale).values())
+        assert times == pytest.approx((1 + scale) / np.array(values))
 
-    def one(**given):
-        return times_to_goal({100: 0.5}, **given)[100]
+    def time(**arguments):
+        return times_to_goal({100: 0.5}, **arguments)[100]
 
-    assert math.isfinite(one(noise_scale=math.inf))
-    assert one(noise_scale=7.0, rate=201.0) == one(noise_scale=7.0)
-    assert one(noise_scale=7.0, rate=100.0) == pytest.approx(2 * one(noise_scale=7.0))
+    assert math.isfinite(time(noise_scale=math.inf))
+    assert time(noise_scale=7.0, rate=201.0) == time(noise_scale=7.0)
+    assert time(noise_scale=7.0, rate=100.0) == pytest.approx(2 * time(noise_scale=7.0))
 
 
 def memory(*peaks, ended=None):
-    """Sizes of 1, 4, 16, ... that took these bytes, and how the next one ended."""
-    found = [MemoryRecord("float32", 4**k, "fits", None, p) for k, p in enumerate(peaks)]
-    return [*found, *([] if ended is None else [ended])]
+    """Sizes of 1, 4, 16, ... with these peaks in bytes, and how the next one ended."""
+    records = [MemoryRecord("float32", 4**k, "fits", None, p) for k, p in enumerate(peaks)]
+    return [*records, *([] if ended is None else [ended])]
 
 
 OUT = MemoryRecord("float32", 64, "out_of_memory")
@@ -161,15 +161,15 @@ UNTIMED = MemoryRecord("float32", 64, "not_run", Note.of("memory_time_spent"))
 @pytest.mark.parametrize(
     ("records", "most"),
     [
-        (memory(125, 200, 500), 32),  # 100 and 25 each, up to 90 % of 1,000.
+        (memory(125, 200, 500), 32),  # 100 + 25 n bytes, up to 90 % of 1,000.
         (memory(125, 200, 500, ended=GUARDED), 32),
-        (memory(125, 200, 500, ended=UNTIMED), 16),  # Up to half of it, 16 was run.
+        (memory(125, 200, 500, ended=UNTIMED), 16),  # Up to half of the limit, but 16 was run.
         (memory(125, 200, 500, ended=OUT), 32),
-        (memory(101, 104, 116, ended=OUT), 63),  # Less than it ran out at.
+        (memory(101, 104, 116, ended=OUT), 63),  # Below the size that ran out of memory.
         (memory(100, 100, 100), None),
         (memory(125), None),
         (memory(125, ended=GUARDED), 1),
     ],
 )
-def test_what_fits_at_once_follows_from_the_line_and_from_what_ran(records, most):
+def test_most_at_once(records, most):
     assert most_at_once(records, 1000) == most

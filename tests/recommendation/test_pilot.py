@@ -20,7 +20,7 @@ def regression(learning_rate=0.05, **settings):
 
 
 def eager(learning_rate=0.05):
-    """The same, of which a few updates take less time than tracing one."""
+    """The same model without tracing, which is faster for a few updates."""
     return regression(learning_rate, run_eagerly=True)
 
 
@@ -37,28 +37,27 @@ def pilot(data=None, *, build=regression, **plan):
 
 
 @pytest.fixture(scope="module")
-def found():
+def record():
     return pilot()
 
 
-def test_it_ends_when_its_later_half_brought_little(found):
-    assert set(found.updates) == {10}
-    assert len(found.losses) == 24 >= 2 * useful_stretches(found.losses)
-    assert found.losses[0] > found.losses[-1]
+def test_run_pilot_ends_when_the_later_half_hardly_reduced_the_loss(record):
+    assert set(record.updates) == {10}
+    assert len(record.losses) == 24 >= 2 * useful_stretches(record.losses)
+    assert record.losses[0] > record.losses[-1]
     slow = pilot(build=lambda: regression(0.001))
     assert len(slow.losses) == 2 * useful_stretches(slow.losses) > 24
 
 
 @pytest.mark.parametrize("at_once", [None, 5])
-def test_its_moments_are_those_of_the_gradient(found, at_once):
-    """In halves, or in as many parts as memory asks for."""
-    found = found if at_once is None else pilot(at_once=at_once)
+def test_run_pilot_measures_the_moments_of_the_gradient(record, at_once):
+    record = record if at_once is None else pilot(at_once=at_once)
     # At the optimum of y = x w + e the mean gradient vanishes and tr(Sigma) = 4 E|x|^2 E e^2 = 16.
-    assert np.mean(found.gradient_variances[-12:]) == pytest.approx(16, rel=0.3)
-    assert found.gradient_squared_norms[0] > found.gradient_squared_norms[-1]
+    assert np.mean(record.gradient_variances[-12:]) == pytest.approx(16, rel=0.3)
+    assert record.gradient_squared_norms[0] > record.gradient_squared_norms[-1]
 
 
-def test_no_part_is_larger_than_memory_holds():
+def test_run_pilot_micro_batches_fit_in_memory():
     rows = []
 
     class Seen(keras.layers.Layer):
@@ -75,7 +74,7 @@ def test_no_part_is_larger_than_memory_holds():
     assert max(filter(None, rows)) == 5
 
 
-def test_half_of_the_time_is_left_however_long_the_first_update_took(monkeypatch):
+def test_run_pilot_leaves_half_of_the_time_after_the_first_update(monkeypatch):
     clock = FakeClock(tick_s=1.0)
     monkeypatch.setattr("time.perf_counter", clock)
 
@@ -89,12 +88,12 @@ def test_half_of_the_time_is_left_however_long_the_first_update_took(monkeypatch
         model.compile("sgd", "mse", run_eagerly=True)
         return model
 
-    # A reading after each update, and one after each stretch of two or three.
+    # The clock is read after each update, and after each stretch of two or three updates.
     late = pilot(TrainingData(*noisy_line(120)), build=build, budget_s=40.0)
     assert 10 <= sum(late.updates) <= 20
 
 
-def test_a_function_is_trained_on_until_the_budget_ends():
+def test_run_pilot_on_a_data_function_until_the_budget_ends():
     dataset = tf.data.Dataset.from_tensor_slices(noisy_line(96))
     assert pilot(TrainingData(dataset.batch), build=eager, budget_s=1e-9).updates == (2,)
 
@@ -103,11 +102,11 @@ def test_a_function_is_trained_on_until_the_budget_ends():
     ("build", "data", "size", "words"),
     [
         (lambda: eager(1e18), noisy_line(), 16, "became NaN within 10 updates"),
-        (eager, noisy_line(16), 16, "two updates at least"),
-        (eager, noisy_line(16), 1, "two examples at least"),
-        (vae, models.rows(64), 16, "`train_step` of its own"),
+        (eager, noisy_line(16), 16, "at least two updates"),
+        (eager, noisy_line(16), 1, "`base_batch_size` must be at least 2"),
+        (vae, models.rows(64), 16, "its own `train_step`"),
     ],
 )
-def test_what_allows_no_pilot_is_told(build, data, size, words):
+def test_run_pilot_refuses(build, data, size, words):
     with pytest.raises(InputError, match=words):
         pilot(TrainingData(*data), build=build, batch_size=size)

@@ -22,26 +22,25 @@ def recommend(build=models.mlp, data=None, **arguments):
     return kbatch.recommend(build, x, y, **({"time_budget_s": 3.0, "seed": 0} | arguments))
 
 
-def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(capsys):
-    # In this process: a worker takes seconds to start.
-    found = recommend(models.Locked(models.mlp), memory_limit_bytes=2**30)
-    assert set(found.unknown) <= {"input"}
+def test_recommend_measures_every_limit(capsys):
+    # Memory is measured in this process, because a worker takes seconds to start.
+    result = recommend(models.Locked(models.mlp), memory_limit_bytes=2**30)
+    assert set(result.unknown) <= {"input"}
     assert re.findall("measuring (.*)", capsys.readouterr().out) == STEPS
-    sizes = [one.batch_size for one in found.memory if one.peak_bytes]
+    sizes = [record.batch_size for record in result.memory if record.peak_bytes]
     assert sizes[:2] == [1, 8]
-    assert found.memory_limit_bytes == 2**30
-    assert found.pilot.batch_size == 32
-    assert (
-        {32} <= set(found.times_s) <= {8, 16, 32, 64, 128, 256}
-    )  # As many as there was time to build.
-    assert (found.optimizer, found.learning_rate_rule) == ("Adam", "sqrt")
-    assert found.base_learning_rate == pytest.approx(1e-3)
-    assert (found.dtype_policy, found.scheduled) == ("float32", False)
-    assert {32, found.batch_size} <= set(found.batch_sizes)
+    assert result.memory_limit_bytes == 2**30
+    assert result.pilot.batch_size == 32
+    # A slow machine has no time for some of the sizes.
+    assert {32} <= set(result.times_s) <= {8, 16, 32, 64, 128, 256}
+    assert (result.optimizer, result.learning_rate_rule) == ("Adam", "sqrt")
+    assert result.base_learning_rate == pytest.approx(1e-3)
+    assert (result.dtype_policy, result.scheduled) == ("float32", False)
+    assert {32, result.batch_size} <= set(result.batch_sizes)
 
 
 def long_rows():
-    """A megabyte for each example, which grows by another few."""
+    """A model that needs several megabytes for each example."""
     layers = keras.layers
     parts = [layers.RepeatVector(2**15), layers.Dense(8), layers.GlobalAveragePooling1D()]
     model = keras.Sequential([layers.Input((8,)), *parts, layers.Dense(3)])
@@ -51,17 +50,17 @@ def long_rows():
 
 
 @pytest.mark.parametrize("batch_sizes", [None, (16, 64)])
-def test_where_few_examples_fit_the_rest_goes_through_in_parts(batch_sizes):
-    given = {"memory_limit_bytes": 24 * 2**20, "batch_sizes": batch_sizes}
-    found = recommend(models.Locked(long_rows), learnable(64), **given)
-    most = max(one.batch_size for one in found.updates)
-    assert 2 <= most < 8
-    assert {32, 64} <= set(found.cut)
-    assert found.micro_batch_size <= most
-    assert found.batch_size in found.batch_sizes
-    assert found.pilot.batch_size == 32
-    assert found.learning_rate_rule is None  # A search knows no rule for Lion.
-    assert found.learning_rate == pytest.approx(1e-3)
+def test_recommend_uses_micro_batches_if_few_examples_fit(batch_sizes):
+    arguments = {"memory_limit_bytes": 24 * 2**20, "batch_sizes": batch_sizes}
+    result = recommend(models.Locked(long_rows), learnable(64), **arguments)
+    largest = max(update.batch_size for update in result.updates)
+    assert 2 <= largest < 8
+    assert {32, 64} <= set(result.cut)
+    assert result.micro_batch_size <= largest
+    assert result.batch_size in result.batch_sizes
+    assert result.pilot.batch_size == 32
+    assert result.learning_rate_rule is None  # There is no rule for Lion.
+    assert result.learning_rate == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +71,13 @@ def test_where_few_examples_fit_the_rest_goes_through_in_parts(batch_sizes):
         ({"base_batch_size": 0}, ValueError, "`base_batch_size` must be a positive"),
         ({"seed": -1}, ValueError, "`seed` must be"),
         ({"build": 3}, TypeError, "must be a compiled"),
-        ({"batch_sizes": (32, 512)}, InputError, "leave the sizes above 400 out"),
+        ({"batch_sizes": (32, 512)}, InputError, "at most the number of examples, 400"),
         ({"data": (learnable(9)[0], learnable(8)[1])}, InputError, "same number of rows"),
         ({"data": (iter([]), None)}, InputError, "Give arrays"),
         ({"data": (lambda size: None, np.zeros(3))}, InputError, "contains its targets"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_measured(arguments, error, words, capsys):
+def test_recommend_refuses_arguments_before_it_measures(arguments, error, words, capsys):
     with pytest.raises(error, match=words):
         recommend(**arguments)
     assert not capsys.readouterr().out
@@ -88,7 +87,7 @@ X, Y = models.rows(64)
 
 
 def eager(**changed):
-    """A model whose few steps take less time than tracing one."""
+    """A model without tracing, which is faster for a few steps."""
     return models.mlp(run_eagerly=True, **changed)
 
 
@@ -108,15 +107,12 @@ def mostly_weights():
         (eager, (X, np.array(["a", "b", "c"])[Y]), InputError, "return_inverse"),
         (eager, (X[:, :5], Y), ValueError, "to have value 8"),
         (eager, (X, Y + 7), InputError, "fails on these data.*label value of"),
-        (eager, (X[:1], Y[:1]), InputError, "one example"),
+        (eager, (X[:1], Y[:1]), InputError, "at least two examples"),
         (broken, (X, Y), ZeroDivisionError, "division"),
         (mostly_weights, (X, Y), OutOfMemoryError, "One example does not fit"),
     ],
 )
-def test_what_cannot_be_trained_is_told_by_the_first_measurement(build, data, error, words):
+def test_recommend_refuses_data_and_models(build, data, error, words):
+    limit_bytes = 2**20 if build is mostly_weights else None
     with pytest.raises(error, match=words):
-        recommend(
-            models.Locked(build),
-            data,
-            memory_limit_bytes=2**20 if build is mostly_weights else None,
-        )
+        recommend(models.Locked(build), data, memory_limit_bytes=limit_bytes)
