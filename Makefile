@@ -34,11 +34,11 @@ figures: .venv/demo.stamp ## draw the pictures of the guides and of the gallery 
 # that ends first takes over half of what the other has left.
 test: .venv/test.stamp ## every dependency into .venv, and the fast tests; QUESTION=memory for those in tests/memory
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 \
-	  -m "not slow and not gpu and not engine and not tracker" $(QUESTION:%=tests/%)
+	  -m "not slow and not gpu and not engine and not runtime and not tracker" $(QUESTION:%=tests/%)
 
 test-slow: .venv/test.stamp ## the slow tests: many trials, killed processes, a browser, a fresh environment
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 \
-	  -m "slow and not gpu and not engine and not tracker" $(QUESTION:%=tests/%)
+	  -m "slow and not gpu and not engine and not runtime and not tracker" $(QUESTION:%=tests/%)
 
 # Searches on SLURM (apt-get install slurm-wlm munge, as root), Ray and Dask, on this host alone.
 test-engines: .venv/engines.stamp ## searches on SLURM, Ray and Dask, on this host

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-FAST = "not slow and not gpu and not engine and not tracker"
+FAST = "not slow and not gpu and not engine and not runtime and not tracker"
 AT_ONCE = 2
 LONGEST_S = 300  # Of a processor: a mutation may let a search go on for ever.
 

@@ -16,7 +16,6 @@ quantisation, which uses one scale for the whole batch and rounds the other rows
 The precision inside a function is unknown. kbatch assumes the eps of float16 and TensorFloat-32.
 """
 
-import functools
 import itertools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -125,7 +124,11 @@ class BatchDependence:
         elif policy is None:  # kbatch cannot see inside a function.
             others = expected
         else:  # Integers and text cannot move by one eps, so the first floats of the model do.
-            eager = functools.partial(_run_model, self._models[policy])
+            model = self._models[policy]
+
+            def eager(batch: Any, _: int) -> Any:
+                return forward(model, keras.tree.map_structure(tf.constant, batch), training=False)
+
             with _first_floats_moved(eps, rng):
                 others = _in_batches(eager, batch, size, self._rows)
         reference = []
@@ -234,10 +237,6 @@ def _moved(values: Any, eps: float, rng: np.random.Generator) -> Any:
     values = np.asarray(values)
     step = max(eps, _EPS[values.dtype.name])
     return (_float64(values) * (1 + step * rng.integers(0, 2, values.shape))).astype(values.dtype)
-
-
-def _run_model(model: Any, batch: Any, _: int) -> Any:
-    return forward(model, keras.tree.map_structure(tf.constant, batch), training=False)
 
 
 def _first_floats_moved(eps: float, rng: np.random.Generator) -> AbstractContextManager[None]:

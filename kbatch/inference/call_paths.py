@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
@@ -98,7 +98,9 @@ def open_path(name: str, model: Any, rows: Any) -> Iterator[Run]:
                 archive.write_out(path, verbose=False)
             finally:
                 log.setLevel(level)
-            call = cast(Any, tf.saved_model.load(path)).serve
+            # Kept in a variable, because `serve` does not keep the variables of the model alive.
+            loaded: Any = tf.saved_model.load(path)
+            call = loaded.serve
         elif name in ("compiled", "xla"):
             call = tf.function(serve, input_signature=[signature], jit_compile=xla)
         # `model.predict` does not take NumPy arrays if one of them holds text.
@@ -272,16 +274,18 @@ def compare_with_float32(
     """
     ends_s = time.perf_counter() + most_s
     others = {name: copy for name, copy in models.items() if name != "float32"}
+    if not others:
+        return {}, {}, 0
     try:
-        reference = models.get("float32") or (others and variant(model, "float32"))
+        reference = models.get("float32") or variant(model, "float32")
     except PolicyUnsupported:  # There is nothing to compare with.
         return {}, {}, 0
-    expected = outputs_of(reference, rows) if others else None
+    expected = outputs_of(reference, rows)
     output_changes = {
         name: output_change(outputs_of(copy, rows), expected) for name, copy in others.items()
     }
-    batches: Iterable[Any] = [rows] if others else []
-    if others and x is not None:
+    batches: Iterable[Any] = [rows]
+    if x is not None:
         with contextlib.suppress(InputError):  # `x` has less than a batch: `rows` is all of it.
             data = training_dataset(x, batch_size=_COMPARED_AT_ONCE, model=reference)
             batches = (keras.utils.unpack_x_y_sample_weight(batch)[0] for batch in data)

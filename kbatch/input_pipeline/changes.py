@@ -73,8 +73,8 @@ def try_changes(
     names = list(sources)[: max(0, int(left_s / (FEWEST_ROUNDS * block_s)) - 1)]
     length = BlockLength(0.0, reading.duration_s, reading.duration_s, "start")
     if even:
-        contenders = len(names) + 1
-        shares = block_length(left_s, contenders=contenders, starts_s=contenders * first_batch_s)
+        count = len(names) + 1
+        shares = block_length(left_s, contenders=count, starts_s=count * first_batch_s)
         shares = shares._replace(longest_s=max(0.0, shares.longest_s - block_s))
         length = reading.counted(shares, trains=True)
         if length.counting == "epochs" and reading.epoch is not None:

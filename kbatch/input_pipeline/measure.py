@@ -221,7 +221,7 @@ _CONTENDERS, _STARTS = 3, 2
 _SECOND_READING = 2
 # Least seconds of training beside a long reading whose rate differs from the rounds.
 _LEAST_S = 0.1
-# The batches of the rounds are comparable with those of the reading up to this factor.
+# Rounds are comparable with the long reading if their batch sizes differ by at most this factor.
 _SIZE_RATIO = 1.1
 
 

@@ -173,7 +173,7 @@ class ChangeRecord:
 
     name: Literal["prefetch", "parallel_map", "cache_in_memory", "more_workers"]
     code: str  # Code for the pipeline, or the settings of a `PyDataset`.
-    condition: Note | None = None  # What the change requires. If None, nothing.
+    condition: Note | None = None  # Requirement of the change. If None, there is none.
     reason: Note | None = None  # Why it was not tried. If None, it was tried.
     original: RateRecord | None = None  # Training without the change, if it was tried.
     changed: RateRecord | None = None  # Training with the change, in the same rounds.
