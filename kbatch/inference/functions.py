@@ -114,8 +114,9 @@ def _checked_call(name: str, run: Run, rows: Any, batch: Any) -> Any:
         return run(batch, rows_of(batch))
     except Exception as error:  # A function may raise anything if it cannot take a batch.
         refusal = InputError(
-            "The function must take a batch of `x` as NumPy arrays, nested as in `x`: give `x` "
-            "the dtypes and shapes that the function takes, or convert them in the function. "
+            "The function must take a batch of `x` as NumPy arrays, nested as in `x`, and return "
+            "outputs that NumPy can convert: give `x` the dtypes and shapes that the function "
+            "takes, or convert inputs and outputs in the function. "
             f"Received: x with rows of dtype and shape {row_kinds(rows)}; {name!r} raised: "
             f"{failure_text(error)}"
         )

@@ -161,15 +161,14 @@ def drawing():
 
 CORRECT = {
     "mlp, saved": (mlp, NUMBERS[:, :8], {"path": "saved_model"}),
-    "50 layers": (deep, NUMBERS, {}),
     "50 layers, mixed_float16": (deep, NUMBERS, {"policy": "mixed_float16"}),
-    "U-Net": (unet, PICTURES, {}),
-    "U-Net, XLA": (unet, PICTURES, {"path": "xla", "sizes": (1, 2, 64)}),
+    "U-Net": (unet, PICTURES, {"sizes": (1, 2, 8, 64)}),
+    "U-Net, XLA": (unet, PICTURES, {"path": "xla", "sizes": (1, 64)}),
     "attention": (attention, WORDS, {}),
-    "attention, bfloat16": (attention, WORDS, {"policy": "bfloat16"}),
+    "attention, bfloat16": (attention, WORDS, {"policy": "bfloat16", "sizes": (1, 8, 64)}),
     "mlp, int8": (mlp, NUMBERS[:, :8], {"policy": "int8"}),
     "recurrent": (recurrent, WORDS, {}),
-    "two scales, predict": (two_outputs, NUMBERS, {"path": "predict", "sizes": (1, 8, 64)}),
+    "two scales, predict": (two_outputs, NUMBERS, {"path": "predict", "sizes": (1, 64)}),
     "own class": (named_entities, token_ids(64), {}),
     "drawing": (drawing, NUMBERS, {}),
 }

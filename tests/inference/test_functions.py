@@ -168,6 +168,7 @@ def takes_float64(x):
         ({"function": {"net": of_size(8)}}, InputError, "'net' for batches of 8 only"),
         ({"function": of_size(20)}, InputError, "for batches of 20 only"),
         ({"function": takes_float64}, InputError, r"convert.*float32 \(8,\).*expected: float64"),
+        ({"function": lambda x: LazyArray(lambda: 1 / 0)}, InputError, "that NumPy can.*division"),
         ({"function": lambda x: None}, InputError, "must return its outputs.*Received: 'function'"),
         ({"function": lambda x: []}, InputError, "must return its outputs"),
         ({"function": lambda x: {"a": product(x), "b": None}}, InputError, "must return its out"),

@@ -76,14 +76,14 @@ def without_prefetch(dataset):
 @pytest.fixture(scope="module")
 def starved():
     """A model that waits for data most of the time, its state before, its data and its profile."""
-    model = models.mlp()
+    model = models.linear()
     model.fit(*models.rows(32), verbose=0)
     before = models.state_of(model)
     clock = FakeClock(tick_s=1e-3)
     dataset = without_prefetch(examples(40).batch(8).map(slow(0.1, clock.sleep)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.perf_counter", clock)
-        result = profile(model, dataset, time_budget_s=20.0)
+        result = profile(model, dataset, time_budget_s=12.0)
     return before, model, dataset, result
 
 
@@ -206,7 +206,7 @@ def test_profile_input_pipeline_continues_after_a_failed_change(clock):
     dataset = without_prefetch(examples(40).batch(8).map(picky))
     fails.append(True)
     clock.tick_s = 1e-3
-    result = profile(models.linear(), dataset, time_budget_s=20.0)
+    result = profile(models.linear(), dataset, time_budget_s=12.0)
     reasons = {change.name: change.reason for change in result.changes}
     assert "failed: " in reasons["parallel_map"]
     assert "traced twice" in reasons["parallel_map"]
@@ -249,7 +249,7 @@ def test_block_length_fits_in_the_budget():
         assert quicker.measure_s >= length.measure_s
 
 
-@pytest.mark.parametrize("budget_s", [3.0, 6.0, 12.0])
+@pytest.mark.parametrize("budget_s", [3.0, 6.0])
 @pytest.mark.parametrize("remedies", [True, False])
 def test_profile_input_pipeline_keeps_to_its_budget(clock, budget_s, remedies, monkeypatch):
     budgets_s = []

@@ -19,12 +19,12 @@ def learnable(count=400):
 
 def recommend(build=models.mlp, data=None, **arguments):
     x, y = data or learnable()
-    return kbatch.recommend(build, x, y, **({"time_budget_s": 3.0, "seed": 0} | arguments))
+    return kbatch.recommend(build, x, y, **({"time_budget_s": 2.0, "seed": 0} | arguments))
 
 
 def test_recommend_measures_every_limit(capsys):
     # Memory is measured in this process, because a worker takes seconds to start.
-    result = recommend(models.Locked(models.mlp), memory_limit_bytes=2**30)
+    result = recommend(models.Locked(models.mlp), learnable(100), memory_limit_bytes=2**30)
     assert set(result.unknown) <= {"input"}
     assert re.findall("measuring (.*)", capsys.readouterr().out) == STEPS
     sizes = [record.batch_size for record in result.memory if record.peak_bytes]
@@ -32,7 +32,7 @@ def test_recommend_measures_every_limit(capsys):
     assert result.memory_limit_bytes == 2**30
     assert result.pilot.batch_size == 32
     # A slow machine has no time for some of the sizes.
-    assert {32} <= set(result.times_s) <= {8, 16, 32, 64, 128, 256}
+    assert {32} <= set(result.times_s) <= {8, 16, 32, 64}
     assert (result.optimizer, result.learning_rate_rule) == ("Adam", "sqrt")
     assert result.base_learning_rate == pytest.approx(1e-3)
     assert (result.dtype_policy, result.scheduled) == ("float32", False)
@@ -49,9 +49,8 @@ def long_rows():
     return model
 
 
-@pytest.mark.parametrize("batch_sizes", [None, (16, 64)])
-def test_recommend_uses_micro_batches_if_few_examples_fit(batch_sizes):
-    arguments = {"memory_limit_bytes": 24 * 2**20, "batch_sizes": batch_sizes}
+def test_recommend_uses_micro_batches_if_few_examples_fit():
+    arguments = {"memory_limit_bytes": 24 * 2**20, "batch_sizes": (16, 64)}
     result = recommend(models.Locked(long_rows), learnable(64), **arguments)
     largest = max(update.batch_size for update in result.updates)
     assert 2 <= largest < 8
