@@ -246,9 +246,7 @@ def profile_inference(
             dependence.see(setting, warm_up.returned, examples=examples, run=run)
         sweep.run()
         profile = InferenceProfile(
-            model_name=model.name
-            if isinstance(model, keras.Model)
-            else join_words(list(functions or ())),
+            model_name=join_words(list(functions or [model.name])),
             quantile=float(quantile),
             timings=sweep.records(dependence),
             memory=memory.records,

@@ -214,12 +214,8 @@ def reading_block(
     if step is not None:
         first_s, duration_s = counted[0].requested_s, sum(b.end_s - b.requested_s for b in counted)
         spans = tuple(
-            StepSpan(
-                batch.requested_s - first_s,
-                batch.arrived_s - batch.requested_s,
-                batch.end_s - batch.arrived_s,
-            )
-            for batch in counted
+            StepSpan(b.requested_s - first_s, b.arrived_s - b.requested_s, b.end_s - b.arrived_s)
+            for b in counted
         )
     examples, numbers = (batch.rows for batch in counted), (batch.numbers for batch in counted)
     return Block(sum(examples), duration_s, spans, fmean(numbers))
