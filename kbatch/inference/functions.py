@@ -151,19 +151,19 @@ _ONNX_DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 def load_model_file(path: Path) -> tuple[keras.Model | Mapping[str, Function], Any]:
     """Load a Keras model, or a function with the name of its file and random rows for it."""
     loaders = {".onnx": _load_onnx, ".tflite": _load_litert}
-    if path.is_dir():
-        load: Callable[[Path], tuple[Function, dict[str, Any]]] = _load_folder
-    elif path.suffix.lower() in loaders:
-        load = loaders[path.suffix.lower()]
-    else:
-        return _load_keras(path), None
+    load = _load_folder if path.is_dir() else loaders.get(path.suffix.lower())
     try:
+        if load is None:
+            model: Any = keras.saving.load_model(path, compile=False)
+            return model, None
         function, specs = load(path)
     except (InputError, ImportError):
         raise
     except Exception as error:  # Each runtime has its own errors for a damaged file.
         raise InputError(
-            "The model file must be one that its runtime loads: export the model again. "
+            "The model file must be a .keras or .h5 file with layers of Keras, an .onnx or .tflite "
+            "file, or the folder of a SavedModel: export the model again. If the model has custom "
+            "layers, call `kbatch.profile_inference` in Python. "
             f"Received: {path} ({' '.join(str(error).split())[:200]})"
         ) from error
     inputs = {}
@@ -174,19 +174,6 @@ def load_model_file(path: Path) -> tuple[keras.Model | Mapping[str, Function], A
         lengths = [None if not isinstance(n, int) or n < 0 else n for n in shape]
         inputs[name] = keras.KerasTensor(lengths, dtype, name=name)
     return {path.name: function}, random_rows(inputs)
-
-
-def _load_keras(path: Path) -> Any:
-    try:
-        return keras.saving.load_model(path, compile=False)
-    # TypeError: Keras does not know the class. OSError, KeyError: the file is damaged.
-    except (ValueError, TypeError, OSError, KeyError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise InputError(
-            "The model file must be a .keras or .h5 file with layers of Keras, an .onnx or .tflite "
-            "file, or the folder of a SavedModel. If the model has custom layers, call "
-            f"`kbatch.profile_inference` in Python. Received: {path} ({cause})"
-        ) from error
 
 
 def _load_onnx(path: Path) -> tuple[Function, dict[str, Any]]:

@@ -31,17 +31,19 @@ def test_input_verdict_is_symmetric():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"),
+    ("ratio", "verdict"),
     [
-        (0.4, 0.6, "input-bound"),
-        (1.6, 2.4, "compute-bound"),
-        (0.8, 1.2, "undetermined"),
-        (0.96, 0.99, "undetermined"),
-        (0.94, 0.951, "input-bound"),
+        (estimate(0.4, 0.6), "input-bound"),
+        (estimate(1.6, 2.4), "compute-bound"),
+        (estimate(0.8, 1.2), "undetermined"),
+        (estimate(0.96, 0.99), "undetermined"),
+        (estimate(0.94, 0.951), "input-bound"),
+        (Estimate(0.1, None, None, 2), "undetermined"),
+        (None, "undetermined"),
     ],
 )
-def test_input_verdict_needs_the_whole_interval(low, high, verdict):
-    assert input_verdict(estimate(low, high)) == verdict
+def test_input_verdict_needs_the_whole_interval(ratio, verdict):
+    assert input_verdict(ratio) == verdict
 
 
 @pytest.mark.parametrize(
@@ -64,11 +66,6 @@ def test_input_verdict_with_a_long_reading(middle, low, high, verdict):
     assert input_verdict(inverse, long_run=(1 / high, 1 / low)) == OPPOSITE[verdict]
 
 
-def test_input_verdict_without_an_interval():
-    assert input_verdict(None) == "undetermined"
-    assert input_verdict(Estimate(0.1, None, None, 2)) == "undetermined"
-
-
 def chunked(*, pause_s, burst, batch_s, read_s):
     """Arrivals of batches that come in chunks, each after a pause."""
     now_s, arrivals_s = 0.0, []
@@ -79,17 +76,14 @@ def chunked(*, pause_s, burst, batch_s, read_s):
     return [arrival_s for arrival_s in arrivals_s if arrival_s <= read_s]
 
 
-def read(arrivals_s, *, rows=8, epochs=None):
-    return long_run([rows] * len(arrivals_s), arrivals_s, epochs=epochs or [0] * len(arrivals_s))
-
-
 def test_long_run_bounds_contain_the_rate_of_chunks():
     for pause_s, burst, periods in itertools.product(
         (0.2, 1.0), (5, 50), (2.3, 3.0, 3.7, 5.5, 20.2)
     ):
         period_s = pause_s + burst * 0.002
         truth = 8 * burst / period_s
-        run = read(chunked(pause_s=pause_s, burst=burst, batch_s=0.002, read_s=periods * period_s))
+        times_s = chunked(pause_s=pause_s, burst=burst, batch_s=0.002, read_s=periods * period_s)
+        run = long_run([8] * len(times_s), times_s, epochs=[0] * len(times_s))
         low, high = run.bounds
         assert low <= truth * 1.001
         assert high >= truth * 0.999
@@ -99,30 +93,21 @@ def test_long_run_bounds_contain_the_rate_of_chunks():
             assert periods < 4
 
 
-def test_long_run_bounds_with_one_pause():
-    run = read([1.0, 1.1, 1.2, 1.3])
-    assert run.basis == "part_of_the_data"
-    assert run.bounds == pytest.approx((32 / 1.3, 24 / 0.3))  # The pause counts once, or not.
+# A buffer is filled for a second, then five batches come at once.
+SHUFFLED_S = [epoch + 1 + 0.001 * i for epoch in range(3) for i in range(5)]
 
 
-def test_long_run_bounds_of_even_batches():
-    assert read([0.1 * i for i in range(1, 30)]).bounds == pytest.approx((80, 80))
-    slow_start = [3 + 0.1 * i for i in range(30)]
-    low, high = read(slow_start).bounds
-    assert high == pytest.approx(80)
-    assert low == pytest.approx(240 / 5.9)
-
-
-def test_long_run_counts_whole_epochs():
-    # A buffer is filled for a second, then five batches come at once.
-    arrivals_s = [epoch + 1 + 0.001 * i for epoch in range(3) for i in range(5)]
-    epochs = [epoch for epoch in range(3) for _ in range(5)]
-    run = read(arrivals_s[:12], epochs=epochs[:12])
-    assert run.basis == "whole_epochs"
-    assert run.examples == 80
-    assert run.bounds == pytest.approx((40, 40))
-
-
-def test_long_run_counts_examples_of_unequal_batches():
-    run = long_run([8, 8, 4, 8, 8, 4, 8], [1, 2, 3, 4, 5, 6, 7], epochs=[0, 0, 0, 1, 1, 1, 2])
-    assert run.bounds == pytest.approx((40 / 6, 40 / 6))
+@pytest.mark.parametrize(
+    ("rows", "arrivals_s", "epochs", "basis", "bounds"),
+    [
+        # One pause counts once, or not at all.
+        ([8] * 4, [1.0, 1.1, 1.2, 1.3], [0] * 4, "part_of_the_data", (32 / 1.3, 24 / 0.3)),
+        ([8] * 29, [0.1 * i for i in range(1, 30)], [0] * 29, "whole_chunks", (80, 80)),
+        ([8] * 30, [3 + 0.1 * i for i in range(30)], [0] * 30, "part_of_the_data", (240 / 5.9, 80)),
+        ([8] * 12, SHUFFLED_S[:12], [0] * 5 + [1] * 5 + [2] * 2, "whole_epochs", (40, 40)),
+        ([8, 8, 4, 8, 8, 4, 8], range(1, 8), [0, 0, 0, 1, 1, 1, 2], "whole_epochs", (20 / 3,) * 2),
+    ],
+)
+def test_long_run(rows, arrivals_s, epochs, basis, bounds):
+    run = long_run(rows, arrivals_s, epochs=epochs)
+    assert (run.basis, run.bounds) == (basis, pytest.approx(bounds))
