@@ -305,7 +305,7 @@ class Recommendation(Result):
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate at the first update, or None if it is not a scalar or has no size."""
+        """Learning rate at the first update. None without timings, or if it is not a scalar."""
         if self.base_learning_rate is None or self.batch_size is None:
             return None
         sizes = {"batch_size": self.batch_size, "base_batch_size": self.base_batch_size}

@@ -20,13 +20,6 @@ def two_inputs():
     return keras.Model({"left": left, "right": right}, outputs)
 
 
-def outputs_by_path(model, rows, path, batch_size, bulk_examples=10):
-    with open_path(path, model, rows) as run:
-        batch = repeated(rows, bulk_examples if path == "predict" else batch_size)
-        run(batch, batch_size)
-        return run(batch, batch_size)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_open_path_returns_the_outputs_of_the_model_as_numpy_arrays(name):
     model = two_inputs()
@@ -67,13 +60,17 @@ def hashed_words():
 @pytest.mark.parametrize("name", sorted({*CALL_PATHS} - {"xla"}))
 def test_open_path_takes_text(name):
     model = hashed_words()
-    outputs = outputs_by_path(model, TEXT, name, 2, 2)
-    np.testing.assert_array_equal(outputs, model([tf.constant(part) for part in TEXT]))
+    with open_path(name, model, TEXT) as run:
+        expected = model([tf.constant(part) for part in TEXT])
+        np.testing.assert_array_equal(run(TEXT, 2), expected)
 
 
 def test_open_path_xla_cannot_compile():
-    with pytest.raises(InputError, match=r'leave "xla" out of `call_paths`.*Received: model='):
-        outputs_by_path(hashed_words(), TEXT, "xla", 2)
+    leave_out = pytest.raises(
+        InputError, match=r'leave "xla" out of `call_paths`.*Received: model='
+    )
+    with open_path("xla", hashed_words(), TEXT) as run, leave_out:
+        run(TEXT, 2)
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])

@@ -53,16 +53,20 @@ class Block(keras.layers.Layer):
         return self.dense(x)
 
 
+TOKENS = np.arange(96).reshape(16, 6) % 9
+NUMBERS = np.random.default_rng(0).normal(size=(16, 6, 3)).astype("float32")
+
+
 @pytest.mark.parametrize(
-    ("make", "policy", "tolerance"),
+    ("make", "batch", "policy", "tolerance"),
     [
-        (mlp, "bfloat16", 5e-2),
-        (nested, "mixed_float16", 1e-2),
-        (nested, "float64", 1e-5),
-        (wrapped, "float16", 1e-2),
+        (mlp, rows(16)[0], "bfloat16", 5e-2),
+        (nested, TOKENS, "mixed_float16", 1e-2),
+        (nested, TOKENS, "float64", 1e-5),
+        (wrapped, NUMBERS, "float16", 1e-2),
     ],
 )
-def test_variant_copies_the_weights_of_every_layer(make, policy, tolerance):
+def test_variant_copies_the_weights_of_every_layer(make, batch, policy, tolerance):
     model = make()
     model.set_weights([w + 0.25 for w in model.get_weights()])
     before = model.get_weights()
@@ -70,9 +74,6 @@ def test_variant_copies_the_weights_of_every_layer(make, policy, tolerance):
     assert policies_of(copy) == {policy}
     for weight, expected in zip(copy.get_weights(), before, strict=True):
         np.testing.assert_allclose(weight.astype("float64"), expected, rtol=1e-2)
-    batch = rows(16)[0] if make is mlp else np.arange(96).reshape(16, 6) % 9
-    if make is wrapped:
-        batch = np.random.default_rng(0).normal(size=(16, 6, 3)).astype("float32")
     assert output_change(outputs_of(copy, batch), outputs_of(model, batch)) <= tolerance
     assert policies_of(model) == {"float32"}
     for weight, expected in zip(model.get_weights(), before, strict=True):
