@@ -321,11 +321,11 @@ class InputPipelineProfile(Result):
         if self.disturbed:
             alone = " and ".join(f"the {name} alone" for name in self.disturbed)
             return (
-                f"training was faster than {alone}, so another program slowed the machine. Measure "
+                f"training was faster than {alone}, so another program slowed the machine; measure "
                 "again on an idle machine or with a larger `time_budget_s`"
             )
         if ratio is None or ratio.ends is None:
-            return "too few rounds for an interval. Give a larger `time_budget_s`"
+            return "too few rounds for an interval; give a larger `time_budget_s`"
         if run is None or self.is_even:
             words = f"the pipeline alone is {speed_text(ratio, 'the train step')}"
         else:
@@ -337,15 +337,15 @@ class InputPipelineProfile(Result):
         if self.verdict == "undetermined":
             low, high = ratio.ends
             if not self.is_even:
-                return f"{words}, but it saw too few pauses. Give a larger `time_budget_s`"
+                return f"{words}, but it saw too few pauses; give a larger `time_budget_s`"
             if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
                 return f"pipeline and train step are equally fast within 5 %{no_overlap}"
-            return f"{words}, which is too close{no_overlap}. Give a larger `time_budget_s`"
+            return f"{words}, which is too close{no_overlap}; give a larger `time_budget_s`"
         if self.verdict == "compute-bound":
             return f"{words}{no_overlap}"
         if (best := self._best_change()) is None or best.gain is None:
             return f"{words}, and {waits}"
-        return f"{words}. With {best.title} training is {speed_text(best.gain)}"
+        return f"{words}; with {best.title} training is {speed_text(best.gain)}"
 
     def _best_change(self) -> ChangeRecord | None:
         """Return the change to make, if training waits for data and a change clearly helps."""

@@ -105,7 +105,7 @@ def mostly_weights():
     [
         (eager, (X, np.array(["a", "b", "c"])[Y]), InputError, "return_inverse"),
         (eager, (X[:, :5], Y), ValueError, "to have value 8"),
-        (eager, (X, Y + 7), InputError, "fails on these data.*label value of"),
+        (eager, (X, Y + 7), InputError, "fails with this data.*label value of"),
         (eager, (X[:1], Y[:1]), InputError, "at least two examples"),
         (broken, (X, Y), ZeroDivisionError, "division"),
         (mostly_weights, (X, Y), OutOfMemoryError, "One example does not fit"),
