@@ -240,7 +240,7 @@ class InferenceProfile(Result):
         settings = {"quantile of the latency": f"{self.quantile:g}"}
         if self.target_ms is not None:
             settings["latency target"] = f"{self.target_ms:g} ms"
-            checked = (f"{c.batch_size:,} {self._outcome(c)}" for c in self.checks)
+            checked = (f"{c.batch_size:,} {c.outcome}" for c in self.checks)
             settings["sizes checked by fresh calls"] = ", ".join(checked) or "none"
         if self.compared_examples:
             settings["classes compared on"] = pluralize(self.compared_examples, "example")
@@ -329,12 +329,6 @@ class InferenceProfile(Result):
         verified = [check for check in self.checks if check.outcome == "verified"]
         return max(verified, key=lambda check: check.batch_size, default=None)
 
-    def _outcome(self, check: TargetCheck) -> str:
-        """Return "missed" only if the quantile of the calls is above the target."""
-        if check.quantile_ms(self.quantile) > (self.target_ms or math.inf):
-            return "missed"
-        return "unsure" if check.outcome == "missed" else check.outcome
-
     def _fresh_calls(self) -> dict[TimingRecord, str]:
         """Return the fresh calls of each checked size as a row, with their outcome."""
         rows = {}
@@ -346,7 +340,7 @@ class InferenceProfile(Result):
                 above = sum(1000 * call_s > (self.target_ms or math.inf) for call_s in calls_s)
                 row = TimingRecord(**timing, times_s=(float(np.median(calls_s)),))
                 words = f"{len(calls_s):,} fresh calls, {above:,} above {self.target_ms:g} ms"
-                rows[row] = f"{words}: {self._outcome(check)}"
+                rows[row] = f"{words}: {check.outcome}"
         return rows
 
     def _bound_s(self, timing: TimingRecord) -> float | None:
@@ -360,11 +354,11 @@ class InferenceProfile(Result):
         target_s = (self.target_ms or math.inf) / 1000
         bounds = {t.batch_size: self._bound_s(t) or math.nan for t in self.answering}
         for check in self.checks:
-            size, outcome = check.batch_size, self._outcome(check)
+            size, is_verified = check.batch_size, check.outcome == "verified"
             slow = any(swept <= size and bound_s > target_s for swept, bound_s in bounds.items())
             fast = any(swept >= size and bound_s <= target_s for swept, bound_s in bounds.items())
-            if (outcome == "verified" and slow) or (outcome == "missed" and fast):
-                when = "during the sweep" if outcome == "verified" else "during the fresh calls"
+            if (is_verified and slow) or (check.outcome == "missed" and fast):
+                when = "during the sweep" if is_verified else "during the fresh calls"
                 yield Note.of("busy_while_timed", size=size, when=when)
                 return
 

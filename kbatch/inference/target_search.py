@@ -78,8 +78,10 @@ class LatencyTargetSearch:
     def stop(self) -> None:
         """End the search, because there is no time for the calls that `ask` returned."""
         if self._next is not None and (blocks := self._blocks[-1]):
-            latencies_s = tuple(np.concatenate(blocks).tolist())
-            check = TargetCheck(self._next[0], latencies_s, "unsure")
+            latencies_s = np.concatenate(blocks)
+            is_missed = np.quantile(latencies_s, self.quantile) > self._target_s
+            outcome = "missed" if is_missed else "unsure"
+            check = TargetCheck(self._next[0], tuple(latencies_s.tolist()), outcome)
             self._results.append((check, blocks, self._confidence()))
         self._next = None
 

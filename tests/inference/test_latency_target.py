@@ -122,6 +122,18 @@ def test_target_search_makes_more_calls_only_if_the_size_can_still_pass():
     assert (check.outcome, len(check.latencies_s)) == ("verified", 138 + 4 * 138)
 
 
+@pytest.mark.parametrize(("slow", "outcome"), [(6, "unsure"), (8, "missed")])
+def test_target_search_stopped_before_a_second_look(slow, outcome):
+    search = LatencyTargetSearch(lambda _: 8, target_s=TARGET_S, quantile=0.95, largest=8)
+    _, calls = search.ask()
+    latencies_s = np.full(calls, 0.9 * TARGET_S)
+    latencies_s[: 10 * slow : 10] = 2 * TARGET_S
+    search.tell(latencies_s)
+    assert search.ask() == (8, 4 * calls)
+    search.stop()
+    assert (search.ask(), [check.outcome for check in search.checks]) == (None, [outcome])
+
+
 class Hiccups(Machine):
     """A machine that delays a share of its calls by ten times the target, `run` in a row."""
 
