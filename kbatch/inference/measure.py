@@ -245,8 +245,9 @@ def profile_inference(
             examples, run = sweep.examples_per_call(setting), sweep.runs[setting.series]
             dependence.see(setting, warm_up.returned, examples=examples, run=run)
         sweep.run()
+        names = [model.name] if isinstance(model, keras.Model) else [*(functions or ())]
         profile = InferenceProfile(
-            model_name=join_words(list(functions or [model.name])),
+            model_name=join_words(names),
             quantile=float(quantile),
             timings=sweep.records(dependence),
             memory=memory.records,
