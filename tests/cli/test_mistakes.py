@@ -45,7 +45,7 @@ MISTAKES = {
     INPUT.replace(":build", ":missing"): "does not have",
     INPUT.replace(":data", ":missing"): "does not have",
     INPUT.replace(":build", ":number"): "returns a compiled model.*number, a int",
-    INPUT.replace(":build", ":forgetful"): "end with `return model`",
+    INPUT.replace(":build", ":forgetful"): "with `return model`",
     INPUT.replace(":build", ":uncompiled"): "must be compiled",
     INPUT.replace(":data", ":stream"): "more than once.*a generator",
     INPUT.replace(":data", ":sized"): "give `batch_size`",

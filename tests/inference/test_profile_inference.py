@@ -149,7 +149,7 @@ def of_four_rows():
         ({"model": "model.keras"}, TypeError, "load it first"),
         ({"model": of_four_rows()}, InputError, r"batches of any size.*batches of 4 only"),
         ({"x": X[:, 1:]}, InputError, r"`x` must hold an array.*Received: x with rows"),
-        ({"latency_slo_ms": 1e-3}, TargetTooLow, "at least what batch size 1 takes"),
+        ({"latency_slo_ms": 1e-3}, TargetTooLow, "the latency of batch size 1 "),
     ],
 )
 def test_profile_inference_refuses(changed, error, message):

@@ -93,7 +93,7 @@ def test_epochs_of_names_the_batch_of_an_error(data, at, model):
         (lambda: lambda size: [size], 8, "must return a `tf.data.Dataset`.*a list"),
         (Rows, 8, "leave out `batch_size`"),
         (lambda: (X, Y, Y, Y), 8, "tuple of 4"),
-        (lambda: (X, Y[:-1]), 8, "as many rows"),
+        (lambda: (X, Y[:-1]), 8, "same number of rows"),
         (lambda: Rows(0), None, "num_batches=0"),
         (lambda: ([[1.0]], [2.0]), 8, "float"),
     ],
