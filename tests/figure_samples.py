@@ -1,4 +1,4 @@
-"""A sample of every public figure, and what must hold of the texts in any of them."""
+"""A sample of every public figure, and checks of the texts in a figure."""
 
 import functools
 import itertools
@@ -45,7 +45,7 @@ SAMPLES = {
     "training_profile": training_profile,
     "trials": lambda: learned_study(3),
 }
-# Figures of several studies, as of optimizers with long names, one of which met no target.
+# Figures of several studies with long names. One of them met no target.
 OF_SEVERAL = {
     "learning_curves": lambda n: learned_study(3, best=0.98 - 0.02 * n),
     "learning_rates": lambda _: rates_study(),
@@ -65,7 +65,7 @@ SAMPLES |= {f"{name} of many studies": lambda n=name: several(n, 5) for name in 
 TUNED = ("learning_curves", "learning_rates", "noise_scale", "pareto", "trials")
 SAMPLES |= {f"{name} of many": lambda: tuned_study(14) for name in TUNED}
 DATA = Path(__file__).parent.parent / "docs" / "data"
-# Small sizes take about the same time.
+# Its small sizes take about the same time.
 SAMPLES["inference_operating_curve of many"] = lambda: kbatch.InferenceProfile.load(
     DATA / "inference.json"
 )
@@ -76,13 +76,13 @@ SAMPLES = {name: functools.cache(make) for name, make in SAMPLES.items()}
 
 
 def draw(name, width_in):
-    """Draw a sample so wide, in inches, and as high as that needs."""
+    """Draw a sample with this width in inches, and as high as it needs."""
     plot = getattr(kbatch, f"plot_{name.split()[0]}")
     return draw_so_wide(functools.partial(plot, SAMPLES[name]()), width_in)
 
 
 def words(axes):
-    """All that is written in a figure and in the label of its Axes, in one line."""
+    """All texts of a figure and of the labels of its Axes, in one line."""
     figure = axes.get_figure(root=True)
     figure.draw_without_rendering()
     texts = [t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text"))]
@@ -91,22 +91,22 @@ def words(axes):
 
 
 def panels(axes):
-    """The panels of a figure that have axes of their own."""
+    """The panels of a figure whose axes are shown."""
     return [each for each in axes.figure.axes if each.axison]
 
 
 def two_panels(upper):
-    """The upper panel of a figure, and the one that has the labels of both."""
+    """The upper panel of a figure, and the lower one with the label of both x axes."""
     (lower,) = (each for each in upper.figure.axes if each.get_xlabel())
     return upper, lower
 
 
 def shown_texts(figure):
-    """Titles, legends, annotations, and the labels of axes that are drawn, with their places."""
+    """The boxes of titles, legends, annotations and labels of drawn axes."""
     figure.draw_without_rendering()
     found = [*figure.texts]
     for axes in figure.axes:
-        # Titles are the texts among the children that no list holds.
+        # Titles are children of the Axes that are in no list of texts.
         found += [child for child in axes.get_children() if isinstance(child, Text)]
         legend = axes.get_legend()
         found += legend.get_texts() if legend else []
@@ -117,14 +117,14 @@ def shown_texts(figure):
     boxes = {}
     for text in found:
         if text.get_visible() and text.get_text().strip():
-            # The box of an annotation holds its arrow as well.
+            # The box of an annotation includes its arrow.
             own = Text.get_window_extent if isinstance(text, Annotation) else None
             boxes[text] = own(text) if own else text.get_window_extent()
     return boxes
 
 
 def text_overlaps(boxes, slack_px=1.5):
-    """Pairs of shown texts that cover each other, by more than the slack."""
+    """Pairs of shown texts that overlap by more than the slack."""
     boxes = {text: box.padded(-slack_px) for text, box in boxes.items()}
     return [
         (first.get_text(), second.get_text())
@@ -134,7 +134,7 @@ def text_overlaps(boxes, slack_px=1.5):
 
 
 def cut_texts(figure, boxes=None):
-    """Shown texts that reach beyond the figure, by more than a pixel."""
+    """Shown texts that extend beyond the figure by more than a pixel."""
     boxes = boxes or shown_texts(figure)
     (left, bottom), (right, top) = figure.bbox.padded(1.0).get_points()
     return [

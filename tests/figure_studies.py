@@ -1,4 +1,4 @@
-"""Studies and results that hold what the figures show, realistic enough to be looked at."""
+"""Realistic studies and results with the data of all figures."""
 
 import dataclasses
 import math
@@ -25,12 +25,12 @@ TARGET = Target("val_accuracy", 0.9, "max")
 
 
 def step_time_s(batch_size):
-    """An overhead of 6 ms a step and 18,000 samples/s beyond it."""
+    """The time of a step with an overhead of 6 ms, at 18,000 samples/s."""
     return 0.006 + batch_size / 18_000
 
 
 def learning(batch_size, *, best=0.985, epochs=20, rng=None, moments=True):
-    """Epochs of a model that learns by updates, with a noise scale that grows from 85 examples."""
+    """Epochs of a model whose accuracy grows with updates, with a growing noise scale."""
     rng = rng or random.Random(batch_size)
     updates = -(-EXAMPLES // batch_size)
     found = []
@@ -48,7 +48,7 @@ def learning(batch_size, *, best=0.985, epochs=20, rng=None, moments=True):
 
 
 def learned(batch_size, **changed):
-    """An execution with such epochs."""
+    """A training run with epochs of `learning`."""
     arguments = {name: changed.pop(name) for name in ("best", "rng", "moments") if name in changed}
     rng = arguments.get("rng") or random.Random(batch_size)
     return make_execution(
@@ -95,7 +95,7 @@ def rates_study(objective=VAL_ACCURACY):
 
 
 def timed(study, *, workers=1):
-    """The study with a plan, and with runs one after the other, or as many at a time as workers."""
+    """The study with a plan and with start times of its runs on this number of workers."""
     trials, at_s = [], [1e9] * workers
     for trial in study.trials:
         runs = []
@@ -110,7 +110,7 @@ def timed(study, *, workers=1):
 
 
 def tuned_study(count, *, name="digits"):
-    """So many trials that differ in several hyperparameters, some of them failed."""
+    """A study of `count` trials with several hyperparameters, some of which failed."""
     rng = random.Random(5)
     trials = []
     for number in range(count):
@@ -132,7 +132,7 @@ def tuned_study(count, *, name="digits"):
 
 
 def to_target(batch_size, updates, *, met=True, epochs=None):
-    """An execution that meets the target in the epoch of so many updates, or not at all."""
+    """A run that meets the target after this number of updates, or never."""
     per_epoch = -(-EXAMPLES // batch_size)
     count = epochs or -(-updates // per_epoch)
     values = [0.5] * (count - 1) + [0.95 if met else 0.6]
@@ -149,7 +149,7 @@ def to_target(batch_size, updates, *, met=True, epochs=None):
 
 
 def target_study(executions=1, *, sizes=(4, 8, *SIZES), missed=(2048,), **changed):
-    """S_min is 30 updates and B_crit 150 examples; the missed sizes never get there."""
+    """A study with S_min = 30 and B_crit = 150. Missed sizes never meet the target."""
     rng = random.Random(3)
     trials = [
         make_trial(
@@ -166,13 +166,13 @@ def target_study(executions=1, *, sizes=(4, 8, *SIZES), missed=(2048,), **change
 
 
 def gpu_study():
-    """A study whose trials watched a GPU."""
+    """A study whose trials have readings of a GPU."""
     trials = (make_trial(size, learned(size, usage=usage_of(make_gpu()))) for size in (32, 64))
     return make_study(*trials)
 
 
 def max_batch_result(**changed):
-    """A search that ran out of memory once, went above the window and confirmed its answer."""
+    """A search with an out-of-memory probe, a probe above the window and a confirmed answer."""
     limit = 8 * 2**30
     sizes = ((1, "fits"), (40, "fits"), (800, "fits"), (2600, "above_window"), (2250, "fits"))
     probes = [ProbeRecord(s, _memory(s), outcome, 2.0) for s, outcome in sizes]

@@ -1,4 +1,4 @@
-"""Records for tests: every argument has a plausible value, a test names those it is about."""
+"""Records for tests with plausible values. A test gives only the values that it is about."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def make_epochs(accuracies, *, examples=1437, updates=23, train_s=0.5, data_wait
 
 
 def with_moments(epochs, pairs):
-    """The epochs with the gradient's variance and squared norm, a pair each."""
+    """The epochs with a pair of gradient variance and squared norm for each."""
     names = "gradient_variance", "gradient_squared_norm"
     return tuple(
         dataclasses.replace(epoch, metrics=epoch.metrics | dict(zip(names, pair, strict=True)))
@@ -121,7 +121,7 @@ def make_search(**changed):
 
 
 def make_study(*trials, name="digits", search=None, problems=()):
-    """A study of seven sizes, the largest out of memory, or of the trials given."""
+    """A study of these trials, or of seven sizes, of which the largest ran out of memory."""
     if not trials:
         values = {16: 0.964, 32: 0.978, 64: 0.981, 128: 0.972, 256: 0.95, 512: 0.911}
         learned = (
@@ -134,7 +134,7 @@ def make_study(*trials, name="digits", search=None, problems=()):
 
 
 def write_search(folder, *trials, search=None):
-    """Write the records of a search into its folder, which is returned."""
+    """Write the records of a search into a folder, and return the folder."""
     write_record(search or make_search(), folder / "kbatch.json")
     for trial in trials:
         write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
@@ -150,7 +150,7 @@ def make_diverged(batch_size, text="diverged: the loss is nan"):
 
 
 def make_gpu(*, energy_j=1000.0, power_w=300.0, utilization=0.8):
-    """What a GPU took, the same at every sample."""
+    """The usage of a GPU with constant readings."""
     shown = (utilization, 2e9, power_w)
     samples = tuple(GpuSample(float(t), *shown) for t in range(4))
     return GpuUsage(
@@ -166,7 +166,7 @@ def make_gpu(*, energy_j=1000.0, power_w=300.0, utilization=0.8):
 
 
 def make_usage(*gpus):
-    """What a run of 4 s took of these GPUs, or of none."""
+    """The usage of these GPUs in a run of 4 s. Without GPUs, nothing was read."""
     return UsageRecord(
         duration_s=4.0,
         readings=4,

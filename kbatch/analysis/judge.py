@@ -96,8 +96,10 @@ class Judgement:
     # "one_execution": each pair has one run. "pinned": the seed changes nothing. "no_outcomes": the
     # values of validation examples are unknown. "heavy_tails": few examples make up the
     # differences. "few_examples": in a race, they cannot show a difference of the tolerance.
+    # "split_by_class": the labels are sorted, so validation examples are not representative.
     obstacle: (
-        Literal["alone", "one_execution", "pinned", "no_outcomes", "heavy_tails", "few_examples"]
+        Literal["alone", "one_execution", "pinned", "no_outcomes", "heavy_tails"]
+        | Literal["few_examples", "split_by_class"]
         | None
     )
     rounds: Mapping[Pair, int]  # Number of runs of each pair that are compared.

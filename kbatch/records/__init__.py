@@ -1,1 +1,1 @@
-"""What every record shares: files, environment, usage and training runs."""
+"""Shared by all records: files, notes, the machine, and training runs."""

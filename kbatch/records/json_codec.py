@@ -1,4 +1,4 @@
-"""Versioned JSON files of frozen records, which a reader sees whole."""
+"""Versioned JSON files of frozen records. A reader never sees a half-written file."""
 
 import dataclasses
 import functools
@@ -15,26 +15,26 @@ from kbatch.errors import InputError, RecordError
 from kbatch.records.notes import printable
 
 SCHEMA_VERSION = 1
-# Squares of larger numbers overflow: like infinity, such a number says that something diverged.
+# Sums of squares of larger numbers would overflow. A larger number means that training diverged.
 LARGEST_NUMBER = 1e100
 _LONGEST_SHOWN = 200
 
-# What a constructor or a decoder raises where a file holds something else.
+# Errors of a constructor or a decoder if a file holds something else than expected.
 DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
-# A path of other storage, whose two slashes `Path` makes one of; a drive of Windows has one letter.
-_ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# The scheme of a URL, such as "gs:/": `Path` merges its two slashes. A drive has one letter.
+_URL_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 Record = typing.TypeVar("Record")
 
 
 def write_record(record: object, path: Path) -> None:
-    """Write a record so that a reader sees the old file or the new one, never half of it."""
+    """Write a record to a file. A reader sees the old file or the new one, never a part."""
     write_whole_file(path, (record_text(record) + "\n").encode())
 
 
 def record_text(record: object) -> str:
-    """Write a record as the JSON text that `write_record` puts into a file."""
+    """Return the JSON text of a record."""
     document = {
         "kbatch_schema": SCHEMA_VERSION,
         "kind": type(record).__name__,
@@ -47,33 +47,34 @@ def read_record(kind: type[Record], path: Path) -> Record:
     """Read a record that `write_record` wrote."""
     document, name = read_json(path), printable(str(path))
     try:
-        version, found = document["kbatch_schema"], document["kind"]
-        if (version, found) == (SCHEMA_VERSION, kind.__name__):
+        version, kind_name = document["kbatch_schema"], document["kind"]
+        if (version, kind_name) == (SCHEMA_VERSION, kind.__name__):
             return decode(kind, document["record"])
     except DAMAGED as error:
         raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
     if version == SCHEMA_VERSION:
-        raise RecordError(f"{name} holds a {shown(found, str)}, not a {kind.__name__}.")
+        raise RecordError(f"{name} holds a {shown(kind_name, str)}, not a {kind.__name__}.")
     raise RecordError(
-        f"{name} has schema version {shown(version)}, this kbatch reads {SCHEMA_VERSION}: use the "
-        "version of kbatch that wrote it, or measure again into another file or folder."
+        f"{name} has schema version {shown(version)}, but this kbatch reads version "
+        f"{SCHEMA_VERSION}. Use the version of kbatch that wrote it, or measure again into another "
+        "file or folder."
     )
 
 
 def check_local(path: str | Path) -> None:
-    """Refuse what is no local path: a folder named after its scheme would be made."""
-    if _ELSEWHERE.match(str(path)):
+    """Refuse a URL. Python would make a folder with the name of its scheme."""
+    if _URL_SCHEME.match(str(path)):
         raise InputError(
-            "kbatch reads and writes local files only: give a local path, and copy from or to "
+            "kbatch reads and writes local files only. Give a local path, and copy from or to "
             f"other storage yourself. Received: {str(path)!r}."
         )
 
 
 def read_json(path: Path) -> typing.Any:
-    """Read a JSON file that anybody may have written."""
+    """Read a JSON file that may be damaged or hostile."""
     check_local(path)
     name = printable(str(path))
-    # A pipe or a device in its place would never end.
+    # Reading a pipe or a device may never end.
     if path.exists() and not path.is_file():
         raise RecordError(f"{name} is no kbatch record: it is no regular file.")
     try:
@@ -83,13 +84,13 @@ def read_json(path: Path) -> typing.Any:
 
 
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
-    """Write a value of a file for a message, which a hostile one could fill with pages."""
+    """Write a value of a file for a message, cut to a line or two."""
     text = printable(write(value))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def load_if_readable(kind: type[Record], path: Path | None) -> Record | None:
-    """Read a record that can be made again; None where there is none, or it cannot be read."""
+    """Read a record. If there is none or it cannot be read, return None."""
     if path is None or not path.exists():
         return None
     try:
@@ -113,11 +114,11 @@ def _encode(value: object) -> object:
 
 
 def decode(kind: typing.Any, value: typing.Any) -> typing.Any:
-    """Check what a file holds, and make a value of this kind of it."""
+    """Check a value of a file and convert it to this kind."""
     return _decoder(kind)(value)
 
 
-# Files hold many values of few kinds: how a kind is read is found out once.
+# A file has many values of few kinds, so each decoder is made once.
 @functools.cache
 def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -128,15 +129,15 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
         return lambda value: kind.from_json(**{n: read(value[n]) for n, read in parts.items()})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        # Of several all are plain, such as the values of hyperparameters.
-        *more, last = (one for one in arguments if one is not types.NoneType)
+        # Only unions of plain types have more than one type besides None.
+        *more, last = (part for part in arguments if part is not types.NoneType)
 
-        def decode_one(value: typing.Any) -> typing.Any:
+        def decode_union(value: typing.Any) -> typing.Any:
             if value is None and types.NoneType in arguments:
                 return None
-            return _decoder(next((one for one in more if _is_plain(one, value)), last))(value)
+            return _decoder(next((part for part in more if _is_plain(part, value)), last))(value)
 
-        return decode_one
+        return decode_union
     if origin is typing.Literal:
         return lambda code: arguments[arguments.index(code)]
     if origin is tuple:
@@ -148,7 +149,7 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
             printable(key): item_of(item) for key, item in _plain(dict, value).items()
         }
     if kind in (int, float):
-        # A study has a million of them: most need no further look.
+        # A study may have a million numbers, so the usual case is checked first.
         return lambda value: (
             value
             if type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
@@ -158,12 +159,12 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
 
 
 def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
-    """Check a value that is no record: text that can be shown, numbers to compute with."""
+    """Check a value that is no record: texts must be printable, and numbers finite."""
     if not _is_plain(kind, value):
         raise TypeError(f"{value!r} is no {kind.__name__}")
     if isinstance(value, str):
         return printable(value)
-    if kind is object and isinstance(value, list):  # A setting, of any kind.
+    if kind is object and isinstance(value, list):  # A setting of a search.
         return [_plain(object, item) for item in value]
     if kind is object and isinstance(value, dict):
         return {printable(key): _plain(object, item) for key, item in value.items()}
@@ -179,7 +180,7 @@ def _is_plain(kind: typing.Any, value: typing.Any) -> bool:
 
 
 def write_whole_file(path: Path, data: bytes) -> None:
-    """Write a file in one step: an error leaves what was there before."""
+    """Write a file in one step. If that fails, the old file stays."""
     check_local(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:

@@ -1,4 +1,4 @@
-"""The records of a search: each of its training runs, and what holds for all of them."""
+"""The records of a search: its training runs, its settings, its plan and its progress."""
 
 import dataclasses
 import functools
@@ -19,11 +19,12 @@ RECORD_NAME = "kbatch.json"
 PLAN_NAME = "kbatch-plan.json"
 PROGRESS_NAME = "kbatch-progress.json"
 SETTINGS_REMEDY = (
-    "It holds the settings of the search, and no result: move it elsewhere, and run the same "
-    "script with the same arguments. The search keeps trials of the same epochs, sizes and seeds."
+    "This file holds the settings of the search, and no result. Move it elsewhere, and run the "
+    "same script with the same arguments. The search keeps trials of the same epochs, sizes and "
+    "seeds."
 )
-# What a decision or a resumed search takes from a file; other settings are shown.
-_READ_SETTINGS: Mapping[str, Any] = {
+# Types of the settings that a decision or a resumed search reads. Other settings are only shown.
+_SETTING_TYPES: Mapping[str, Any] = {
     "batch_sizes": tuple[int, ...],
     "base_batch_size": int,
     "base_added": bool,
@@ -44,9 +45,9 @@ _READ_SETTINGS: Mapping[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a training run may spend; it ends when one of the limits is reached."""
+    """Limits of a training run, which ends when it reaches one of them. None means no limit."""
 
-    train_s: float | None = None  # Seconds of training, None for no limit.
+    train_s: float | None = None  # Seconds of training.
     updates: int | None = None  # Optimizer updates.
 
 
@@ -59,10 +60,10 @@ class Target:
     direction: Literal["max", "min"]  # "max" is reached from below.
 
     def is_met(self, value: float | None) -> bool:
-        """Return whether a value of the metric meets it; None does not."""
+        """Return whether a value of the metric meets the target."""
         if value is None:
             return False
-        # Keras's metrics are float32: 0.95 there is 0.94999999.
+        # Metrics of Keras are float32, in which 0.95 is 0.94999999.
         if math.isclose(value, self.value, rel_tol=2e-7):
             return True
         return value >= self.value if self.direction == "max" else value <= self.value
@@ -75,7 +76,7 @@ TIMES = ("samples_per_second", "seconds_to_target")
 def epochs_to_target(
     target: Target, epochs: Sequence["EpochRecord"]
 ) -> Sequence["EpochRecord"] | None:
-    """Return the epochs up to the first that meets a target; None if none does."""
+    """Return the epochs up to the first one that meets a target; None if no epoch does."""
     for count, epoch in enumerate(epochs, start=1):
         if target.is_met(epoch.metrics.get(target.metric)):
             return epochs[:count]
@@ -83,17 +84,17 @@ def epochs_to_target(
 
 
 def seconds_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> float | None:
-    """Return the seconds of training until an epoch met a target; None if none did."""
+    """Return the seconds of training until an epoch met a target; None if no epoch did."""
     needed = epochs_to_target(target, epochs)
     return None if needed is None else math.fsum(epoch.train_s for epoch in needed)
 
 
 def noise_scale(runs: Sequence[Sequence["EpochRecord"]]) -> Estimate[float | None] | None:
-    """Estimate the noise scale of the late half of each run, all together; None without moments."""
-    # Of an epoch's updates every n-th is measured, so they weigh as the measured ones do.
+    """Estimate one noise scale from the late halves of all runs; None if no moments are known."""
+    # Every n-th update is measured, so an epoch's weight is its number of updates.
     measured = [[(*m, max(1, e.updates)) for e in run if (m := _moments(e))] for run in runs]
-    known: list[Any] = [tuple(zip(*run, strict=True)) for run in measured if run]
-    return noise_scale_of_runs(known) if known else None
+    columns: list[Any] = [tuple(zip(*run, strict=True)) for run in measured if run]
+    return noise_scale_of_runs(columns) if columns else None
 
 
 def _moments(epoch: "EpochRecord") -> tuple[float, float] | None:
@@ -118,154 +119,152 @@ NoOutcomes = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """A metric of validation as a value for each block of examples, the mean over the best epochs.
+    """A validation metric, with one value for each block of examples.
 
-    Runs that were validated on the same examples in the same order are compared block by block:
-    what makes an example hard is in both and cancels. The standard error of the difference is the
-    spread over blocks by the root of their number. The mean of the values is the metric over all
-    validation examples, averaged over the best fifth of the epochs (`best_epochs`).
+    Values are means over the best fifth of the epochs (`best_epochs`). Their mean is the metric
+    over all validation examples. Runs with the same examples in the same order are compared block
+    by block, because the difficulty of an example cancels in the difference of two runs. The
+    standard error of the difference is the deviation over blocks, divided by the root of their
+    number.
     """
 
-    metric: str | None = None  # As Keras names it; None where no metric was to be had.
-    examples: int | None = None  # For validation.
-    block_examples: int | None = None  # In a block; the last one may have fewer.
-    key: str | None = None  # Fingerprint of the examples in order: runs with one are paired.
-    values: tuple[float, ...] = ()  # Of the blocks in order; empty where there is a reason.
+    metric: str | None = None  # Keras's name; None if the metric is unknown.
+    examples: int | None = None  # Number of validation examples.
+    block_examples: int | None = None  # Examples of a block; the last block may have fewer.
+    key: str | None = None  # Fingerprint of the examples in order. Equal keys are paired.
+    values: tuple[float, ...] = ()  # One for each block, in order; empty if there is a reason.
     reason: NoOutcomes | None = None  # None if there are values.
-    # The most that one example can change the metric: 1 over the examples if each is right or
-    # wrong, and 1 over those of the rarest class if the metric is no mean over examples. None if
-    # there is no limit, as for a loss.
+    # The most by which one example can change the metric. For a mean of right and wrong it is 1
+    # over the examples. For a metric that is no mean it is 1 over the examples of the rarest class.
+    # None if there is no limit, as for a loss.
     step: float | None = None
     lacking_blocks: int = 0  # Blocks without any example of one of the classes.
 
 
 class AskedRun(NamedTuple):
-    """What a search asks of a training run, in plain types."""
+    """The training run that a search requests, in plain types."""
 
-    executions: int = 1  # Of the trial, this one included: those before it have completed.
-    epochs: int | None = None  # At whose end a short run stops, from the first one on.
+    executions: int = 1  # Runs of the trial, with this one. Earlier runs have completed.
+    epochs: int | None = None  # Epochs of a short run; None if it is complete.
     place: int | None = None  # Among the runs of the search, in the order in which they begin.
-    # Values of the objective, negated if less is better, that the run must have reached by the end
-    # of each epoch, or it is stopped early.
+    # The least objective value (negated if smaller is better) that the run must have reached by
+    # the end of each epoch. If it has not, it is stopped early.
     least: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
-    """What one epoch of training showed."""
+    """The measurements of one epoch."""
 
     epoch: int  #: Number of the epoch, from 0.
-    #: Metrics under Keras's names at the end of the epoch; None for a value that is not finite.
+    #: Metrics under Keras's names at the end of the epoch. A value that is not finite is None.
     metrics: Mapping[str, float | None]
-    examples: int  #: Examples trained on, counted in the input pipeline.
-    updates: int  #: Optimizer updates made; an update that overflowed is skipped.
-    train_s: float  #: Seconds of training, validation and callbacks left out.
-    #: Seconds of it that the train step waited for data, None if not measured.
+    examples: int  #: Training examples, counted in the input pipeline.
+    updates: int  #: Optimizer updates, without updates that were skipped after an overflow.
+    train_s: float  #: Seconds of training, without validation and callbacks.
+    #: Seconds of training in which the train step waited for data; None if not measured.
     data_wait_s: float | None
-    batches: int | None = None  #: Batches trained on, None if not counted.
+    batches: int | None = None  #: Training batches; None if not counted.
     #: Learning rate at the end, which a callback may have set; None under a schedule.
     learning_rate: float | None = None
 
     def finite(self, metric: str) -> float | None:
-        """Return the value of a metric, None if it is missing or not finite."""
+        """Return the value of a metric; None if it is missing or not finite."""
         value = self.metrics.get(metric)
         return value if value is not None and math.isfinite(value) else None
 
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionRecord:
-    """What one training run showed."""
+    """The settings and measurements of one training run."""
 
     status: Literal["completed", "out_of_memory", "failed", "running", "interrupted"]
-    seed: int | None  #: Seed of weights and shuffling, None when none was set.
-    batch_size: int  #: Examples of one optimizer update, as asked for, those of all replicas.
-    #: Examples that go through a device at once; all that a replica has of a batch when the
-    #: gradient was not accumulated, None before it was found.
+    seed: int | None  #: Seed of weights and shuffling; None if no seed was set.
+    batch_size: int  #: Examples of one optimizer update over all replicas, as requested.
+    #: Examples that go through a device at once. Without gradient accumulation these are all
+    #: examples of a replica. None before it is known.
     micro_batch_size: int | None
-    dtype_policy: str  #: The policy that was active in the model, or that it was to have.
-    #: Class name of the optimizer, without the loss-scale wrapper; None when the model could not be
-    #: built.
+    dtype_policy: str  #: The policy of the model. If no model was built, the requested policy.
+    #: Class name of the optimizer, without the loss-scale wrapper; None if no model was built.
     optimizer: str | None = None
-    #: Whether the loss was scaled (mixed_float16), None where no model was built.
+    #: Whether the loss was scaled (mixed_float16); None if no model was built.
     loss_scaled: bool | None = None
-    #: Learning rate after the rule and before callbacks; the highest of a schedule.
+    #: Learning rate after the rule and before callbacks; the highest one of a schedule.
     learning_rate: float | None = None
-    #: Whether XLA compiled the train step, None where no model was built.
+    #: Whether XLA compiled the train step; None if no model was built.
     jit_compile: bool | None = None
-    #: Largest batch that the train step received, None before the first.
+    #: Largest batch that the train step received; None before the first batch.
     batch_size_seen: int | None = None
-    #: Examples in each window of training; together the windows are all steps but the first one of
-    #: each new shape.
+    #: Examples of each timing window. The windows hold all steps except the first one of each new
+    #: shape.
     window_examples: tuple[int, ...] = ()
-    window_durations_s: tuple[float, ...] = ()  #: Duration of each of those windows, in seconds.
-    first_step_s: float | None = None  #: Seconds of the first step, tracing and compiling included.
-    examples_seen: int | None = None  #: Examples trained on in all, None if they were not counted.
-    batches: int | None = None  #: Batches trained on in all, None if they were not counted.
-    #: Optimizer updates in all, without those that overflowed, None if not counted.
+    window_durations_s: tuple[float, ...] = ()  #: Seconds of each timing window.
+    first_step_s: float | None = None  #: Seconds of the first step, with tracing and compiling.
+    examples_seen: int | None = None  #: Training examples; None if not counted.
+    batches: int | None = None  #: Training batches; None if not counted.
+    #: Optimizer updates, without updates that overflowed; None if not counted.
     updates: int | None = None
-    #: Updates that the loss scale skipped because their gradients overflowed, None if not known.
+    #: Updates that the loss scale skipped because gradients overflowed; None if unknown.
     overflowed_updates: int | None = None
     #: Seconds of training with the first step, without validation; None if not measured.
     train_s: float | None = None
-    data_wait_s: float | None = None  #: Seconds of it spent waiting for data, None if not measured.
-    #: Seconds from the start to the end, validation and callbacks included, or None.
+    data_wait_s: float | None = None  #: Seconds of waiting for data; None if not measured.
+    #: Seconds from start to end, with validation and callbacks; None if not measured.
     total_s: float | None = None
-    #: For each call of `fit`: when it began, its seconds of training with the first step, and all
-    #: its seconds. A run that continues or repeats a short or interrupted one has those of it too.
+    #: For each call of `fit`: when it began, its seconds of training with the first step, and its
+    #: seconds in all. If the run continues or repeats another run, it includes that run's calls.
     spans: tuple[tuple[float, ...], ...] = ()
     epochs: tuple[EpochRecord, ...] = ()  #: The epochs, in order.
-    #: Metrics that keras-tuner was given: those of the best epoch, or what a `HyperModel.fit` of
-    #: the user's returned.
+    #: Metrics that keras-tuner received: of the best epoch, or the result of a custom
+    #: `HyperModel.fit`.
     reported: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    failure: str | None = None  #: Why it did not complete, None if it did.
-    #: What a reader of the numbers must know: texts, each with a code and values.
+    failure: str | None = None  #: Why the run did not complete; None if it did.
+    #: Facts that may change how to read the numbers.
     notes: tuple[Note, ...] = ()
-    #: Number of the plan that it trained by, None if it trained as it was written.
+    #: Number of the plan of the run; None if a custom `HyperModel.fit` trained without a plan.
     plan: int | None = None
-    #: What the run took of GPUs and host, None if that was not measured.
+    #: The use of GPUs by the run; None if it was not measured.
     usage: UsageRecord | None = None
-    #: Workers of `executor="local"` that shared the device, this one included; None outside it.
+    #: Workers of `executor="local"` that shared the device, with this one; None if there were none.
     workers_on_device: int | None = None
-    #: What it was allowed to spend, None where the number of epochs was the budget.
+    #: Limits of the run; None if only the number of epochs limited it.
     budget: Budget | None = None
-    target: Target | None = None  #: Where training was to end, None without one.
+    target: Target | None = None  #: Value at which training ends; None if there is no target.
     replicas: int = 1  #: Devices that shared each batch.
-    traceback: str | None = None  #: Python's traceback of what was raised, None where nothing was.
-    #: What the rule was given and what it made of it, None where the model was not built or not
-    #: scaled yet.
+    traceback: str | None = None  #: Python's traceback of an error; None if there was no error.
+    #: Inputs and results of the learning-rate rule; None if the model was not built or not scaled.
     scaling: LearningRateScaling | None = None
-    #: Most examples that fit in memory at once, where probes or training met the end of it.
+    #: Most examples that fit in memory at once; None if memory did not run out.
     most_in_memory: int | None = None
-    #: The metric of the best epochs by blocks of validation examples, or why it is unknown; None if
-    #: it was not looked for.
+    #: The metric by blocks of validation examples, or why it is unknown; None before validation.
     outcomes: Outcomes | None = None
     #: Fingerprint of the weights before the first update; None if unknown.
     initial_weights: str | None = None
     #: Fingerprint of the shapes of the weights; None if the model did not train.
     weight_shapes: str | None = None
-    #: Fingerprint of the order of the first epoch; None where it is drawn without a seed.
+    #: Fingerprint of the order of the first epoch; None if the order is drawn without a seed.
     first_order: str | None = None
-    #: Kind of device that it ran on, the processor with its cores without a GPU; None if unknown.
+    #: Kind of device: the GPUs, or the processor with its cores. None if unknown.
     device: str | None = None
-    #: Whether all validation examples had the same outputs, or some were not finite, at the end or
-    #: in an epoch that is judged.
+    #: Whether all validation examples had the same outputs, or some outputs were not finite, at the
+    #: end or in a judged epoch.
     dead: bool = False
     #: Names of the callbacks that set the learning rate, to a value or by a factor.
     rate_callbacks: tuple[str, ...] = ()
-    #: Whether validation was that of moving averages of the weights (`SwapEMAWeights`).
+    #: Whether moving averages of the weights were validated (`SwapEMAWeights`).
     averages_validated: bool = False
-    #: Train steps that Keras started at once, None before the training. The first step, the windows
-    #: and what is counted after each are those of whole executions of so many steps.
+    #: Train steps that Keras started at once; None before training. The first step and the timing
+    #: windows consist of complete executions of this many steps.
     steps_per_execution: int | None = None
-    #: Epochs that `fit` was asked for, `epochs` less `initial_epoch`, summed over its calls; None
-    #: before the training. A callback may have ended it earlier.
+    #: Epochs requested of `fit` (`epochs` less `initial_epoch`), summed over its calls; None before
+    #: training. A callback may have ended training earlier.
     epochs_asked: int | None = None
     steps_per_epoch: int | None = None  #: The argument of `fit`; None if it was not given.
-    #: The data of `fit`: its form ("arrays", "dataset", "PyDataset" or "function"), then the names
-    #: of further arguments that were given, such as "y". Empty before the training.
+    #: Form of the data ("arrays", "dataset", "PyDataset" or "function"), then the names of other
+    #: data arguments of `fit`, such as "y". Empty before training.
     data: tuple[str, ...] = ()
-    #: "short" if the search asked for fewer epochs, to look for a learning rate; "stopped_early" if
-    #: the search stopped the run because it was too far behind.
+    #: "short" if the search requested fewer epochs to find a learning rate; "stopped_early" if the
+    #: search stopped the run because it was too far behind.
     length: Literal["complete", "short", "stopped_early"] = "complete"
     #: Epochs of a short run that this run repeated. No other number includes them.
     epochs_repeated: int = 0
@@ -273,7 +272,7 @@ class ExecutionRecord:
     place: int | None = None
 
     def __repr__(self) -> str:
-        """Sum the execution up in a line."""
+        """Summarize the run in one line."""
         parts = [f"batch size {self.batch_size}", self.dtype_policy, f"{len(self.epochs)} epochs"]
         if self.updates is not None:
             parts.append(f"{self.updates} updates")
@@ -281,23 +280,23 @@ class ExecutionRecord:
 
     @property
     def accumulation_steps(self) -> int | None:
-        """Micro-batches of a replica's part of a full batch; None before it is known."""
+        """Micro-batches of a replica's part of a full batch; None before they are known."""
         size = self.micro_batch_size
         return None if size is None else -(-self.batch_size // self.replicas // size)
 
     @property
     def diverged(self) -> bool:
-        """Whether the training loss became NaN or infinite, or the outputs are of no use."""
+        """Whether the training loss or outputs were not finite, or all outputs were the same."""
         return self.dead or any(epoch.metrics.get("loss", 0.0) is None for epoch in self.epochs)
 
     @property
     def seconds_to_target(self) -> float | None:
-        """Seconds of training until an epoch met the target; None if there is none or none did."""
+        """Seconds of training until an epoch met the target; None if no epoch did."""
         return None if self.target is None else seconds_to_target(self.target, self.epochs)
 
     @property
     def joules_to_target(self) -> float | None:
-        """Energy of the GPUs in joules over a run that ended when it met its target; else None."""
+        """Energy of the GPUs in joules, if the run ended when it met its target; else None."""
         if self.target is None or self.usage is None:
             return None
         needed = epochs_to_target(self.target, self.epochs)
@@ -305,22 +304,22 @@ class ExecutionRecord:
 
     @functools.cached_property
     def throughput(self) -> Estimate[float] | None:
-        """Examples over training time after the first step of each new shape, without a pause.
+        """Training examples per second after the first step of each new shape, without pauses.
 
-        With the first and third quartile over the timing windows, from two windows on.
+        If there are two timing windows or more, the interval is between their quartiles.
         """
         return throughput_of_windows(self.window_examples, self.window_durations_s)
 
     @property
     def samples_per_second(self) -> float | None:
-        """Examples over training time after the first step of each new shape, without a pause."""
+        """Training examples per second after the first step of each new shape, without pauses."""
         return self.throughput and self.throughput.value
 
     @property
     def data_wait_share(self) -> float | None:
-        """Share of the training time spent waiting for data, from 0 to 1.
+        """Share of the training time that is spent on waiting for data, from 0 to 1.
 
-        Without the first epoch if there are others, because its tracing hides the waiting.
+        If there are several epochs, the first one does not count, because tracing hides its waits.
         """
         later_s = [(epoch.data_wait_s, epoch.train_s) for epoch in self.epochs[1:]]
         waits = later_s or [(self.data_wait_s, self.train_s)]
@@ -337,7 +336,7 @@ class ExecutionRecord:
 
     @property
     def noise_scale_curve(self) -> dict[int, float | None]:
-        """Gradient noise scale of each epoch that measured it, None where |G|^2 was lost."""
+        """Gradient noise scale by epoch; None if noise hid the squared norm of the gradient."""
         measured = [(e.epoch, *m) for e in self.epochs if (m := _moments(e))]
         return {
             epoch: max(variance, 0.0) / norm if norm > 0 else None
@@ -345,16 +344,16 @@ class ExecutionRecord:
         }
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
-        """Return the finite metrics of the best epoch as Keras logged them, or as reported."""
+        """Return the finite metrics that keras-tuner received, or the metrics of the best epoch."""
         best = self.best_epoch(metric, direction)
         metrics = self.reported or (best.metrics if best else {})
         return {n: v for n, v in metrics.items() if v is not None and math.isfinite(v)}
 
     def judged(self, metric: str, direction: str) -> float | None:
-        """Return the value of a metric that decides; None if it is unknown.
+        """Return the value of a metric that decides: the mean over the best fifth of the epochs.
 
-        It is the mean over the best fifth of the epochs (at least two), over all validation
-        examples. If the `fit` of a HyperModel returned another value, that value decides.
+        At least two epochs count. If the `fit` of a HyperModel returned another value, that value
+        decides.
         """
         if self.outcomes and self.outcomes.metric == metric and self.outcomes.values:
             return math.fsum(self.outcomes.values) / len(self.outcomes.values)
@@ -369,7 +368,10 @@ class ExecutionRecord:
         return statistics.fmean(best) if best else None
 
     def best_epoch(self, metric: str, direction: str) -> EpochRecord | None:
-        """Find the first epoch with the best value of a metric, or the last where none has it."""
+        """Find the first epoch with the best value of a metric. If no epoch has it, take the last.
+
+        Return None if there are no epochs.
+        """
         finite = [(value, e) for e in self.epochs if (value := e.finite(metric)) is not None]
         if not finite:
             return self.epochs[-1] if self.epochs else None
@@ -380,16 +382,16 @@ class ExecutionRecord:
 def throughput_of_windows(
     examples: Sequence[int], durations_s: Sequence[float]
 ) -> Estimate[float] | None:
-    """Return the examples/s of a training, and the quartiles of two windows or more.
+    """Return the examples/s over all windows, with the quartiles of two windows or more.
 
-    The ends are drawn out to the value.
+    The interval is widened to include the value.
     """
     if not len(examples):
         return None
     value = rate_of_windows(examples, durations_s)
     if len(examples) == 1:
         return Estimate(value)
-    # For lists as short as these NumPy takes ten times as long.
+    # NumPy takes ten times as long for short lists.
     rates = [n / s for n, s in zip(examples, durations_s, strict=True)]
     low, _, high = statistics.quantiles(rates, method="inclusive")
     return Estimate(value, min(low, value), max(high, value))
@@ -397,87 +399,91 @@ def throughput_of_windows(
 
 @dataclasses.dataclass(frozen=True)
 class SearchRecord:
-    """What holds for all trials of a search."""
+    """The settings, arguments and machine of all trials of a search."""
 
-    settings: Mapping[str, object]  # Of the hypermodel, and what its tuner decides by.
+    settings: Mapping[str, object]  # Of the hypermodel and of the tuner.
     environment: EnvironmentRecord
-    #: What was given and decides the results; "optimizer.epsilon" is a part of "optimizer".
+    #: Texts of arguments that decide the results. "optimizer.epsilon" is a part of "optimizer".
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: Those that the model was built with which the facts describe.
+    #: Hyperparameters of the model that the facts describe.
     hyperparameters: Mapping[str, bool | int | float | str | None] = dataclasses.field(
         default_factory=dict
     )
 
     def __post_init__(self):
-        for name in _READ_SETTINGS.keys() & self.settings.keys():
-            json_codec.decode(_READ_SETTINGS[name], self.settings[name])
+        for name in _SETTING_TYPES.keys() & self.settings.keys():
+            json_codec.decode(_SETTING_TYPES[name], self.settings[name])
         confidence: Any = self.settings.get("confidence", 0.95)
         if not 0.5 < confidence < 1:
             raise ValueError(
-                f"`confidence` must lie above 0.5 and below 1. Received: confidence={confidence}."
+                f"`confidence` must be above 0.5 and below 1. Received: confidence={confidence}."
             )
 
     def difference(
         self, settings: Mapping[str, Any], facts: Mapping[str, str] | None = None
     ) -> str | None:
-        """Return how another search differs, None if it does not; more batch sizes extend this."""
+        """Describe how the settings or facts of another search differ; None if they do not.
+
+        Additional batch sizes are no difference, because they extend this search.
+        """
         differences = []
-        for name, here in settings.items():
-            there: Any = self.settings.get(name)
-            extends = name == "batch_sizes" and set(there or ()) <= set(here)
-            if there != here and not extends:
-                differences.append(f"{name}: {there} there, {here} here")
+        for name, now in settings.items():
+            then: Any = self.settings.get(name)
+            extends = name == "batch_sizes" and set(then or ()) <= set(now)
+            if then != now and not extends:
+                differences.append(f"{name}: {then} then, {now} now")
         if facts and self.facts:
             names = dict.fromkeys((*self.facts, *facts))
             differing = [name for name in names if self.facts.get(name) != facts.get(name)]
-            for name in differing:
-                # Another optimizer has other parts.
-                if not any(name.startswith(f"{other}.") for other in differing):
-                    then, now = self.facts.get(name, "none"), facts.get(name, "none")
-                    differences.append(f"{name}: {then} then, {now} now")
+            differences += [
+                f"{name}: {self.facts.get(name, 'none')} then, {facts.get(name, 'none')} now"
+                for name in differing
+                # If the optimizer differs, its parts are not listed.
+                if not any(name.startswith(f"{whole}.") for whole in differing)
+            ]
         return "; ".join(differences) or None
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a search has come, as it was when this was written."""
+    """The progress of a search when the file was written."""
 
     host: str
-    #: Number of the process that searches, and when it began; None if no search runs.
-    process: int | None
+    process: int | None  #: Process id of the search; None if no search runs.
     process_began_at: float | None
-    written_at: float  #: Seconds since 1970, like all times at which something began.
+    written_at: float  #: Seconds since 1970, like all times named `..._at`.
     search_s: float | None = None  #: Wall-clock seconds of all calls of `search` so far.
-    most_trainings: float | None = None  #: Most complete trainings; None if that is unknown.
-    #: Expected seconds until the end, 0 after a search that ended by itself; None if unknown.
+    most_trainings: float | None = None  #: Most complete trainings; None if unknown.
+    #: Expected seconds until the end; 0 if the search ended by itself; None if unknown.
     left_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What all executions of a search have in common, as it was found before the first of them."""
+    """The settings of all training runs of a search, chosen before the first one."""
 
-    number: int  #: From 1; each change makes a further plan, and executions name theirs.
-    dtype_policy: str | None  #: Policy of all trials; None where it is a hyperparameter.
-    #: Most examples that go through a device at once; None for whole batches of any size.
+    number: int  #: From 1. A change makes a new plan, and each run names its plan.
+    dtype_policy: str | None  #: Policy of all trials; None if it is a hyperparameter.
+    #: Most examples that go through a device at once; None if batches of any size are not cut.
     micro_batch_size: int | None
-    #: Why it is that size: cut as "given" or "cut" to fit; whole because the largest "fits", or
-    #: because the model has a train step of its own ("own_step") and cannot be cut, or takes
-    #: batches of one size ("whole").
+    #: Reason for `micro_batch_size`. Batches are cut as "given", or are "cut" to fit in memory.
+    #: Or they are whole, because the largest "fits", because the model has its own train step
+    #: ("own_step"), or because it takes batches of one size ("whole").
     reason: Literal["given", "cut", "fits", "own_step", "whole"]
-    largest_batch_size: int  #: For which the micro-batch was found.
-    model: str  #: Fingerprint of the model that it was made with.
-    #: Whether cut batches were seen to train as whole ones do; None where none is cut.
+    largest_batch_size: int  #: Largest batch size of the search when the plan was made.
+    model: str  #: Fingerprint of the model that the plan was made with.
+    #: Whether a check showed that cut batches train as whole ones do; None if no batch is cut.
     parts_equal: bool | None = None
-    parts_note: Note | None = None  #: What differs there; None where nothing does.
-    notes: tuple[Note, ...] = ()  #: What a reader of all executions must know of it.
-    #: Seconds of a train step by itself and of each example in it; None where none was timed.
+    parts_note: Note | None = None  #: How cut batches differ from whole ones; None if they do not.
+    notes: tuple[Note, ...] = ()  #: Facts about all training runs.
+    #: Seconds of a train step without examples, and of each example; None if no step was timed.
     step_s: tuple[float, float] | None = None
-    began_at: float | None = None  #: When making it began.
+    began_at: float | None = None  #: When the plan was begun.
     #: Whether XLA compiles the steps of models that leave it to Keras; None if Keras chooses.
     jit_compile: bool | None = None
-    duration_s: float = 0.0  #: Seconds that making it took.
+    duration_s: float = 0.0  #: Seconds that the plan took.
     #: Seconds that XLA is expected to compile after the plan. If None, it compiles nothing.
     compile_s: float | None = None
-    #: Most examples of a validation batch, if memory ran out in training since: runs stay alike.
+    #: Most examples of a validation batch after memory ran out in training; None before. All runs
+    #: keep the same one.
     validation_batch_size: int | None = None

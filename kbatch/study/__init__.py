@@ -1,13 +1,14 @@
 """Reading a search: its trials, what they decide, and its figures.
 
-Imports point down this list, so that each file can be read with those above it alone:
+A module imports only from modules above it in this list:
 
-- `trial`: one trial and its executions.
-- `compare`: which trials are compared, and how texts name them.
+- `trial`: one trial and its training runs.
+- `compared_trials`: the trials that are compared, and their names.
 - `decision`: the batch size to take.
 - `trackers`: MLflow and Weights & Biases.
-- `limits`: which limit binds, and what else changes what to do next.
+- `limits`: the notes of a decision.
 - `page`: a decision in words and as a table.
-- `study`: all of it, loaded from the files of a search.
+- `study`: the trials of a search, loaded from its files.
+- `comparison`: several studies.
 - `figures`: drawn from a study. No result imports its figures (see `kbatch.page.result.FIGURES`).
 """

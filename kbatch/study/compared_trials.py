@@ -1,7 +1,4 @@
-"""Which trials of a search are compared, as which runs, and how texts name them.
-
-One trial of each batch size is compared. Its runs are judged.
-"""
+"""The trials of a search that are compared, one of each batch size, their runs and their names."""
 
 import dataclasses
 import itertools
@@ -20,7 +17,7 @@ from kbatch.records.training_run import TIMES, Budget, ExecutionRecord, NoOutcom
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
 from kbatch.training.metrics import is_fraction
 
-# Of a metric between 0 and 1 where larger is better, and the share of any other.
+# Default tolerance of a metric between 0 and 1 if larger is better. Others: 2 % of the best value.
 _DEFAULT_TOLERANCE = 0.01
 # Why a completed trial is not compared, or not judged in a race.
 LeftOutReason = Literal[
@@ -33,33 +30,36 @@ LeftOutReason = Literal[
     "far_rate",
 ]
 LeftOut = tuple[TrialRecord, LeftOutReason]
-# Why executions are not compared validation example by validation example.
+# Why runs are not compared validation example by validation example.
 Unpaired = NoOutcomes | Literal["time", "not_recorded", "other_examples"]
 
 
 def as_compared(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Return the trials with what is compared: the executions that completed."""
+    """Return each trial with its complete runs only, if it has any."""
     return tuple(with_complete_runs(trial) or trial for trial in trials)
 
 
 def with_complete_runs(trial: TrialRecord) -> TrialRecord | None:
-    """Return a trial that did not fail with its complete runs; None if there are none."""
-    kept = tuple(itertools.takewhile(is_complete, trial.executions))
-    if not kept or trial.status in ("failed", "out_of_memory"):
+    """Return a trial with its complete runs only; None if it failed or has no complete run."""
+    complete = tuple(itertools.takewhile(is_complete, trial.executions))
+    if not complete or trial.status in ("failed", "out_of_memory"):
         return None
-    whole = len(kept) == len(trial.executions)
-    return trial if whole else dataclasses.replace(trial, executions=kept)
+    all_complete = len(complete) == len(trial.executions)
+    return trial if all_complete else dataclasses.replace(trial, executions=complete)
 
 
 def is_complete(run: ExecutionRecord) -> bool:
-    """Return whether a run completed that the search did not end early."""
+    """Return whether a run completed and the search did not end it early."""
     return run.status == "completed" and run.length == "complete"
 
 
 def comparable_trials(
     trials: Sequence[TrialRecord],
 ) -> tuple[tuple[TrialRecord, ...], list[LeftOut]]:
-    """Find one trial a size with settings and budget of the best mean, and what is left out."""
+    """Choose one trial of each batch size, with the settings and the budget of the best trial.
+
+    Return the chosen trials, and the other completed ones with the reason.
+    """
     completed = [*filter(None, map(with_complete_runs, trials))]
     # A run without a value never met the target, or its metric was not finite.
     scored = [trial for trial in completed if None not in trial.judged_values]
@@ -67,9 +67,9 @@ def comparable_trials(
         return (), []
     best = min(scored, key=lambda trial: trial.rank)
     settings, budget, timed = compared_settings(best), _budget(best), is_time(best.objective)
-    # If a size has several trials, the one with the most runs is compared, whatever its value.
+    # If a size has several trials, the one with the most runs is chosen, whatever its value.
     ordered = sorted(completed, key=lambda t: (t is not best, -len(t.executions), t.trial_id))
-    kept: dict[int, TrialRecord] = {}
+    chosen: dict[int, TrialRecord] = {}
     left_out: list[LeftOut] = []
     for trial in ordered:
         if compared_settings(trial) != settings:
@@ -80,68 +80,64 @@ def comparable_trials(
             left_out.append((trial, "another_device"))
         elif None in trial.judged_values:
             left_out.append((trial, "no_value"))
-        elif trial.batch_size in kept:
+        elif trial.batch_size in chosen:
             left_out.append((trial, "another_trial"))
         else:
-            kept[trial.batch_size] = trial
-    return tuple(kept[size] for size in sorted(kept)), left_out
+            chosen[trial.batch_size] = trial
+    return tuple(chosen[size] for size in sorted(chosen)), left_out
 
 
 def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
-    """Group trials that differ in their learning rate alone, the best first; others stay alone."""
+    """Group trials that differ only in a learning rate of the search, the best of a group first."""
     groups: dict[object, list[TrialRecord]] = {}
     for trial in trials:
-        searched = FACTOR_NAME in trial.hyperparameters
-        alike = repr((trial.batch_size, compared_settings(trial), _budget(trial)))
-        groups.setdefault(alike if searched else trial.trial_id, []).append(trial)
-    return [
-        sorted(
-            group,
-            key=lambda t: (
-                t.status != "completed" or not any(map(is_complete, t.executions)),
-                None in t.judged_values,  # Then it is not compared.
-                -len(t.executions),
-                t.rank,
-            ),
-        )
-        for group in groups.values()
-    ]
+        settings = repr((trial.batch_size, compared_settings(trial), _budget(trial)))
+        key = settings if FACTOR_NAME in trial.hyperparameters else trial.trial_id
+        groups.setdefault(key, []).append(trial)
+
+    def order(trial: TrialRecord) -> tuple[Any, ...]:
+        incomplete = trial.status != "completed" or not any(map(is_complete, trial.executions))
+        return incomplete, None in trial.judged_values, -len(trial.executions), trial.rank
+
+    return [sorted(group, key=order) for group in groups.values()]
 
 
 def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
-    """Return the runs of trials, and why these are not compared by validation example."""
+    """Return the runs of trials, and why they are not compared by validation example."""
     executions = [e for trial in trials for e in trial.executions if e.status == "completed"]
     objective = trials[0].objective
     unpaired = _unpaired_reason(executions, objective)
-    timed = not any(map(ends_by_time, executions)) and len(device_kinds(trials)) < 2
     single = objective.name == "samples_per_second" and len(executions) == len(trials)
     windows = min((len(run.window_examples) for run in executions), default=0)
-    found: list[Run] = []
-    for trial in trials if single and windows > 1 else ():
-        (run,) = trial.executions  # The windows of a single run show how its speed varies.
-        rates = zip(run.window_examples, run.window_durations_s, strict=True)
-        values = [examples / seconds for examples, seconds in rates][:windows]
-        pair = trial.batch_size, rate_factor(trial)
-        found += [Run(*pair, n, value) for n, value in enumerate(values)]
-    if found:
-        return found, unpaired
-    each = [
+    if single and windows > 1:  # The windows of a single run show how its speed varies.
+        rates = [np.divide(t.last.window_examples, t.last.window_durations_s) for t in trials]
+        return [
+            Run(trial.batch_size, rate_factor(trial), number, float(rate))
+            for trial, of_windows in zip(trials, rates, strict=True)
+            for number, rate in enumerate(of_windows[:windows])
+        ], unpaired
+    timed = not any(map(ends_by_time, executions)) and len(device_kinds(trials)) < 2
+    valued = [
         (trial, run, value)
         for trial in trials
         for run, value in zip(trial.executions, trial.judged_values, strict=True)
     ]
-    for trial, run, value in sorted(each, key=lambda one: one[1].place or 0):
+    runs: list[Run] = []
+    for trial, run, value in sorted(valued, key=lambda item: item[1].place or 0):
         pair = trial.batch_size, rate_factor(trial)
         if run.status != "completed":
             if run.diverged or run.status in ("failed", "out_of_memory"):
                 ended: Any = "diverged" if run.diverged else run.status
-                found.append(Run(*pair, run.seed, None, ended=ended))
+                runs.append(Run(*pair, run.seed, None, ended=ended))
             continue
-        outcomes, step = None if unpaired else run.outcomes, None
+        outcomes, step, resolution_s = None if unpaired else run.outcomes, None, 0.0
         if outcomes:
             step = math.inf if outcomes.step is None else outcomes.step
+        if objective.name == "seconds_to_target" and run.target:  # It is known to one epoch.
+            needed = epochs_to_target(run.target, run.epochs)
+            resolution_s = needed[-1].train_s if needed else 0.0
         curve: Any = tuple(epoch.finite(objective.name) for epoch in run.epochs)
-        found.append(
+        runs.append(
             Run(
                 *pair,
                 run.seed,
@@ -150,7 +146,7 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
                 outcomes=np.array(outcomes.values) if outcomes else None,
                 examples=outcomes and outcomes.examples,
                 step=step,
-                resolution=_last_epoch_s(run) if objective.name == "seconds_to_target" else 0.0,
+                resolution=resolution_s,
                 weights=run.initial_weights,
                 order=run.first_order,
                 ended="stopped_early" if run.length == "stopped_early" else "completed",
@@ -158,42 +154,36 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
                 curve=() if None in curve else curve,
             )
         )
-    return found, unpaired
-
-
-def _last_epoch_s(run: ExecutionRecord) -> float:
-    """Return the seconds of the epoch that met the target; the time is known to one epoch."""
-    needed = epochs_to_target(run.target, run.epochs) if run.target else None
-    return needed[-1].train_s if needed else 0.0
+    return runs, unpaired
 
 
 def rate_factor(trial: TrialRecord) -> float:
-    """Return the factor of the learning rate beside the rule that a trial tried."""
+    """Return the factor by which the learning rate of a trial differs from the rule's rate."""
     factor = trial.hyperparameters.get(FACTOR_NAME)
     return float(factor) if isinstance(factor, (int, float)) and factor else 1.0
 
 
 def rate_setters(trials: Iterable[TrialRecord], *, sure: bool = False) -> tuple[str, ...]:
-    """Name the callbacks that set learning rates of their own; empty if they follow the given ones.
+    """Name the callbacks that replace the learning rates of runs; empty if there are none.
 
-    Two runs that were given different rates, but trained at equal ones in the first update or in
-    the later half of their epochs, show that rates do not follow. A factor of the given rate is
-    fine. If all runs were given one rate and none trained at it, it is not known whether the given
-    rate counts. Then the callbacks are named too, unless the answer must be `sure`.
+    Callbacks replace the rates if two runs with different rates trained at equal ones, in the first
+    update or in the later half of their epochs. A callback that multiplies the rate does not
+    replace it. If all runs have one rate and none trained at it, the runs do not show which is the
+    case. Then the callbacks are named too, unless the answer must be `sure`.
     """
     runs = [
         run
         for trial in trials
         for run in trial.executions
-        # That callback multiplies: two runs may meet at one rate by chance.
+        # This callback multiplies the rate, so two runs may have equal rates by chance.
         if run.scaling and run.epochs and run.rate_callbacks != ("ReduceLROnPlateau",)
     ]
     names = tuple(dict.fromkeys(name for run in runs for name in run.rate_callbacks))
     rates = list(dict.fromkeys(map(_rates_of, runs)))
-    for (given, *one), (other_given, *other) in itertools.combinations(rates, 2):
-        alike = [_are_close(*pair) for pair in zip(one, other, strict=False)]
-        later = alike[1 + (len(alike) - 1) // 2 :]
-        if not _are_close(given, other_given) and (alike[0] or (later and all(later))):
+    for (given, *first), (other_given, *second) in itertools.combinations(rates, 2):
+        equal = [_are_close(*pair) for pair in zip(first, second, strict=False)]
+        later = equal[1 + (len(equal) - 1) // 2 :]
+        if not _are_close(given, other_given) and (equal[0] or (later and all(later))):
             return names
     one_rate = len({f"{given:.3g}" for given, *_ in rates}) == 1
     trained = any(_are_close(given, rate) for given, *trained in rates for rate in trained)
@@ -201,14 +191,14 @@ def rate_setters(trials: Iterable[TrialRecord], *, sure: bool = False) -> tuple[
 
 
 def _rates_of(run: ExecutionRecord) -> tuple[float, ...]:
-    """Return the rate that a run was given, then those of the first update and of each epoch."""
+    """Return the rate after the rule, the rate of the first update, and the rate of each epoch."""
     given = run.scaling.learning_rate if run.scaling else 0.0
     at_ends = (epoch.learning_rate for epoch in run.epochs)
     return given, *(rate or 0.0 for rate in (run.learning_rate, *at_ends))
 
 
-def _are_close(one: float, other: float) -> bool:
-    return one > 0 and math.isclose(one, other, rel_tol=1e-3)
+def _are_close(rate: float, other: float) -> bool:
+    return rate > 0 and math.isclose(rate, other, rel_tol=1e-3)
 
 
 def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,18 +206,18 @@ def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
-    """Check what a decision is asked for; an accuracy lies between 0 and 1."""
+    """Check the arguments of a decision. The tolerance of an accuracy must be below 1."""
     number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     most = 1 if is_fraction(metric) else math.inf
     if tolerance is not None and not (number and 0 <= tolerance < most):
         raise ValueError(
-            "`tolerance` is how much worse than the best still counts as equally good, in the "
-            f"metric's unit: a number from 0 to below {most:g}, such as 0.01 for 1 % of accuracy, "
-            f"or None for the default. Received: tolerance={tolerance!r}."
+            f"`tolerance` must be a number from 0 to below {most:g} in the metric's unit, such as "
+            "0.01 for 1 % of accuracy. If None, it is the default. "
+            f"Received: tolerance={tolerance!r}."
         )
     if not isinstance(confidence, (int, float)) or not 0.5 < confidence < 1:
         raise ValueError(
-            "`confidence` must lie above 0.5 and below 1, such as 0.95. "
+            "`confidence` must be above 0.5 and below 1, such as 0.95. "
             f"Received: confidence={confidence!r}."
         )
 
@@ -237,25 +227,25 @@ def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -
     if tolerance is not None:
         return float(tolerance)
     best = min(trials, key=lambda trial: trial.rank).judged_value or 0.0
-    fraction = is_share(trials[0].objective, best)
-    return _DEFAULT_TOLERANCE if fraction else 2 * _DEFAULT_TOLERANCE * abs(best)
+    absolute = _is_tolerance_absolute(trials[0].objective, best)
+    return _DEFAULT_TOLERANCE if absolute else 2 * _DEFAULT_TOLERANCE * abs(best)
 
 
-def is_share(objective: Objective, best: float) -> bool:
-    """Return whether differences of an objective are read in its unit, and not as shares of it."""
+def _is_tolerance_absolute(objective: Objective, best: float) -> bool:
+    """Return whether a tolerance is in the metric's unit, and not a share of the best value."""
     return objective.direction == "max" and 0 <= best <= 1
 
 
 def tolerance_text(best: TrialRecord | None, tolerance: float | None) -> str:
-    """Write the tolerance: in the unit of a metric between 0 and 1, else as a share of the best."""
+    """Write a tolerance in the metric's unit or as a share of the best value."""
     value, tolerance = (best and best.judged_value) or 0.0, tolerance or 0.0
-    if best is None or not value or is_share(best.objective, value):
+    if best is None or not value or _is_tolerance_absolute(best.objective, value):
         return setting(tolerance)
     return f"{100 * tolerance / abs(value):.2g} %"
 
 
 def training_seconds(run: ExecutionRecord) -> float | None:
-    """Return the seconds of training, without what the first steps take to compile."""
+    """Return the seconds of training without tracing and compiling, which the first steps do."""
     rate = run.samples_per_second
     return run.examples_seen / rate if rate and run.examples_seen else run.train_s
 
@@ -264,9 +254,9 @@ def complete_trainings(trials: Iterable[TrialRecord]) -> float:
     """Count training runs as complete trainings: a run of e of E epochs counts e / E."""
     count = 0.0
     for run in (run for trial in trials for run in trial.executions):
-        asked = run.epochs_asked or 1
-        count += 1.0 if is_complete(run) else min(1.0, len(run.epochs) / asked)
-        count += run.epochs_repeated / asked
+        epochs = run.epochs_asked or 1
+        count += 1.0 if is_complete(run) else min(1.0, len(run.epochs) / epochs)
+        count += run.epochs_repeated / epochs
     return count
 
 
@@ -280,43 +270,46 @@ def is_time(objective: Objective) -> bool:
 
 def compared_settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
     """Return the policy and the settings that trials must share to be compared."""
-    # By its text True differs from 1.
+    # As text, True differs from 1.
     return trial.dtype_policy, {name: repr(value) for name, value in _others(trial).items()}
 
 
 def _others(trial: TrialRecord) -> dict[str, Any]:
-    """Return the hyperparameters beside batch size, policy and rate, which have columns."""
-    own, given = (*OWN_COLUMNS, FACTOR_NAME), trial.hyperparameters.items()
-    return {name: v for name, v in given if name not in own and not name.startswith("tuner/")}
+    """Return the hyperparameters other than batch size, policy and learning rate."""
+    columns, values = (*OWN_COLUMNS, FACTOR_NAME), trial.hyperparameters.items()
+    return {name: v for name, v in values if name not in columns and not name.startswith("tuner/")}
 
 
 def _budget(trial: TrialRecord) -> tuple[object, ...]:
-    """Return what ends a trial's training; keras-tuner's Hyperband varies the epochs."""
+    """Return the limits of a trial's training. Hyperband of keras-tuner varies the epochs."""
     run, rung = trial.last, ("tuner/initial_epoch", "tuner/epochs")
     return (run.budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
 
 
 def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> Unpaired | None:
-    """Return why executions cannot be compared by validation example, None if they can."""
+    """Return why runs cannot be compared by validation example; None if they can."""
     if is_time(objective):
         return "time"
-    found = [run.outcomes for run in runs if run.outcomes is not None]
-    for outcomes in found:
+    known = [run.outcomes for run in runs if run.outcomes is not None]
+    for outcomes in known:
         if outcomes.reason is not None:
             return outcomes.reason
-    if len(found) < len(runs) or {outcomes.metric for outcomes in found} != {objective.name}:
+    if len(known) < len(runs) or {outcomes.metric for outcomes in known} != {objective.name}:
         return "not_recorded"
-    if len({(outcomes.key, outcomes.block_examples) for outcomes in found}) > 1:
+    if len({(outcomes.key, outcomes.block_examples) for outcomes in known}) > 1:
         return "other_examples"
     return None
 
 
 def differing(trials: Iterable[TrialRecord]) -> tuple[str, ...]:
-    """Name what trials differ in beside the batch size: hyperparameters, and the dtype policy."""
+    """Name the hyperparameters in which trials differ, and the dtype policy if it differs."""
     trials = tuple(trials)
     names = dict.fromkeys(name for trial in trials for name in _others(trial))
-    every = (*names, "dtype_policy")
-    return tuple(n for n in every if len({value_of(trial, n) for trial in trials}) > 1)
+    return tuple(
+        name
+        for name in (*names, "dtype_policy")
+        if len({value_of(trial, name) for trial in trials}) > 1
+    )
 
 
 def value_of(trial: TrialRecord, name: str) -> bool | int | float | str | None:
@@ -325,7 +318,7 @@ def value_of(trial: TrialRecord, name: str) -> bool | int | float | str | None:
 
 
 def setting_texts(trial: TrialRecord, names: Iterable[str]) -> list[str]:
-    """List what a trial has beside its batch size, such as `["units=8", "float32"]`."""
+    """List settings of a trial, such as `["units=8", "float32"]`."""
     texts = ((name, value_text(value_of(trial, name))) for name in names)
     return [text if name == "dtype_policy" else f"{name}={text}" for name, text in texts]
 
@@ -341,14 +334,14 @@ def value_text(value: bool | int | float | str | None) -> str:
 
 
 def missing_text(missing: int) -> str:
-    """Say that trials of a study are missing; an empty text if none is."""
+    """Say that trials of a study are missing; empty if none is."""
     return Note.of("trials_missing", count=missing) if missing else ""
 
 
 def sizes_text(sizes: Sequence[int], trials: Iterable[TrialRecord]) -> str:
-    """Name batch sizes: "16 to 64" where they are three or more neighbours among all."""
-    among = sorted({trial.batch_size for trial in trials})
-    places = [among.index(size) for size in sizes]
+    """Name batch sizes. Three or more that follow each other are a range, such as "16 to 64"."""
+    tried = sorted({trial.batch_size for trial in trials})
+    places = [tried.index(size) for size in sizes]
     if len(sizes) > 2 and places[-1] - places[0] == len(sizes) - 1:
         return f"{sizes[0]:,} to {sizes[-1]:,}"
     return join_words(at_most([f"{size:,}" for size in sizes]))
@@ -360,7 +353,7 @@ def trained_runs(trials: Iterable[TrialRecord]) -> list[ExecutionRecord]:
 
 
 def budget_text(trials: Iterable[TrialRecord]) -> str:
-    """Describe how long the executions that completed trained, an empty text where none did."""
+    """Describe how long complete runs trained; empty if there are none."""
     runs = trained_runs(trials)
     if not runs:
         return ""
@@ -371,7 +364,7 @@ def budget_text(trials: Iterable[TrialRecord]) -> str:
 
 
 def end_text(execution: ExecutionRecord) -> str:
-    """Describe what ends an execution, an empty text where it is the number of epochs."""
+    """Describe the limits of a run; empty if only its number of epochs limits it."""
     budget, target, limits = execution.budget or Budget(), execution.target, []
     if budget.train_s is not None:
         limits.append(f"{setting(budget.train_s)} s of training")
@@ -385,13 +378,13 @@ def end_text(execution: ExecutionRecord) -> str:
 
 
 def conditions(trials: Sequence[TrialRecord], environment: EnvironmentRecord | None) -> list[str]:
-    """List where and on what trials were compared."""
-    where, kinds = where_measured(environment), device_kinds(trials)
+    """List the conditions of a comparison: devices, versions, policies, runs and their length."""
+    machine, kinds = where_measured(environment), device_kinds(trials)
     if len(kinds) > 1:
-        where[0] = " and ".join(kinds)
+        machine[0] = " and ".join(kinds)
     runs = count_range((len(trial.executions) for trial in trials), "run")
     return [
-        *where,
+        *machine,
         ", ".join(dict.fromkeys(trial.dtype_policy for trial in trials)),
         f"{pluralize(len(trials), 'trial')} of {runs}",
         *filter(None, [budget_text(comparable_trials(trials)[0] or trials)]),

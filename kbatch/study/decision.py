@@ -1,7 +1,7 @@
-"""The decision that a study supports: which batch size to take, and how to train with it.
+"""The decision of a study: which batch size to take, and how to train with it.
 
-Sizes are compared at one setting of the other hyperparameters and at equal budgets:
-`kbatch.analysis.judge` compares those of a grid, `kbatch.analysis.race` those of a race.
+Batch sizes are compared at one setting of the other hyperparameters and at equal budgets, by
+`kbatch.analysis.judge` in a grid and by `kbatch.analysis.race` in a race.
 """
 
 import dataclasses
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 # Complete trainings of a race for each batch size, if no number is given.
 TRAININGS_PER_SIZE = 2
-# A rate is far if it is at least this many times the rate of the answer, beside the rule.
+# A rate is far from the answer's if their factors beside the rule differ by at least this ratio.
 _FAR = 8
-# A row of the table, by the names of its columns.
+# The values of a table's row, by column.
 Row = dict[str, Any]
 
 
 class Page(NamedTuple):
-    """A decision as people read it."""
+    """A decision in words and as a table."""
 
-    sentences: tuple[str, ...]  # What to take, how sure that is, what changes: at most three.
+    sentences: tuple[str, ...]  # The answer, how sure it is, and its gain: at most three.
     rows: tuple[Row, ...] = ()  # One for each batch size.
     use: tuple[str, ...] = ()  # The lines that train with the answer.
-    cost: str = ""  # What the search cost.
-    notes: tuple[Note, ...] = ()  # Everything else, the most important first.
+    cost: str = ""  # The cost of the search.
+    notes: tuple[Note, ...] = ()  # All other facts, the most important first.
 
     def __str__(self) -> str:
         from kbatch.page.document import table_text
@@ -76,36 +76,36 @@ _NO_PAGE = Page(("There is no trial.",))
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Decision:
-    """Which batch size to train with, how sure that is, and what else was found.
+    """The batch size to train with, how sure this answer is, and how to use it.
 
     `print` shows the page: at most three sentences, a row for each batch size, and the lines that
     train with the answer.
     """
 
-    #: The size to take: of the sizes within the tolerance of the best, the smallest that trains
-    #: about as fast as the fastest. For a race, a size counts as within the tolerance if its
-    #: probability is at least 0.8, certified or not. For a grid, the size must be certified; if
-    #: none is, the size with the best mean is named. None if no trial completed.
+    #: Batch size to take: of the sizes within the tolerance of the best, the smallest one that
+    #: trains within 5 % of the fastest. In a race, a size counts as within the tolerance if its
+    #: probability is at least 0.8. In a grid, it must be certified; if no size is, this is the size
+    #: with the best mean. None if no trial completed.
     batch_size: int | None
-    trial: TrialRecord | None  #: Its trial, as in `trials`.
-    best: TrialRecord | None  #: The trial with the best mean of those that are compared.
-    #: The trials that are compared, one for each size, ascending, with their complete runs.
+    trial: TrialRecord | None  #: The trial of `batch_size`, as in `trials`.
+    best: TrialRecord | None  #: The compared trial with the best mean.
+    #: The compared trials, one for each size in ascending order, with their complete runs.
     trials: tuple[TrialRecord, ...] = ()
-    judgement: Judgement | None = None  #: What their runs show; None if none is compared.
-    tolerance: float | None = None  #: What counts as equally good, in the metric's unit.
-    #: Of all searches, at most 1 - `confidence` are certain while a size that was compared is
-    #: better than the one to take by more than the tolerance.
+    judgement: Judgement | None = None  #: Result of the comparison; None if no trial is compared.
+    tolerance: float | None = None  #: Difference that counts as equally good, in the metric's unit.
+    #: At most 1 - `confidence` of all searches are certain although a compared size is better than
+    #: `batch_size` by more than the tolerance.
     confidence: float = DEFAULT_CONFIDENCE
     #: Why sizes were not compared validation example by validation example; None if they were.
     unpaired: Unpaired | None = None
     #: The batch size to compare with; None if it has no comparable trial.
     base_batch_size: int | None = None
-    #: Training time at that size divided by the time at the one to take, as the page prints it,
-    #: with an interval over runs. None if they are the same size, or if times cannot be compared.
+    #: Training time at `base_batch_size` divided by the time at `batch_size`, as on the page, with
+    #: an interval over runs. None if both are the same size, or if times cannot be compared.
     speedup: Estimate[float] | None = None
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
-    #: Names of callbacks that set learning rates of their own, so that no rate is named.
+    #: Names of callbacks that replace learning rates. If there are any, no rate is named.
     rate_setters: tuple[str, ...] = ()
     page: Page = _NO_PAGE
 
@@ -113,7 +113,7 @@ class Decision:
         return str(self.page)
 
     def __repr__(self) -> str:
-        """Sum the decision up in a line; `print` shows the page."""
+        """Summarize the decision in one line; `print` shows the page."""
         return f"<Decision: {self.page.sentences[0]}>"
 
     def _repr_html_(self) -> str:
@@ -121,32 +121,33 @@ class Decision:
 
     @property
     def tied(self) -> tuple[int, ...]:
-        """Sizes that may be as good as the best, and the best; empty if there is no other."""
-        found = self.judgement
-        tied = [] if found is None else [size for size, _ in found.pairs if size not in self.worse]
-        return tuple(tied) if len(tied) > 1 else ()
+        """The best size and all sizes that may be as good; empty if there is only the best."""
+        pairs = () if self.judgement is None else self.judgement.pairs
+        tied = tuple(size for size, _ in pairs if size not in self.worse)
+        return tied if len(tied) > 1 else ()
 
     @property
     def worse(self) -> tuple[int, ...]:
-        """Sizes worse than another by more than the tolerance, ascending."""
+        """Sizes that are worse than another size by more than the tolerance, ascending."""
         return () if self.judgement is None else tuple(size for size, _ in self.judgement.worse)
 
     @property
     def certified(self) -> bool:
         """Whether `batch_size` is certified to be within the tolerance of the best."""
-        found = self.judgement
-        return found is not None and not found.obstacle and found.named in found.certified
+        judgement = self.judgement
+        return bool(judgement and not judgement.obstacle and judgement.named in judgement.certified)
 
     @property
     def certain(self) -> bool:
-        """Whether it is certified, and each size that would be preferred to it is worse.
+        """Whether `batch_size` is certified, and every size that would be preferred is worse.
 
-        It is about the pairs of size and learning rate that were compared, at the length trained.
+        This holds for the compared pairs of batch size and learning rate, at the length of
+        training of the search.
         """
         return self.judgement is not None and self.judgement.certain
 
     def as_judged(self, trial: TrialRecord) -> TrialRecord:
-        """Return a trial as it is compared, with its complete runs, or as it is if it is not."""
+        """Return the compared form of a trial, with its complete runs, or the trial itself."""
         return next((one for one in self.trials if one.trial_id == trial.trial_id), trial)
 
     @property
@@ -156,55 +157,54 @@ class Decision:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What else was found, and what may change the answer, the most important first."""
+        """Facts that may change the answer or its use, the most important first."""
         return self.page.notes
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate of the answer, before callbacks and the highest of a schedule.
+        """Learning rate of the answer, before callbacks and the highest one of a schedule.
 
-        None if it is unknown, or if callbacks set rates of their own.
+        None if the rate is unknown, or if callbacks replace it.
         """
         return None if self.rate_setters or self.trial is None else self.trial.learning_rate
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the trials that differ from those of the build function, by name."""
+        """Settings of the answer that differ from the build function's, by name."""
         if self.trial is None:
             return {}
-        run, found = self.trial.last, {}
+        run, settings = self.trial.last, {}
         if (scaling := run.scaling) is not None:
             if scaling.learning_rate_ratio != 1 and self.learning_rate is not None:
-                found["learning_rate"] = self.learning_rate
+                settings["learning_rate"] = self.learning_rate
             for name in scaling.follow_batch_size:
                 values = scaling.made.get(name, ())
                 if values != scaling.given.get(name, ()):
-                    found[name] = values if values[1:] else values[0]
+                    settings[name] = values if values[1:] else values[0]
         if (run.steps_per_execution or 1) > 1:
-            found["steps_per_execution"] = run.steps_per_execution
+            settings["steps_per_execution"] = run.steps_per_execution
         if any(note.code == "compiled_by_xla" for note in run.notes):
-            found["jit_compile"] = True
+            settings["jit_compile"] = True
         if (run.accumulation_steps or 1) > 1:
-            found["micro_batch_size"] = run.micro_batch_size
+            settings["micro_batch_size"] = run.micro_batch_size
         if run.dtype_policy != "float32":
-            found["dtype_policy"] = run.dtype_policy
-        return found
+            settings["dtype_policy"] = run.dtype_policy
+        return settings
 
     @property
     def fit_arguments(self) -> dict[str, int]:
-        """The `epochs` and, if it was given, the `steps_per_epoch` of the trials' call of `fit`.
+        """The `epochs` and, if it was given, the `steps_per_epoch` of the search.
 
-        Budgets and other callbacks of the search end a training as they ended the trials: give
-        `fit` the same ones.
+        If callbacks of the search ended its trials, give `fit` the same callbacks.
         """
         if self.trial is None:
             return {}
         run = self.trial.last
-        asked = {"epochs": run.epochs_asked, "steps_per_epoch": run.steps_per_epoch}
-        return {name: value for name, value in asked.items() if value is not None}
+        arguments = {"epochs": run.epochs_asked, "steps_per_epoch": run.steps_per_epoch}
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def apply(self, build_or_model: Any, *, steps_per_execution: bool = True) -> Any:
-        """Make a model train with the settings of the trial, those of `settings` and all others.
+        """Make a model that trains with all settings of the answer.
 
         Values are set, not multiplied, so a second call changes nothing. If XLA compiled the train
         steps of the trial, `jit_compile` of the model becomes True.
@@ -217,9 +217,9 @@ class Decision:
         >>> model.fit(data, **decision.fit_arguments)
 
         Args:
-            build_or_model: The build function or the `keras_tuner.HyperModel` of the search, which
-                builds a model with the hyperparameters and the dtype policy of the trial. Or a
-                compiled `keras.Model` that was built under that policy: it is changed.
+            build_or_model: The build function or the `keras_tuner.HyperModel` of the search. It is
+                called with the hyperparameters and under the dtype policy of the trial. Or a
+                compiled `keras.Model` that was built under that policy, which is changed.
             steps_per_execution: Boolean. Whether Keras starts as many train steps at once as in the
                 trial. If False, the model keeps its own number. Default: True.
 
@@ -227,9 +227,9 @@ class Decision:
             The `keras.Model`, compiled.
 
         Raises:
-            ValueError: If no trial completed, if the model has other optimizers or layers than
-                those of the trial, or was built under another dtype policy. Layers that the first
-                batch builds are checked then.
+            ValueError: If no trial completed, or if the model has other optimizers, other layers
+                or another dtype policy than the trial's model. Layers that are not built yet are
+                checked at the first batch.
             TypeError: If `build_or_model` is none of these.
         """
         from kbatch.training.build_function import model_of
@@ -249,19 +249,23 @@ def decide(
     tolerance: float | None,
     confidence: float,
 ) -> Decision:
-    """Decide as `Study.decide` does, without words; `search` are the settings of the search."""
+    """Decide as `Study.decide` does, without a page. `search` holds the settings of the search."""
     if not trials or trials[0].objective.name == "multi_objective":
         best = min(comparable_trials(trials)[0], key=lambda trial: trial.rank, default=None)
         return Decision(best and best.batch_size, best, best, confidence=confidence)
-    races = search.get("strategy") == "race" and not is_time(trials[0].objective)
-    found = (_race if races else _grid)(trials, search, tolerance, confidence)
-    if found is None:
+    is_race = search.get("strategy") == "race" and not is_time(trials[0].objective)
+    judged = (_race if is_race else _grid)(trials, search, tolerance, confidence)
+    if judged is None:
         return Decision(None, None, None, confidence=confidence)
-    judgement, compared, left_out, unpaired, tolerance = found
+    judgement, compared, left_out, unpaired, tolerance = judged
+    # Validation examples of other classes do not show which size is worse.
+    if any(note.code == "split_by_class" for trial in compared for note in trial.notes):
+        unknown: Any = {"certain": False, "certified": (), "worse": ()}
+        judgement = dataclasses.replace(judgement, obstacle="split_by_class", **unknown)
     by_size = {trial.batch_size: trial for trial in compared}
     base = by_size.get(search.get("base_batch_size", 0)) if len(compared) > 1 else None
     trial = by_size[judgement.named[0]]
-    return Decision(
+    decision = Decision(
         rate_setters=rate_setters(trials),
         batch_size=trial.batch_size,
         trial=trial,
@@ -272,9 +276,15 @@ def decide(
         confidence=confidence,
         unpaired=unpaired,
         base_batch_size=base and base.batch_size,
-        speedup=None if base is None or base is trial else _speedup(judgement, base, trial),
         left_out=tuple(left_out),
     )
+    seconds = seconds_of(decision)
+    if base is None or base is trial or base.trial_id not in seconds:
+        return decision
+    # The page shows the ratio of the judgement, with the interval over the runs.
+    ratio, measured = seconds[base.trial_id] / seconds[trial.trial_id], speedup(base, trial)
+    gain = Estimate(ratio) if measured is None else measured.times(ratio / measured.value)
+    return dataclasses.replace(decision, speedup=gain)
 
 
 Judged = tuple[Judgement, tuple[TrialRecord, ...], Sequence[LeftOut], Unpaired | None, float]
@@ -286,14 +296,14 @@ def _grid(
     tolerance: float | None,
     confidence: float,
 ) -> Judged | None:
-    """Judge the trials of a grid, one of each size."""
+    """Judge one trial of each batch size of a grid."""
     compared, left_out = comparable_trials(trials)
     if not compared:
         return None
     objective = compared[0].objective
     tolerance = tolerance_in_units(compared, tolerance)
     runs, unpaired = runs_of(compared)
-    # A grid that was extended is judged once more; one run of each size is never certain.
+    # Each extension of a grid is another look. One run of each size is never certain.
     looks = sum(count > 1 for count in search.get("executions_asked", ()))
     judgement = judge(
         runs,
@@ -304,7 +314,7 @@ def _grid(
         over_examples=not is_time(objective),
     )
     rounds = max(len(trial.executions) for trial in compared)
-    if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
+    if rounds == 1 and judgement.obstacle is None:  # The windows of a throughput are no runs.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
     return judgement, compared, left_out, unpaired, tolerance
 
@@ -315,18 +325,18 @@ def _race(
     tolerance: float | None,
     confidence: float,
 ) -> Judged | None:
-    """Judge the trials of a race, those of one setting of the other hyperparameters."""
+    """Judge the trials of a race that have the same other hyperparameters."""
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         groups.setdefault(repr(other_hyperparameters(trial.hyperparameters)), []).append(trial)
-    # The setting that is raced ran most often. At first each ran once, and the best one is raced.
+    # A race trains each setting once, and then only the best one.
     raced = best = min(
         groups.values(),
         key=lambda group: (-sum(len(t.executions) for t in group), min(t.rank for t in group)),
         default=[],
     )
     task = race_task(raced, search, tolerance=tolerance, confidence=confidence)
-    if not task.search_rate:  # Those at other factors trained at the rates of a callback.
+    if not task.search_rate:  # A callback replaced the other factors.
         raced = [trial for trial in raced if rate_factor(trial) == 1]
     runs, unpaired = runs_of(raced) if raced else ([], None)
     if (judgement := judge_race(task, runs)) is None:
@@ -348,9 +358,11 @@ def _race(
         another = trial.batch_size in sizes or (not near and trial.batch_size in near_sizes)
         why: LeftOutReason = "another_rate" if near else "far_rate"
         left_out.append((trial, "another_trial" if another else why))
-    apart = (trial for group in groups.values() if group is not best for trial in group)
     left_out += [
-        (trial, "other_settings") for trial in filter(None, map(with_complete_runs, apart))
+        (complete, "other_settings")
+        for group in groups.values()
+        for trial in group
+        if group is not best and (complete := with_complete_runs(trial))
     ]
     compared.sort(key=lambda trial: trial.batch_size)
     return judgement, tuple(compared), left_out, unpaired, task.tolerance
@@ -363,7 +375,7 @@ def race_task(
     tolerance: float | None = None,
     confidence: float = DEFAULT_CONFIDENCE,
 ) -> RaceTask:
-    """Return what does not change during a race, from the settings of its search."""
+    """Return the constants of a race, from the settings of its search."""
     sizes, searches = tuple(search["batch_sizes"]), search.get("search_learning_rate", True)
     scored = [trial for trial in trials if trial.judged_value is not None]
     runs = [run for trial in trials for run in trial.executions]
@@ -384,17 +396,32 @@ def race_task(
     )
 
 
-def _speedup(judgement: Judgement, base: TrialRecord, named: TrialRecord) -> Estimate[float] | None:
-    """Divide the times of the judgement; the runs of both show how much the ratio scatters."""
-    costs = [judgement.costs.get((t.batch_size, rate_factor(t))) for t in (base, named)]
-    if not all(costs) or not named.mean(training_seconds):
-        return None
-    measured, ratio = speedup(base, named), (costs[0] or 0.0) / (costs[1] or 1.0)
-    return Estimate(ratio) if measured is None else measured.times(ratio / measured.value)
+def seconds_of(decision: Decision) -> dict[str, float]:
+    """Return the training time of each compared trial by its id; empty if times do not compare.
+
+    The answer has the mean time of its own runs. Ratios of times are from the judgement, which
+    allows for a machine whose speed changed during the search.
+    """
+    judgement, answer = decision.judgement, decision.trial
+    measured_s = answer and answer.mean(training_seconds)
+    if judgement is None or not measured_s or not judgement.costs:
+        return {}
+    least_s = measured_s / judgement.costs[judgement.named]
+    pairs = {t.trial_id: (t.batch_size, rate_factor(t)) for t in decision.trials}
+    return {name: least_s * judgement.costs[p] for name, p in pairs.items() if p in judgement.costs}
+
+
+def throughput_of(decision: Decision, trial: TrialRecord) -> Estimate[float] | None:
+    """Return the samples/s of a trial, such that they agree with its time in `seconds_of`."""
+    rate, shown_s = trial.throughput, seconds_of(decision).get(trial.trial_id)
+    measured_s = decision.as_judged(trial).mean(training_seconds)
+    if rate is None or not shown_s or not measured_s or is_time(trial.objective):
+        return rate
+    return rate.times(measured_s / shown_s)
 
 
 def speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
-    """Divide the training time of one trial by that of another, over executions."""
+    """Divide the training time of one trial by that of another, with an interval over runs."""
     if len(device_kinds([base, other])) > 1 or any(map(ends_by_time, base.executions)):
         return None
     seconds = training_seconds if base.last.target is None else lambda e: e.seconds_to_target

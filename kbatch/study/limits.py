@@ -1,8 +1,4 @@
-"""The notes of a decision: which limit of the batch size binds, and what may change the answer.
-
-A study does not know the time to a goal, as `kbatch.recommend` does, so it names the limits that
-its trials have met.
-"""
+"""The notes of a decision: limits of the batch size, and facts that may change the answer."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,18 +30,18 @@ from kbatch.study.compared_trials import (
     trained_runs,
     training_seconds,
 )
-from kbatch.study.decision import Decision
+from kbatch.study.decision import Decision, seconds_of, throughput_of
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 from kbatch.training.metrics import is_accuracy, metric_words
 
-# Above this share of the training time, waiting for data is what the samples/s show.
+# If training waits for data during a larger share of its time, data limit the samples/s.
 MUCH_DATA_WAIT = 0.2
-# What the seed does not change, and what other seeds would not show.
+# A part of training that is the same for all seeds: what all runs did, and the unknown effect.
 _PINNED = {
     "weights": ("began with the same weights", "initialization"),
     "order": ("saw the examples in the same order", "order"),
 }
-# What would make an answer certain, by the obstacle of its judgement.
+# Advice that makes an answer certain, by the obstacle of its judgement.
 _TO_BE_CERTAIN = {
     None: "{more} may make the answer certain",
     "alone": "Another batch size that completes with the same settings is compared with it",
@@ -54,25 +50,25 @@ _TO_BE_CERTAIN = {
     "few_examples": "More validation examples, above all of a rare class, are needed",
     "heavy_tails": "A metric whose examples count alike, such as an accuracy, can be certain",
 }
-# A smaller gain in samples/s, as a share, is not worth a note.
+# There is no note on updates if larger batches gain less than this share of samples/s.
 _SMALL_GAIN = 0.1
-# A measured training time that differs by this factor is worth a note.
+# There is a note if the time of a trial's own runs differs from the table by this factor.
 _OTHER_TIME = 1.3
-# Validation so far below training is more than a model usually fits its training data too well.
+# Usual overfitting is less than this difference of training and validation accuracy.
 _FAR_BELOW = 0.1
-# After five averaging times, exp(-5) = 0.7 % of an average is still its initial value.
+# After five averaging times, an average still has exp(-5) = 0.7 % of its initial value.
 _AVERAGING_TIMES = 5
 
 
 def notes_of(
-    found: Decision,
+    decision: Decision,
     trials: Sequence[TrialRecord],
     search: Mapping[str, Any],
     *,
     missing: int,
     problems: Sequence[str],
 ) -> Iterator[Note]:
-    """Say what the page leaves out: what limits the answer, and what may change it."""
+    """Yield the notes of a decision and of its trials."""
     if missing:
         yield Note.of("trials_missing", count=missing)
     if problems:
@@ -82,74 +78,77 @@ def notes_of(
         yield Note.of("grid_because", why=why)
     if search.get("base_added"):
         yield Note.of("base_added", size=f"{search['base_batch_size']:,}")
-    race = search.get("strategy") == "race"
+    is_race = search.get("strategy") == "race"
     untrained = {*search.get("batch_sizes", ())} - {trial.batch_size for trial in trials}
-    cut_off = untrained and len(found.trials) == 1 and (race or "time_budget_s" in search)
-    if cut_off:
-        each = zip(search.get("training_s", ()), search["batch_sizes"], strict=False)
-        times = [f"{duration_text(s)} at batch size {size:,}" for s, size in each]
+    is_cut_off = untrained and len(decision.trials) == 1 and (is_race or "time_budget_s" in search)
+    if is_cut_off:
+        timed = zip(search.get("training_s", ()), search["batch_sizes"], strict=False)
+        times = [f"{duration_text(s)} at batch size {size:,}" for s, size in timed]
         took = f" By the timed steps, a training run takes {join_words(times)}." if times else ""
-        limits = "`time_budget_s`" if not race else "`time_budget_s` or `max_trainings`"
+        limits = "`time_budget_s` or `max_trainings`" if is_race else "`time_budget_s`"
         yield Note.of("sizes_not_compared", limits=limits, measured=took)
-    if (best := found.trial) is not None:
+    if (best := decision.trial) is not None:
         words = metric_words(best.objective.name)
-        if not cut_off:
-            yield from _certainty(found, race)
-        yield from _rate(found, best, trials, search)
+        if not is_cut_off:
+            yield from _certainty(decision, is_race)
+        yield from _rate(decision, best, trials, search)
         if search.get("learning_rate_scaling") == "auto":
             yield from _without_rule(trials)
-        yield from _use(found, best.last)
-        yield from _binding_here(found, best, trials, words)
-        if found.tolerance is not None:
-            yield from _still_rising(best, found.tolerance, words)
+        yield from _use(decision, best.last)
+        yield from _binding_here(decision, best, trials, words)
+        if decision.tolerance is not None:
+            yield from _still_rising(best, decision.tolerance, words)
         yield from _failures(best, trials)
         yield from (note for note in best.notes if note.code == "most_common_class")
-        yield from _lagging(found.trials)
+        yield from _lagging(decision.trials)
     yield from _conditions(trials)
 
 
-def _certainty(found: Decision, race: bool) -> Iterator[Note]:
-    """Say what would make the answer certain, and what other seeds would not show."""
-    judgement, speedup = found.judgement, found.speedup
+def _certainty(decision: Decision, is_race: bool) -> Iterator[Note]:
+    """Note how the answer can become certain, and doubts about its values and times."""
+    judgement, speedup = decision.judgement, decision.speedup
     if judgement is None:
         return
-    if not found.certain and (how := _TO_BE_CERTAIN.get(judgement.obstacle)):
-        more = f"A larger `{'max_trainings' if race else 'executions_per_trial'}`"
-        if judgement.obstacle and not race:
+    if not decision.certain and (how := _TO_BE_CERTAIN.get(judgement.obstacle)):
+        more = f"A larger `{'max_trainings' if is_race else 'executions_per_trial'}`"
+        if judgement.obstacle and not is_race:
             more = "`executions_per_trial=3`"
         yield Note.of("to_be_certain", how=how.format(more=more))
-    costs = {t.trial_id: judgement.costs.get((t.batch_size, rate_factor(t))) for t in found.trials}
-    if (named := found.trial) is not None and (cost := costs[named.trial_id]):
-        better = [t for t in found.trials if t.rank[:2] <= named.rank[:2]]
-        if faster := [t for t in better if AS_FAST * (costs[t.trial_id] or cost) < cost]:
-            sizes = _sizes(faster).capitalize()
-            yield Note.of("shown_better", sizes=sizes, named=f"{named.batch_size:,}")
-        own_s, other_times = named.mean(training_seconds) or 0.0, []
-        for trial in found.trials:
-            shown_s = own_s * (costs[trial.trial_id] or 0.0) / cost
-            measured_s = trial.mean(training_seconds) or shown_s
-            if shown_s and not 1 / _OTHER_TIME < measured_s / shown_s < _OTHER_TIME:
-                times = f"{duration_text(measured_s)}, not {duration_text(shown_s)}"
-                other_times.append(f"batch size {trial.batch_size:,} took {times}")
-        if other_times:
-            yield Note.of("times_corrected", times="; ".join(other_times))
-    if not found.certain and judgement.coarse:
+    seconds, answer = seconds_of(decision), decision.trial
+    if seconds and answer is not None:
+        better = [trial for trial in decision.trials if trial.rank[:2] <= answer.rank[:2]]
+        answer_s = seconds[answer.trial_id]
+        if faster := [t for t in better if AS_FAST * seconds.get(t.trial_id, answer_s) < answer_s]:
+            yield Note.of("shown_better", sizes=_sizes(faster), named=f"{answer.batch_size:,}")
+        times = []
+        for trial in decision.trials:
+            measured_s, shown_s = trial.mean(training_seconds), seconds.get(trial.trial_id)
+            if measured_s and shown_s and not 1 / _OTHER_TIME < measured_s / shown_s < _OTHER_TIME:
+                took = f"{duration_text(measured_s)}, not {duration_text(shown_s)}"
+                times.append(f"batch size {trial.batch_size:,} took {took}")
+        if times:
+            yield Note.of("times_corrected", times=join_words(times))
+    if not decision.certain and judgement.coarse:
         yield Note.of("coarse_target")
     if judgement.pinned in _PINNED:
         began, what = _PINNED[judgement.pinned]
         yield Note.of("same_start", began=began, what=what)
     if speedup and speedup.ends and speedup.ends[0] < 1 < speedup.ends[1]:
-        ratio, low, high = (format_number(one, 2) for one in (speedup.value, *speedup.ends))
+        ratio, low, high = (format_number(x, 2) for x in (speedup.value, *speedup.ends))
         if max(speedup.value, 1 / speedup.value) > AS_FAST:
-            sizes = {"base": found.base_batch_size, "size": found.batch_size}
+            sizes = {"base": decision.base_batch_size, "size": decision.batch_size}
             yield Note.of("times_scatter", **sizes, ratio=ratio, low=low, high=high)
 
 
 def _rate(
-    found: Decision, named: TrialRecord, trials: Sequence[TrialRecord], search: Mapping[str, Any]
+    decision: Decision, named: TrialRecord, trials: Sequence[TrialRecord], search: Mapping[str, Any]
 ) -> Iterator[Note]:
-    """Say that your learning rate was not checked, or how it compares at one batch size."""
-    if (scaling := named.last.scaling) is None or found.rate_setters:
+    """Note that the user's learning rate was not checked, or that another one is better.
+
+    Rates are compared at one batch size and over equal numbers of epochs, because a run that looks
+    for a learning rate may be short.
+    """
+    if (scaling := named.last.scaling) is None or decision.rate_setters:
         return
     rate = setting(scaling.learning_rate / scaling.learning_rate_ratio)
     base, factor = scaling.base_batch_size, rate_factor(named)
@@ -164,112 +163,106 @@ def _rate(
         tried = {rate_factor(t): t for t in trials if t.batch_size == size and _curves(t)}
         if factor == 1 or not {1.0, factor} <= tried.keys():
             continue
-        own, other = tried[1.0], tried[factor]
-        first = min(len(curve) for trial in (own, other) for curve in _curves(trial))
-        mine, its = (_value_of_first_epochs(trial, first) for trial in (own, other))
-        if named.objective.sign * (its - mine) <= _noise(found, own, other, trials):
+        pair = tried[factor], tried[1.0]
+        epochs = min(len(curve) for trial in pair for curve in _curves(trial))
+        values = []
+        for trial in pair:
+            curves = [curve[:epochs] for curve in _curves(trial)]
+            larger = trial.objective.direction == "max"
+            best = [[c[k] for k in best_epochs(c, larger_is_better=larger)] for c in curves]
+            values.append(fmean(map(fmean, best)))
+        if named.objective.sign * (values[0] - values[1]) <= _noise(decision, pair, trials):
             continue
         at_end = {FACTORS[0]: "smaller", FACTORS[-1]: "larger"}
-        values = [
+        texts = [
             f"{format_number(value, 4)} at {setting(trial.learning_rate or 0.0)}"
-            for value, trial in ((its, other), (mine, own))
+            for value, trial in zip(values, pair, strict=True)
         ]
         yield Note.of(
             "rate_off",
             rate=rate,
             base=f"{base:,}",
             size=f"{size:,}",
-            epochs=pluralize(first, "epoch"),
+            epochs=pluralize(epochs, "epoch"),
             far="small" if factor > 1 else "large",
             words=metric_words(named.objective.name),
-            values=join_words(values),
+            values=join_words(texts),
             more=f" No {at_end[factor]} learning rate was tried." if factor in at_end else "",
         )
         return
 
 
 def _without_rule(trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Say if no setting follows the batch size because the optimizer has no rule."""
+    """Note that no setting follows the batch size, because the optimizer has no rule."""
     for trial in trials:
         scaling, factor = trial.last.scaling, rate_factor(trial)
         if scaling is None or scaling.rule or scaling.batch_size == scaling.base_batch_size:
             continue
-        if math.isclose(scaling.learning_rate_ratio, factor):  # `build` follows no size itself.
+        if math.isclose(scaling.learning_rate_ratio, factor):  # `build` does not scale it either.
             yield Note.of("no_rule", optimizer=trial.last.optimizer)
             return
 
 
 def _curves(trial: TrialRecord) -> list[list[float]]:
-    """Return the objective of each run at the end of its epochs."""
+    """Return the known values of the objective by epoch, for each run that has any."""
     curves = [[epoch.finite(trial.objective.name) for epoch in e.epochs] for e in trial.executions]
     return [known for curve in curves if (known := [v for v in curve if v is not None])]
 
 
-def _value_of_first_epochs(trial: TrialRecord, epochs: int) -> float:
-    """Value a trial by its first epochs: a run that looks for a learning rate may be short."""
-    larger, curves = trial.objective.direction == "max", [c[:epochs] for c in _curves(trial)]
-    return fmean(fmean(c[k] for k in best_epochs(c, larger_is_better=larger)) for c in curves)
-
-
-def _noise(
-    found: Decision, own: TrialRecord, other: TrialRecord, trials: Iterable[TrialRecord]
-) -> float:
+def _noise(decision: Decision, pair: Sequence[TrialRecord], trials: Iterable[TrialRecord]) -> float:
     """Return two standard errors of the difference of two trials.
 
-    The variance of a run is pooled over all trials that ran several times. If there are none, a run
-    is assumed to scatter by half of the tolerance.
+    The variance of a run is pooled over all trials with several runs. If there are none, the
+    standard deviation is assumed to be half of the tolerance.
     """
     values = [[v for v in t.judged_values if v is not None] for t in trials]
-    squares = [((v - fmean(each)) ** 2, len(each)) for each in values if each[1:] for v in each]
-    deviation = (found.tolerance or 0.0) / 2
+    squares = [((v - fmean(row)) ** 2, len(row)) for row in values if row[1:] for v in row]
+    deviation = (decision.tolerance or 0.0) / 2
     if squares:
         freedom = sum((count - 1) / count for _, count in squares)
-        deviation = max(deviation / 4, math.sqrt(sum(one for one, _ in squares) / freedom))
-    return 2 * deviation * math.sqrt(sum(1 / len(_curves(trial)) for trial in (own, other)))
+        deviation = max(deviation / 4, math.sqrt(sum(square for square, _ in squares) / freedom))
+    return 2 * deviation * math.sqrt(sum(1 / len(_curves(trial)) for trial in pair))
 
 
-def _use(found: Decision, run: ExecutionRecord) -> Iterator[Note]:
-    """Say what `apply` sets beside the learning rate, and what else `fit` needs."""
-    if run.plan is None:  # It was trained as a HyperModel's own `fit` is written.
+def _use(decision: Decision, run: ExecutionRecord) -> Iterator[Note]:
+    """Note the settings that `apply` sets besides the learning rate, and callbacks for `fit`."""
+    if run.plan is None:  # A custom `HyperModel.fit` trained.
         return
     if run.budget or run.target or _ended_by_callback(run):
         yield Note.of("callbacks_needed")
     given, parts = run.scaling.given if run.scaling else {}, []
-    for name, value in found.settings.items():
+    for name, value in decision.settings.items():
         if name not in ("micro_batch_size", "learning_rate"):
-            after = value if isinstance(value, tuple) else (value,)
-            texts = [
-                join_words(map(_near_one_text, one)) for one in (given.get(name), after) if one
-            ]
+            values = given.get(name), value if isinstance(value, tuple) else (value,)
+            texts = [join_words(map(_setting_text, part)) for part in values if part]
             parts.append(f"`{name}` {' -> '.join(texts)}")
     if parts:
-        steps = found.settings.get("steps_per_execution")
-        more = f" Callbacks then see every {ordinal(steps)} batch only. " if steps else ""
-        more += "`steps_per_execution=False` keeps your number." if steps else ""
+        steps, more = decision.settings.get("steps_per_execution"), ""
+        if steps:
+            more = f" Callbacks then see only every {ordinal(steps)} batch; "
+            more += "`steps_per_execution=False` keeps your number."
         yield Note.of("also_set", settings=join_words(parts), more=more)
-    fitted = (*found.trials, *(trial for trial, _ in found.left_out))
-    whole = max((t.batch_size for t in fitted if t.last.accumulation_steps == 1), default=0)
+    trained = (*decision.trials, *(trial for trial, _ in decision.left_out))
+    whole = max((t.batch_size for t in trained if t.last.accumulation_steps == 1), default=0)
     if (run.accumulation_steps or 1) > 1:
-        size = f"{run.micro_batch_size:,}"
-        yield Note.of("batches_cut", size=size)
+        yield Note.of("batches_cut", size=f"{run.micro_batch_size:,}")
     elif whole:
         yield Note.of("batches_whole", size=f"{whole:,}")
 
 
-def _near_one_text(value: float | str) -> str:
-    """Write a setting; a number near 1 by two digits of its distance: 0.9995 is not 0.999."""
+def _setting_text(value: float | str) -> str:
+    """Write a setting. A number just below 1 has two digits of its distance, such as 0.9995."""
     if isinstance(value, str):
         return value
     distance = 1 - value
-    near = 0 < distance < 0.01
-    return f"{1 - float(f'{distance:.2g}'):.10g}" if near else setting(value)
+    return f"{1 - float(f'{distance:.2g}'):.10g}" if 0 < distance < 0.01 else setting(value)
 
 
 def _binding_here(
-    found: Decision, best: TrialRecord, trials: Sequence[TrialRecord], words: str
+    decision: Decision, best: TrialRecord, trials: Sequence[TrialRecord], words: str
 ) -> Iterator[Note]:
-    """Compare the trial that is named with larger batch sizes of its settings."""
-    # While it waits for data, its samples/s say nothing about the device.
+    """Note which limit keeps the batch size of the answer from being larger."""
+    # While training waits for data, its samples/s do not show the speed of the device.
     if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
         yield from _waiting(trials)
         return
@@ -285,40 +278,43 @@ def _binding_here(
         yield Note.of("noise_binds", scale=format_number(scale.value or 0.0, 2))
     run, size = best.last, best.last.micro_batch_size
     rows, most = -(-run.batch_size // run.replicas), run.most_in_memory
-    parts = -(-rows // most) if most else 1  # The fewest that fit.
+    parts = -(-rows // most) if most else 1  # The smallest number of parts that fit.
     if larger and all(trial.status == "out_of_memory" for trial in larger):
-        ran_out = f"the next larger batch size, {min(trial.batch_size for trial in larger):,}, ran "
-        less = "out of it, and a smaller `micro_batch_size` needs less"
-        yield Note.of("memory_binds", how=f"{ran_out}{less}")
-    # A batch may also be cut because less at once is faster.
+        next_size = min(trial.batch_size for trial in larger)
+        how = f"the next larger batch size, {next_size:,}, ran out of memory"
+        yield Note.of("memory_binds", how=f"{how}. A smaller `micro_batch_size` needs less")
+    # If there are more parts, a batch was cut because smaller parts are faster.
     elif most and size and rows > size == -(-rows // parts):
-        how = f"at most {most:,} examples fit in it at once, so batches are cut into {size:,}"
+        how = f"at most {most:,} examples fit at once, so batches are cut into {size:,}"
         yield Note.of("memory_binds", how=how)
-    if (gain := _given_up_for_updates(found, best, trials)) is not None:
+    if (gain := _given_up_for_updates(decision, best, trials)) is not None:
         yield Note.of("updates_bind", gain=format_number(gain, 2), words=words)
 
 
 def _given_up_for_updates(
-    found: Decision, best: TrialRecord, trials: Sequence[TrialRecord]
+    decision: Decision, best: TrialRecord, trials: Sequence[TrialRecord]
 ) -> float | None:
-    """Return the gain in speed where every larger batch was faster and learnt less, else None."""
-    made = best.mean(lambda e: e.updates)
-    # A race may not have tried the right learning rate of a size that is not compared.
-    larger = [trial for trial in found.trials if trial.batch_size > best.batch_size]
+    """Return the gain in speed if every larger batch was faster and less accurate, else None."""
+    updates, best_rate = best.mean(lambda e: e.updates), throughput_of(decision, best)
+    # A size that is not compared may have trained at a wrong learning rate only.
+    larger = [trial for trial in decision.trials if trial.batch_size > best.batch_size]
     budgets = {(len(run.epochs), end_text(run)) for run in trained_runs(trials)}
     same_epochs = len(budgets) == 1 and not budgets.pop()[1]
-    alike = len(device_kinds([*larger, best])) < 2
-    if not (larger and same_epochs and made and alike) or is_time(best.objective):
+    same_device = len(device_kinds([*larger, best])) < 2
+    if not (larger and same_epochs and updates and best_rate and same_device):
         return None
+    if is_time(best.objective) or best_rate.ends is None:
+        return None
+    gains = []
     for trial in larger:
-        fewer = (trial.mean(lambda e: e.updates) or made) < made  # Not with `steps_per_epoch`.
-        rates = [one.throughput and one.throughput.ends for one in (trial, best)]
-        faster = rates[0] and rates[1] and rates[0][0] > rates[1][1]
-        if not (fewer and faster and trial.batch_size in found.worse):
+        # With `steps_per_epoch` all sizes make the same number of updates.
+        fewer = (trial.mean(lambda e: e.updates) or updates) < updates
+        rate = throughput_of(decision, trial)
+        faster = rate and rate.ends and rate.ends[0] > best_rate.ends[1]
+        if not (fewer and rate and faster and trial.batch_size in decision.worse):
             return None
-    fastest = max(trial.samples_per_second or 0.0 for trial in larger)
-    gain = fastest / (best.samples_per_second or fastest)
-    return gain if gain > 1 + _SMALL_GAIN else None
+        gains.append(rate.value / best_rate.value)
+    return max(gains) if max(gains) > 1 + _SMALL_GAIN else None
 
 
 def _ended_by_callback(run: ExecutionRecord) -> bool:
@@ -326,14 +322,14 @@ def _ended_by_callback(run: ExecutionRecord) -> bool:
 
 
 def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[Note]:
-    """Say whether the objective still got better in the last fifth of training."""
+    """Note that the objective still improved in the last fifth of training."""
     name, sign = trial.objective.name, trial.objective.sign
     curves = [[epoch.finite(name) for epoch in run.epochs] for run in trial.executions]
     count = min(map(len, curves))
-    if count < 3 or trial.last.target is not None:  # The first epochs always rise.
+    if count < 3 or trial.last.target is not None:  # Metrics always improve in the first epochs.
         return
     if any(run.budget is None and _ended_by_callback(run) for run in trial.executions):
-        return  # `EarlyStopping` would end a longer training too.
+        return  # `EarlyStopping` would also end a longer training.
     number = max(1, count // 5)
     pairs = [(curve[count - 1 - number], curve[count - 1]) for curve in curves]
     gains = [last - first for first, last in pairs if first is not None and last is not None]
@@ -344,7 +340,7 @@ def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[
 
 
 def _failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Say what successes leave open if the named size, or a neighbour, failed at the named rate."""
+    """Note how often runs may fail, if a run at this learning rate and a similar size failed."""
     sizes = sorted({trial.batch_size for trial in trials})
     place, succeeded = sizes.index(named.batch_size), len(named.executions)
     near = sizes[max(0, place - 1) : place + 2]
@@ -360,12 +356,12 @@ def _failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Not
 
 
 def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Find what limits the conclusions from trials, whatever is decided."""
-    every, trials = trials, [rates[0] for rates in rates_of_settings(trials)]
-    outcomes = next((one for t in trials if (one := t.last.outcomes) and one.lacking_blocks), None)
-    if outcomes is not None and outcomes.step is not None:
-        given = {"lacking": outcomes.lacking_blocks, "blocks": len(outcomes.values)}
-        yield Note.of("blocks_lack_a_class", **given, step=setting(outcomes.step))
+    """Yield the notes that do not depend on the decision."""
+    all_trials, trials = trials, [rates[0] for rates in rates_of_settings(trials)]
+    lacking = (o for t in trials if (o := t.last.outcomes) and o.lacking_blocks)
+    if (outcomes := next(lacking, None)) is not None and outcomes.step is not None:
+        counts = {"lacking": outcomes.lacking_blocks, "blocks": len(outcomes.values)}
+        yield Note.of("blocks_lack_a_class", **counts, step=setting(outcomes.step))
     names = {name for t in trials for run in t.executions for e in run.epochs for name in e.metrics}
     if trials and f"val_{(name := trials[0].objective.name)}" in names:
         yield Note.of("objective_of_training", name=name)
@@ -374,16 +370,20 @@ def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
         if seen is not None and seen != trial.batch_size:
             yield Note.of("another_batch_size", asked=trial.batch_size, seen=seen)
             break
-    yield from _waiting(every)
+    yield from _waiting(all_trials)
     workers = max((e.workers_on_device or 1 for t in trials for e in t.executions), default=1)
     if workers > 1:
         yield Note.of("shared_device", workers=workers)
     if len(kinds := device_kinds(trials)) > 1:
         yield Note.of("devices_differ", devices=join_words(kinds))
-    yield from _rates(every)
+    if names := rate_setters(all_trials):
+        rates = {e.learning_rate for t in all_trials for run in t.executions for e in run.epochs}
+        known = sorted(rate for rate in rates if rate)
+        ends = dict.fromkeys(setting(rate) for rate in (*known[:1], *known[-1:]))
+        yield Note.of("rates_by_callback", who=join_words(names), ends=" to ".join(ends))
     # An untrained model matters only if it is the answer.
-    noted = [n for trial in every for n in trial.notes if n.code != "most_common_class"]
-    yield from {note.code: note for note in reversed(noted)}.values()  # The first of each kind.
+    notes = [n for trial in all_trials for n in trial.notes if n.code != "most_common_class"]
+    yield from {note.code: note for note in reversed(notes)}.values()  # The first of each code.
 
 
 def _sizes(trials: Iterable[TrialRecord]) -> str:
@@ -392,22 +392,13 @@ def _sizes(trials: Iterable[TrialRecord]) -> str:
 
 
 def _waiting(trials: Iterable[TrialRecord]) -> Iterator[Note]:
-    if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
-        most = percent(max(trial.data_wait_share or 0 for trial in found))
-        yield Note.of("input_binds", when=f"up to {most} of its time at {_sizes(found)}")
-
-
-def _rates(trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Say that callbacks set learning rates of their own."""
-    if names := rate_setters(trials):
-        rates = {e.learning_rate for t in trials for run in t.executions for e in run.epochs}
-        known = sorted(rate for rate in rates if rate)
-        ends = dict.fromkeys(setting(rate) for rate in (*known[:1], *known[-1:]))
-        yield Note.of("rates_by_callback", who=join_words(names), ends=" to ".join(ends))
+    if waiting := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
+        most = percent(max(trial.data_wait_share or 0 for trial in waiting))
+        yield Note.of("input_binds", when=f"up to {most} of its time at {_sizes(waiting)}")
 
 
 def _lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:
-    """Say if averages lag, so that validation does not show what the model has learnt."""
+    """Note that moving averages lag, so that validation does not show what the model learned."""
     lags = [(lag, t) for t in trials for e in t.executions if (lag := _lag(e)) is not None]
     if lags:
         (_, values), trial = max(lags, key=lambda pair: pair[0][0])
@@ -416,16 +407,16 @@ def _lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:
 
 
 def _lag(execution: ExecutionRecord) -> tuple[float, dict[str, str]] | None:
-    """Return how far validation is below training where an average lags, and what to say of it."""
+    """Return how far validation is below training, with values of the note; None without a lag."""
     scaling, updates = execution.scaling, execution.updates
     if not (execution.epochs and updates and scaling):
         return None
     slowest = max(scaling.made.get("batch_norm_momentum", ()), default=0.0)
     what, cure = "BatchNormalization's moving statistics", "the momentum of the layers"
-    of_weights = scaling.made.get("ema_momentum", ()) if execution.averages_validated else ()
-    if max(of_weights, default=0.0) > slowest:
-        slowest = max(of_weights)
-        what, cure = "the averages of the weights that were validated", "`ema_momentum`"
+    momenta = scaling.made.get("ema_momentum", ()) if execution.averages_validated else ()
+    if max(momenta, default=0.0) > slowest:
+        slowest = max(momenta)
+        what, cure = "the validated averages of the weights", "`ema_momentum`"
     last = execution.epochs[-1]
     gaps = [
         (training - validation, training, validation)

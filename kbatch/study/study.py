@@ -59,15 +59,15 @@ from kbatch.study.trial import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# A search on another host that has written nothing for so long no longer runs.
+# A search on another host is assumed to have ended if it has written nothing for this time.
 _SILENT_S = 600.0
-# A clock that is set moves the time at which a process began by less than this.
-_SAME_S = 5.0
+# Two start times of a process may differ by this much, because the clock may have been set.
+_SAME_START_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Study(Result):
-    """The trials of one search, read from files or from a tuner.
+    """The trials of one search, read from its files or from a tuner.
 
     Example:
 
@@ -75,34 +75,33 @@ class Study(Result):
     >>> study.to_dataframe().sort_values("val_accuracy")
     """
 
-    name: str  #: Name of the search, the folder's name.
+    name: str  #: Name of the search, which is the name of its folder.
     trials: tuple[TrialRecord, ...]  #: The trials by batch size, then trial id.
-    search: SearchRecord | None = None  #: What holds for all of them, None if its file is missing.
-    #: What is missing, a line each: files that could not be read, and trials that failed before
-    #: training, in building the model.
+    search: SearchRecord | None = None  #: Settings of the search; None if their file is missing.
+    #: Files that could not be read, and trials that failed before training, a line for each.
     problems: tuple[str, ...] = ()
-    missing: int = 0  #: Trials among these with a damaged or lost record, which no answer knows.
-    plan: Plan | None = None  #: What was settled before the first training; None before that.
-    #: How far the search has come; None if it is not known.
+    missing: int = 0  #: Number of trials with a damaged or lost record.
+    plan: Plan | None = None  #: The plan of all trainings; None before it is made.
+    #: Progress of the search; None if it is unknown.
     progress: Progress | None = dataclasses.field(default=None, compare=False)
 
     def __repr__(self) -> str:
-        """Sum the study up in a line: its records would fill pages."""
+        """Summarize the study in one line, because its records would fill pages."""
         completed = sum(trial.status == "completed" for trial in self.trials)
         missing = f", {self.missing} missing" if self.missing else ""
         size = self.decide().batch_size
-        named = "" if size is None else f", batch size {size}"
+        answer = "" if size is None else f", batch size {size}"
         counts = f"{pluralize(len(self.trials), 'trial')}, {completed} completed"
-        return f"<Study {self.name!r}: {counts}{missing}{named}>"
+        return f"<Study {self.name!r}: {counts}{missing}{answer}>"
 
     @property
     def title(self) -> str:
-        """What it is a result of."""
+        """The name of the study."""
         return f"Study {self.name}"
 
     @property
     def answer(self) -> str:
-        """The batch size to take."""
+        """The batch size to take, and the progress of a running search."""
         headline = self.decide().page.sentences[0] if self.trials else ""
         if not (running := running_text(self.trials, self.progress)):
             return headline
@@ -110,17 +109,17 @@ class Study(Result):
         return f"{running}{so_far}"
 
     def table(self) -> "pd.DataFrame":
-        """Return a row a batch size: of several learning rates the best, and how it compares."""
+        """Return a row for each batch size and setting, at its best learning rate."""
         return frame_of(rows_of(self.decide(), as_compared(self.trials), self.quality_metric))
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What else was found, and what may change the answer, the most important first."""
+        """Facts that may change the answer or its use, the most important first."""
         return self.decide().notes
 
     @property
     def use(self) -> str:
-        """How sure the answer is, what it changes, and the lines that train with it."""
+        """How sure the answer is, its gain, and the lines that train with it."""
         page = self.decide().page
         head, *lines = page.use or ("",)
         code = ", then ".join(f"`{line.strip()}`" for line in lines)
@@ -128,53 +127,53 @@ class Study(Result):
 
     @property
     def settings(self) -> dict[str, str]:
-        """What was searched and how, and what else was found."""
+        """The settings, data, machine and cost of the search."""
         if not self.trials:
             return {}
-        given = self.search.settings if self.search else {}
+        settings = self.search.settings if self.search else {}
         runs = [run for trial in self.trials for run in trial.executions]
         examples = [run.epochs[0].examples for run in trained_runs(self.trials)]
 
         def different(values: Iterable[object]) -> str:
             return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
-        found = {
+        texts = {
             "searched": searched_text(self.trials),
-            "cost": self.decide().page.cost.partition(" Notes: ")[0],  # They follow.
+            "cost": self.decide().page.cost.partition(" Notes: ")[0],  # A report lists the notes.
             "compared": " · ".join(conditions(self.trials, self.environment)),
             "plan": "" if self.plan is None else _plan_text(self.plan),
-            **{name: _value_text(value) for name, value in given.items()},
+            **{name: _value_text(value) for name, value in settings.items()},
             "training data": f"{count_range(examples, 'example')} an epoch" if examples else "",
             "optimizer": different(run.optimizer for run in runs),
             "jit_compile": different(run.jit_compile for run in runs),
             "seeds of the executions": different(run.seed for run in runs),
         }
-        return {name: text for name, text in found.items() if text}
+        return {name: text for name, text in texts.items() if text}
 
     @property
     def environment(self) -> EnvironmentRecord | None:
-        """The machine, None if it was not recorded."""
+        """The machine of the search; None if it was not recorded."""
         return self.search.environment if self.search else None
 
     def _repr_html_(self) -> str:
         try:
             refuse_empty(self)
             return super()._repr_html_()
-        except ValueError as error:  # What is looked at must not raise: it says what is missing.
+        except ValueError as error:  # A notebook shows the reason instead of a traceback.
             return f"<p>{html.escape(str(error))}</p>"
 
     @functools.cached_property
     def quality_metric(self) -> Objective | None:
-        """The objective if it shows what a model learned, else a validation metric that does."""
+        """The objective if it shows what a model learned, else a validation metric."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
         return self.trials[0].objective.or_quality(names) if self.trials else None
 
     def decide(self, tolerance: float | None = None, confidence: float | None = None) -> Decision:
         """Decide which batch size to take, and which sizes are as good.
 
-        Sizes are compared at equal budgets and at the settings with the best mean: run by run, and
-        by blocks of validation examples if the metric adds up over examples. Reports, figures and
-        tables show this decision.
+        Sizes are compared at equal budgets and at the settings of the trial with the best mean.
+        kbatch compares them run by run, and by blocks of validation examples if the metric adds up
+        over examples. Reports, figures and tables show this decision.
 
         Example:
 
@@ -182,36 +181,38 @@ class Study(Result):
         >>> decision.batch_size, decision.tied, decision.certain
 
         Args:
-            tolerance: How much worse than the best counts as equally good, in the metric's unit.
-                Default: that of the search. If the search has none: 0.01 for a metric between 0
-                and 1, and 2 % of the best for a loss, a cost or a throughput.
-            confidence: Above 0.5 and below 1. Of all searches, at most 1 - `confidence` are certain
-                although a compared size is better by more than the tolerance. Default: that of the
-                search, or 0.95.
+            tolerance: Float. Difference from the best that counts as equally good, in the metric's
+                unit. Default: the tolerance of the search. If it has none: 0.01 for a metric
+                between 0 and 1, and 2 % of the best value for a loss, a time or a throughput.
+            confidence: Float above 0.5 and below 1. At most 1 - `confidence` of all searches are
+                certain although a compared size is better by more than the tolerance. Default: the
+                confidence of the search, or 0.95.
+
+        Returns:
+            A `kbatch.Decision`. `print` shows its page.
 
         Raises:
-            ValueError: If `tolerance` or `confidence` cannot be used.
+            ValueError: If `tolerance` or `confidence` is out of range.
         """
         settings: Mapping[str, Any] = self.search.settings if self.search else {}
-        sure: float = settings.get("confidence", DEFAULT_CONFIDENCE)
-        sure = sure if confidence is None else confidence
-        # That of the search was checked when it began.
-        check_tolerance(tolerance, sure, self.trials[0].objective.name if self.trials else "")
+        level: float = settings.get("confidence", DEFAULT_CONFIDENCE)
+        level = level if confidence is None else confidence
+        check_tolerance(tolerance, level, self.trials[0].objective.name if self.trials else "")
         if tolerance is None:
             tolerance = settings.get("tolerance")
-        # Every page asks for it several times.
-        if (tolerance, sure) not in self._decisions:
-            found = decide(self.trials, settings, tolerance=tolerance, confidence=sure)
+        key = tolerance, level
+        if key not in self._decisions:  # Each page reads the decision several times.
+            decision = decide(self.trials, settings, tolerance=tolerance, confidence=level)
             lost = {"missing": self.missing, "problems": self.problems}
-            notes = by_importance(notes_of(found, self.trials, settings, **lost))
-            if is_unfinished(self.trials, self.progress):  # A larger budget would change nothing.
+            notes = by_importance(notes_of(decision, self.trials, settings, **lost))
+            if is_unfinished(self.trials, self.progress):  # It needs no larger budget to continue.
                 dropped = ("to_be_certain", "sizes_not_compared")
                 notes = tuple(note for note in notes if note.code not in dropped)
             if self.trials:
                 sizes = settings.get("batch_sizes", ())
-                found = with_page(found, self.trials, sizes, notes, self.progress)
-            self._decisions[tolerance, sure] = found
-        return self._decisions[tolerance, sure]
+                decision = with_page(decision, self.trials, sizes, notes, self.progress)
+            self._decisions[key] = decision
+        return self._decisions[key]
 
     @functools.cached_property
     def _decisions(self) -> dict[tuple[float | None, float], Decision]:
@@ -227,14 +228,15 @@ class Study(Result):
         runs or more, quartiles over the windows of a single one), `first_step_s`,
         `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
         `overflowed_updates` (skipped by the loss scale), `seconds_to_target`, `noise_scale` of the
-        late half of training in examples, with `noise_scale_low` and `_high` (a 95 % interval; an
-        unresolved one may have the lower bound alone), `joules_to_target`, `joules_per_sample`,
+        late half of training in examples, with `noise_scale_low` and `_high` (a 95 % interval, or
+        only its lower end), `joules_to_target`, `joules_per_sample`,
         `gpu_energy_j`, `gpu_power_w` and `gpu_utilization` (0 to 1) of all GPUs in use,
-        `epochs`, `executions` (training runs), `failure`, then the metrics of the best
-        epoch as Keras logged them, under Keras's names, then the value of a validation metric that
-        decides (such as "val_accuracy_judged"), then the other hyperparameters (as `hp/name` if
-        a name is taken). Numbers are means over the runs of a trial. A missing value is NaN or
-        None.
+        `epochs`, `executions` (training runs) and `failure`.
+
+        Then come the metrics of the best epoch under Keras's names, the value of a validation
+        metric that decides (such as "val_accuracy_judged"), and the other hyperparameters (as
+        `hp/name` if a name is taken). Numbers are means over the runs of a trial. A missing value
+        is NaN or None.
 
         Returns:
             The trials by batch size, then trial id.
@@ -246,8 +248,8 @@ class Study(Result):
 
         Instead of `executions` it has the columns `run` (number within the trial, from 0), `seed`
         and `length` ("complete", "short" if the run looked for a learning rate, or
-        "stopped_early"). All other columns are those of `to_dataframe`, with the values of the
-        run.
+        "stopped_early"). All other columns are the same as in `to_dataframe`, with the values of
+        the run.
 
         Example:
 
@@ -260,14 +262,13 @@ class Study(Result):
         return _frame_of((run, trial_row(run, number)) for run, number in single_runs(self.trials))
 
     def runs_table(self) -> "pd.DataFrame":
-        """Return what a report shows of each training run."""
+        """Return the table of training runs in a report."""
         objective, runs = self.trials[0].objective, single_runs(self.trials)
-        given = [
-            *differing(self.trials),
-            *([] if self.decide().rate_setters else ["learning_rate"]),
-        ]
+        rate = () if self.decide().rate_setters else ("learning_rate",)
+        settings = (*differing(self.trials), *rate)
         judged = judged_column(objective) or ""
-        names = ("trial_id", "run", "batch_size", *given, "seed", "epochs", objective.name, judged)
+        names = ("trial_id", "run", "batch_size", *settings, "seed", "epochs", objective.name)
+        names += (judged,)
         titles = {name: name.replace("_", " ") for name in ("batch_size", "dtype_policy")}
         titles |= {"trial_id": "trial", "learning_rate": "learning rate", judged: "judged"}
         table = self.runs_to_dataframe().filter([*dict.fromkeys(names)]).rename(columns=titles)
@@ -277,11 +278,11 @@ class Study(Result):
         return table
 
     def log_to(self, tracker: Literal["mlflow", "wandb"]) -> str:
-        """Write the study and its executions to an experiment tracker, as runs.
+        """Write the study and its training runs to an experiment tracker.
 
-        Call it during a search and again after it: a run that is there is found again, and written
-        again only where its record has changed. Executions that have not ended are left out. The
-        tracker is set up as for other training, such as by `MLFLOW_TRACKING_URI`.
+        You can call it during a search and again after it. kbatch finds runs that it wrote before,
+        and writes them again only if they have changed. Runs that have not ended are left out.
+        Configure the tracker as for other training, such as by `MLFLOW_TRACKING_URI`.
 
         Example:
 
@@ -291,10 +292,10 @@ class Study(Result):
             tracker: `"mlflow"` or `"wandb"`.
 
         Returns:
-            Where it is shown.
+            String: the server or the project, and the experiment or the group.
 
         Raises:
-            ValueError: If the tracker is another one, or the study is empty.
+            ValueError: If `tracker` is another string, or if the study is empty.
             ImportError: If the tracker is not installed.
         """
         from kbatch.study.trackers import check_tracker, log_runs, tracked_runs
@@ -306,7 +307,7 @@ class Study(Result):
 
 
 def _frame_of(rows: Iterable[tuple[TrialRecord, dict[str, object]]]) -> "pd.DataFrame":
-    """Make a table of rows; metrics and hyperparameters cover no column of any of them."""
+    """Make a table of rows, and add metrics and hyperparameters under names that are free."""
     import pandas as pd
 
     rows = list(rows)
@@ -320,7 +321,7 @@ def _frame_of(rows: Iterable[tuple[TrialRecord, dict[str, object]]]) -> "pd.Data
 
 
 def refuse_empty(study: Study) -> None:
-    """Raise a `ValueError` if a study has no trial or is none, with what to do."""
+    """Raise a `ValueError` with advice, if this is no study or has no trial."""
     if not isinstance(study, Study):
         raise InputTypeError(
             'A study is needed. `tuner.study` and `kbatch.load_study("results/search")` are '
@@ -331,42 +332,42 @@ def refuse_empty(study: Study) -> None:
     problems, running = " ".join(study.problems), running_text((), study.progress)
     if running:
         raise ValueError(
-            f"The search of the study {study.name!r} has not begun a training run yet: load it "
+            f"The search of the study {study.name!r} has not begun a training run yet. Load it "
             f"again later. {running} Received: study.trials=()."
         )
     raise ValueError(
-        f"The study {study.name!r} has no trial: run `tuner.search(x, y)` of a "
+        f"The study {study.name!r} has no trial. Run `tuner.search(x, y)` of a "
         "`kbatch.BatchSizeTuner`, or `kbatch demo`, then load it again. "
-        + (f"What is missing: {problems} " if problems else "")
+        + (f"Problems: {problems} " if problems else "")
         + "Received: study.trials=()."
     )
 
 
 def _value_text(value: object) -> str:
-    if isinstance(value, (list, tuple)) and any(isinstance(one, float) for one in value):
-        return ", ".join(setting(one) for one in value)  # Measured numbers have many digits.
+    if isinstance(value, (list, tuple)) and any(isinstance(item, float) for item in value):
+        return ", ".join(map(setting, value))  # Measured numbers have many digits.
     return json.dumps(value, ensure_ascii=False)
 
 
 def _plan_text(plan: Plan) -> str:
-    """Say what a search settled before its first training."""
+    """Describe a plan for the settings of a report."""
     most, cut = plan.micro_batch_size, plan.reason in ("given", "cut")
-    size = f"micro-batches of up to {most:,}" if cut and most else "batches go through whole"
+    size = f"micro-batches of up to {most:,}" if cut and most else "batches are not cut"
     why = {
         "given": "as given",
-        "fits": "the largest fits",
+        "fits": "the largest one fits",
         "cut": "the most that fit",
         "own_step": "the model has its own train step",
         "whole": "the model takes batches of one size",
     }
-    parts = {None: "", True: ", seen to train as the whole batch does", False: ", not exact"}
+    parts = {None: "", True: ", checked to train as whole batches do", False: ", not exact"}
     policy = plan.dtype_policy or "the policy of each trial"
-    made = f"number {plan.number}, made in {plan.duration_s:.1f} s"
-    return f"{made}: {policy}; {size} ({why[plan.reason]}){parts[plan.parts_equal]}"
+    plan_text = f"number {plan.number}, made in {plan.duration_s:.1f} s"
+    return f"{plan_text}: {policy}; {size} ({why[plan.reason]}){parts[plan.parts_equal]}"
 
 
 class _HasProjectDir(Protocol):
-    """A keras-tuner tuner; the settings of its hypermodel are read where it has any."""
+    """A keras-tuner tuner."""
 
     @property
     def project_dir(self) -> str: ...
@@ -375,18 +376,26 @@ class _HasProjectDir(Protocol):
 def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     """Read the study of a search.
 
-    A trial whose file is broken (no number may exceed 1e100), of another trial or of a
-    newer kbatch is left out and named in `Study.problems`; the others load. `Study.missing` counts
-    it, and every report and figure says so.
+    If the file of a trial is damaged, belongs to another trial or was written by a newer kbatch,
+    this trial is left out and named in `Study.problems`. `Study.missing` counts such trials, and
+    every report and figure mentions them. A number above 1e100 counts as damage.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/search")
+    >>> print(study.decide())
 
     Args:
         tuner_or_directory: A keras-tuner tuner, its project directory
             (`directory/project_name`), or a file written by `Study.save`.
 
+    Returns:
+        A `kbatch.Study`.
+
     Raises:
-        FileNotFoundError: If there is no kbatch record, with what to run.
-        RecordError: If a file written by `Study.save` cannot be read, or a tuner found an older
-            search with other settings in its directory, whose trials are not its own.
+        FileNotFoundError: If there is no kbatch record.
+        RecordError: If a file of `Study.save` cannot be read, or if the directory of a tuner holds
+            an older search with other settings.
     """
     tuner, path = None, tuner_or_directory
     if not isinstance(path, (str, Path)):
@@ -397,25 +406,25 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         return _as_of_now(json_codec.read_record(Study, path))
     study = _read_project(path)
     if not (study.trials or study.problems or study.search):
-        below = ""  # People often point to the folder above.
+        hint = ""  # Users often give the parent folder.
         for file in sorted(path.glob(f"*/{RECORD_NAME}")):
             with contextlib.suppress(RecordError, KeyError, TypeError):
                 if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
-                    below = f"One lies in {file.parent}. "
+                    hint = f"There is one in {file.parent}. "
                     break
         raise FileNotFoundError(
-            f"There is no kbatch study in {path}: `load_study` needs the project directory "
-            "(`directory/project_name`) of a `kbatch.BatchSizeTuner`, or of a keras-tuner that "
-            f"searched a `kbatch.BatchSizeHyperModel`. {below}Received: {str(path)!r}."
+            f"There is no kbatch study in {path}. `load_study` needs the project directory "
+            "(`directory/project_name`) of a `kbatch.BatchSizeTuner`, or of a keras-tuner tuner "
+            f"that searched a `kbatch.BatchSizeHyperModel`. {hint}Received: {str(path)!r}."
         )
     settings = getattr(getattr(tuner, "hypermodel", None), "settings", None)
     difference = study.search.difference(settings) if study.search and settings else None
     if difference:
-        # keras-tuner reloads a finished search without a word, and runs nothing.
+        # keras-tuner reloads a finished search without a message, and trains nothing.
         raise RecordError(
-            f"{path} holds an older search with other settings, and the tuner ran none of its own: "
-            "give another `project_name`, or `overwrite=True` to start over (`load_study` with the "
-            f"directory reads the older one). Received: {difference}."
+            f"{path} holds an older search with other settings, so the tuner trained nothing. "
+            "Give another `project_name`, or `overwrite=True` to start over. `load_study` with the "
+            f"directory reads the older search. Received: {difference}."
         )
     return study
 
@@ -424,7 +433,7 @@ def _read_project(path: Path) -> Study:
     problems: list[str] = []
 
     def read(kind, file):
-        # A link that leads nowhere is a lost record, which no other test would see.
+        # A broken link is a lost record.
         if not os.path.lexists(file):
             return None
         try:
@@ -434,16 +443,16 @@ def _read_project(path: Path) -> Study:
             problems.append(f"{error}{remedy}")
 
     search = read(SearchRecord, path / RECORD_NAME)
-    # Those of keras-tuner alone have no record.
-    searched = (path / RECORD_NAME).exists()
-    before, trials, failed = len(problems), [], []
+    # Without this file, the trials may be from a keras-tuner search without kbatch.
+    is_kbatch = (path / RECORD_NAME).exists()
+    problems_of_search, trials, failed = len(problems), [], []
     for folder in sorted(path.glob("trial_*")):
         file = folder / RECORD_NAME
         if not os.path.lexists(file):
             status, message = _end_of_lost(folder / "trial.json")
             if status in ("FAILED", "INVALID"):
                 failed.append(f"{folder.name} failed before training: {message}")
-            elif status in ("COMPLETED", "damaged") and searched:
+            elif status in ("COMPLETED", "damaged") and is_kbatch:
                 problems.append(f"{file} is missing, and with it the result of its trial.")
             continue
         trial = read(TrialRecord, file)
@@ -454,9 +463,9 @@ def _read_project(path: Path) -> Study:
         elif trial:
             trials.append(trial)
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
-    missing = len(problems) - before
+    missing = len(problems) - problems_of_search
     texts = map(printable, [*problems, *failed])
-    # A folder's name may hold bytes that are no text, and lines that would break a title.
+    # The name of a folder may have unprintable bytes and line breaks.
     name = " ".join(printable(os.path.basename(os.path.realpath(path))).split())
     plan = json_codec.load_if_readable(Plan, path / PLAN_NAME)
     progress = json_codec.load_if_readable(Progress, path / PROGRESS_NAME)
@@ -464,7 +473,7 @@ def _read_project(path: Path) -> Study:
 
 
 def _as_of_now(study: Study) -> Study:
-    """Return a study with what is known now: a process may have been killed since it wrote."""
+    """Update the progress of a study: its process may have been killed since it wrote."""
     progress, now = study.progress, time.time()
     if progress is not None and _is_alive(progress):
         left_s = progress.left_s and max(0.0, progress.left_s - (now - progress.written_at))
@@ -472,7 +481,7 @@ def _as_of_now(study: Study) -> Study:
         return dataclasses.replace(study, progress=progress)
     trials = []
     for trial in study.trials:
-        if trial.status == "running":  # Only the last run of a trial can be.
+        if trial.status == "running":  # Only the last run of a trial can be running.
             last = dataclasses.replace(trial.last, status="interrupted")
             trial = dataclasses.replace(trial, executions=(*trial.executions[:-1], last))
         trials.append(trial)
@@ -481,7 +490,7 @@ def _as_of_now(study: Study) -> Study:
 
 
 def _is_alive(progress: Progress) -> bool:
-    """Return whether the process of a search lives; on another host, whether it wrote lately."""
+    """Return whether the process of a search runs. On another host, it must have written lately."""
     if progress.process is None:
         return False
     if progress.host != platform.node():
@@ -491,18 +500,18 @@ def _is_alive(progress: Progress) -> bool:
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(progress.process)
         began_at = progress.process_began_at or 0.0
-        same = abs(process.create_time() - began_at) < _SAME_S
+        same = abs(process.create_time() - began_at) < _SAME_START_S
         return same and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def _end_of_lost(file: Path) -> tuple[str, str]:
-    """Return how a trial without a record ended, and its last line, by keras-tuner's file."""
+    """Return the status and the last message of a trial without a record, by keras-tuner."""
     if not file.exists():
         return "", ""
     try:
         state = json_codec.read_json(file)
         lines = str(state.get("message") or "").splitlines()
-        return str(state["status"]), ([""] + [one for one in lines if one.strip()])[-1][:200]
+        return str(state["status"]), ([""] + [line for line in lines if line.strip()])[-1][:200]
     except (RecordError, AttributeError, KeyError):
         return "damaged", ""

@@ -1,4 +1,4 @@
-"""The record of one trial: one set of hyperparameters, executed once or several times."""
+"""The record of a trial: one set of hyperparameters, trained once or several times."""
 
 import dataclasses
 import functools
@@ -12,28 +12,28 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import TIMES, ExecutionRecord, noise_scale
 from kbatch.training.metrics import Direction, is_accuracy, is_fraction
 
-# Hyperparameters that stand in columns of their own.
+# Hyperparameters that have a column of every table.
 OWN_COLUMNS = ("batch_size", "dtype_policy")
 
 
-def within_range(metric: str, found: Estimate[float] | None) -> Estimate[float] | None:
-    """Keep the interval of a fraction within 0 and 1."""
-    if found is None or found.ends is None or not (is_fraction(metric) and 0 <= found.value <= 1):
-        return found
-    low, high = found.ends
-    return dataclasses.replace(found, low=max(0.0, low), high=min(1.0, high))
+def within_range(metric: str, value: Estimate[float] | None) -> Estimate[float] | None:
+    """End the interval of a fraction at 0 and 1."""
+    if value is None or value.ends is None or not (is_fraction(metric) and 0 <= value.value <= 1):
+        return value
+    low, high = value.ends
+    return dataclasses.replace(value, low=max(0.0, low), high=min(1.0, high))
 
 
 def mean_of(values: Sequence[float]) -> Estimate[float] | None:
-    """Return a mean, with its 95 % interval from three values on; None without values."""
+    """Return a mean; from three values on with its 95 % interval. None if there are no values."""
     return mean_interval(values) or (Estimate(fmean(values)) if values else None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What the search optimised."""
+    """The metric that a search optimises."""
 
-    name: str  # Of the metric.
+    name: str
     direction: Direction
 
     @property
@@ -42,15 +42,15 @@ class Objective:
         return 1 if self.direction == "max" else -1
 
     def rank(self, value: float, *, batch_size: int, trial_id: str) -> tuple[float, int, str]:
-        """Return a sort key, the best first: of equals the smaller size, then the lower id."""
+        """Return a sort key. The best is first; of equals the smaller size, then the lower id."""
         return (-self.sign * value, batch_size, trial_id)
 
     def is_better(self, value: float, other: float | None) -> bool:
-        """Return whether a value is finite, and better than another one where there is one."""
+        """Return whether a value is finite and better than another one; None is the worst."""
         return math.isfinite(value) and (other is None or self.sign * (value - other) > 0)
 
     def or_quality(self, names: Collection[str]) -> "Objective | None":
-        """Return itself if it is among the metrics of an epoch, else an accuracy or the loss."""
+        """Return the objective if it is among these metrics, else an accuracy or the loss."""
         if self.name in names and self.name != "samples_per_second":
             return self
         validated = sorted(names, key=lambda name: not name.startswith("val_"))
@@ -62,15 +62,15 @@ class Objective:
 
 @dataclasses.dataclass(frozen=True)
 class TrialRecord:
-    """One trial with all its executions."""
+    """One trial with all its training runs. A property of it is a mean over its runs."""
 
-    trial_id: str  #: Keras-tuner's identifier.
-    hyperparameters: Mapping[str, bool | int | float | str | None]  #: Every hyperparameter's value.
-    objective: Objective  #: What the search optimised.
-    executions: tuple[ExecutionRecord, ...]  #: The executions, in order.
+    trial_id: str  #: Identifier of keras-tuner.
+    hyperparameters: Mapping[str, bool | int | float | str | None]  #: Values by name.
+    objective: Objective  #: The metric that the search optimises.
+    executions: tuple[ExecutionRecord, ...]  #: The training runs, in order.
 
     def __repr__(self) -> str:
-        """Sum the trial up in a line."""
+        """Summarize the trial in one line."""
         parts = [f"batch size {self.batch_size}", self.dtype_policy, self.status]
         name = self.objective.name
         if (value := self.metrics.get(name, self.judged_value)) is not None:
@@ -79,18 +79,17 @@ class TrialRecord:
             parts.append(f"{self.samples_per_second:.4g} samples/s")
         return f"<TrialRecord {self.trial_id!r}: {', '.join(parts)}>"
 
-    # Figures and tables ask for each of these many times: they are worked out once.
+    # Figures and tables read these properties often, so they are computed once.
     @functools.cached_property
     def status(self) -> str:
-        """The worst status among the executions."""
+        """The worst status among the runs."""
         statuses = {execution.status for execution in self.executions}
-        # One execution out of memory makes the trial one that ran out of memory.
         worst_first = ("running", "interrupted", "out_of_memory", "failed")
         return next((status for status in worst_first if status in statuses), "completed")
 
     @property
     def outcome(self) -> str:
-        """How it ended, in words: its status, or "diverged" if its outputs are of no use."""
+        """How the trial ended: "diverged", or its status in words."""
         diverged = self.status == "failed" and any(e.diverged for e in self.executions)
         return "diverged" if diverged else self.status.replace("_", " ")
 
@@ -101,12 +100,12 @@ class TrialRecord:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What a reader of the numbers must know, each note once."""
+        """The notes of all runs, each note once."""
         return tuple(dict.fromkeys(note for e in self.executions for note in e.notes))
 
     @property
     def last(self) -> ExecutionRecord:
-        """The last execution, which has all settings that the executions of a trial share."""
+        """The last run. It has all settings that the runs of a trial share."""
         return self.executions[-1]
 
     @property
@@ -121,37 +120,37 @@ class TrialRecord:
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate before callbacks, the highest of a schedule; None if not known."""
+        """Learning rate before callbacks, the highest of a schedule; None if unknown."""
         rate = self.last.scaling.learning_rate if self.last.scaling else self.last.learning_rate
-        return rate and float(f"{rate:.7g}")  # Optimizers keep it in single precision.
+        return rate and float(f"{rate:.7g}")  # Optimizers store it in single precision.
 
     @functools.cached_property
     def throughput(self) -> Estimate[float] | None:
-        """Examples per second of training after the first steps, the mean over executions.
+        """Training examples per second after the first steps, with an interval.
 
-        With its 95 % interval over executions; of a single one, the quartiles of its windows.
+        It is the 95 % interval over runs, or the interval over timing windows of a single run.
         """
         if len(self.executions) == 1:
             return self.executions[0].throughput
-        found = mean_of(self._known(lambda e: e.samples_per_second))
-        if found is not None and found.low is not None:
-            found = dataclasses.replace(found, low=max(0.0, found.low))
-        return found
+        rate = mean_of(self._known(lambda e: e.samples_per_second))
+        if rate is not None and rate.low is not None:
+            rate = dataclasses.replace(rate, low=max(0.0, rate.low))
+        return rate
 
     @property
     def samples_per_second(self) -> float | None:
-        """Examples over training time after the first steps, the mean over executions."""
+        """Training examples per second after the first steps."""
         return self.throughput and self.throughput.value
 
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the best epoch under Keras's names, the mean over executions."""
+        """Metrics of the best epoch under Keras's names."""
         names = dict.fromkeys(name for metrics in self._best_metrics for name in metrics)
         return {name: fmean(self.metric_values(name)) for name in names}
 
     @functools.cached_property
     def judged_values(self) -> tuple[float | None, ...]:
-        """The value of the objective that decides, of each execution."""
+        """The value of the objective that decides, for each run."""
         name, direction = self.objective.name, self.objective.direction
         if name in TIMES:
             return tuple(getattr(e, name) for e in self.executions)
@@ -159,7 +158,7 @@ class TrialRecord:
 
     @functools.cached_property
     def judged_value(self) -> float | None:
-        """The mean of `judged_values`; of `seconds_to_target` None unless all met the target."""
+        """The mean of `judged_values`; a time to a target is None unless all runs met it."""
         if self.objective.name == "seconds_to_target":
             return self.seconds_to_target
         known = [value for value in self.judged_values if value is not None]
@@ -167,40 +166,39 @@ class TrialRecord:
 
     @property
     def rank(self) -> tuple[bool, float, int, str]:
-        """A sort key, the best objective first: of equals the smaller size, then the lower id."""
+        """A sort key. The best judged value is first; of equals the smaller size, then the id."""
         value, size = self.judged_value, self.batch_size
         key = self.objective.rank(value or 0.0, batch_size=size, trial_id=self.trial_id)
         return (value is None, *key)
 
     @property
     def best_objective_value(self) -> float | None:
-        """Best value of the objective in any epoch, None for the throughput."""
+        """Best value of the objective in any epoch; None if no epoch has it."""
         name, direction = self.objective.name, self.objective.direction
         values = [v for e in self.executions for m in e.epochs if (v := m.finite(name)) is not None]
         return (max if direction == "max" else min)(values, default=None)
 
     @functools.cached_property
     def noise_scale(self) -> Estimate[float | None] | None:
-        """Gradient noise scale of the late halves of all executions, None if not measured."""
+        """Gradient noise scale of the late halves of all runs; None if not measured."""
         return noise_scale([e.epochs for e in self.executions])
 
     @functools.cached_property
     def data_wait_share(self) -> float | None:
-        """Share of the training time spent waiting for data, the mean over executions."""
+        """Share of the training time that is spent on waiting for data."""
         return self.mean(lambda e: e.data_wait_share)
 
     @property
     def seconds_to_target(self) -> float | None:
-        """Mean seconds of training to the target; None unless every execution met it."""
+        """Mean seconds of training to the target; None unless every run met it."""
         met = self._known(lambda e: e.seconds_to_target)
         return fmean(met) if len(met) == len(self.executions) else None
 
     def metric(self, name: str) -> Estimate[float] | None:
-        """Return a metric at the best epoch as Keras logged it; None if no execution has it.
+        """Return a metric at the best epoch, with its 95 % interval; None if no run has it.
 
-        It is the mean over executions with its 95 % interval. With one or two executions it is the
-        interval over the validation examples, if their outcomes are known: it does not include what
-        another seed would change. The interval of a fraction ends at 0 and 1.
+        The interval is over runs. If there are one or two runs and the outcomes of validation
+        examples are known, it is over these examples, and does not include the effect of the seed.
         """
         return self._with_interval(name, self.metric_values(name))
 
@@ -210,23 +208,23 @@ class TrialRecord:
         return self._with_interval(self.objective.name, known)
 
     def _with_interval(self, name: str, values: Sequence[float]) -> Estimate[float] | None:
-        found = mean_of(values)
+        mean = mean_of(values)
         known = [e.outcomes for e in self.executions if e.outcomes and e.outcomes.metric == name]
         blocks = [outcomes.values for outcomes in known]
         same = len(blocks) == len(self.executions) and len(set(map(len, blocks))) == 1
-        if found and found.ends is None and same:
+        if mean and mean.ends is None and same:
             over_examples = mean_interval([fmean(block) for block in zip(*blocks, strict=True)])
             if over_examples and over_examples.ends:
-                low, high = (found.value + end - over_examples.value for end in over_examples.ends)
-                found = dataclasses.replace(over_examples, value=found.value, low=low, high=high)
-        return within_range(name, found)
+                low, high = (mean.value + end - over_examples.value for end in over_examples.ends)
+                mean = dataclasses.replace(over_examples, value=mean.value, low=low, high=high)
+        return within_range(name, mean)
 
     def metric_values(self, name: str) -> tuple[float, ...]:
-        """Return a metric at the best epoch of each execution that has it."""
+        """Return a metric at the best epoch of each run that has it."""
         return tuple(metrics[name] for metrics in self._best_metrics if name in metrics)
 
     def mean(self, quantity: Callable[[ExecutionRecord], float | None]) -> float | None:
-        """Average a quantity over the executions that have it."""
+        """Average a quantity over the runs that have it."""
         values = self._known(quantity)
         return fmean(values) if values else None
 
@@ -240,19 +238,19 @@ class TrialRecord:
 
 
 def judged_column(objective: Objective) -> str | None:
-    """Name the column of the value that decides; None if the objective has no other value."""
+    """Name the column of the value that decides; None if the objective has no such column."""
     several_or_time = (*TIMES, "multi_objective")
     return None if objective.name in several_or_time else f"{objective.name}_judged"
 
 
 def quality_columns(trial: TrialRecord) -> dict[str, float]:
-    """Return the metrics of the best epoch under Keras's names, and the value that decides."""
+    """Return the metrics of the best epoch and the value that decides, by column."""
     column, value = judged_column(trial.objective), trial.judged_value
     return trial.metrics | ({column: value} if column and value is not None else {})
 
 
 def single_runs(trials: Iterable[TrialRecord]) -> list[tuple[TrialRecord, int]]:
-    """Return each training run as a trial of its own, with its number within the trial."""
+    """Return each training run as a separate trial, with its number within the trial."""
     return [
         (dataclasses.replace(trial, executions=(run,)), number)
         for trial in trials
@@ -261,10 +259,10 @@ def single_runs(trials: Iterable[TrialRecord]) -> list[tuple[TrialRecord, int]]:
 
 
 def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
-    """Make the row of a trial, or of its only training run, which has this number."""
+    """Make the row of a trial. If `number` is given, make the row of its only run."""
     first = trial.executions[0]
     rates, scale = trial.throughput, trial.noise_scale
-    # The counts of one execution are whole numbers.
+    # Counts of a single run remain integers.
     mean = trial.mean if number is None else lambda quantity: quantity(first)
     times = ("first_step_s", "data_wait_share", "train_s", "total_s")
     counts = ("examples_seen", "updates", "overflowed_updates")
@@ -288,7 +286,6 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         **{name: mean(attrgetter(name)) for name in (*times, *counts)},
         "seconds_to_target": trial.seconds_to_target,
         "noise_scale": scale and scale.value,
-        # An unresolved one has a lower bound alone.
         "noise_scale_low": scale and scale.low,
         "noise_scale_high": scale and scale.high,
         "joules_to_target": mean(lambda e: e.joules_to_target),
@@ -301,5 +298,5 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
 
 
 def device_kinds(trials: Iterable[TrialRecord]) -> list[str]:
-    """List the kinds of devices that trials ran on: speeds are compared within one."""
+    """List the kinds of devices that trials ran on. Speeds are compared on one kind only."""
     return list(dict.fromkeys(e.device for trial in trials for e in trial.executions if e.device))

@@ -123,4 +123,4 @@ def test_worker_changes_keep_the_order_of_the_batches():
     assert (rows.workers, rows.max_queue_size, rows.epoch_ends) == (1, 3, 0)
     ((change, source),) = worker_changes(Rows(workers=1000))
     assert source is None
-    assert "one a core" in change.reason
+    assert "each core" in change.reason

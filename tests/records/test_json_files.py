@@ -35,19 +35,19 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_every_record_comes_back_as_it_was_written(record, tmp_path):
+def test_write_record_round_trip(record, tmp_path):
     write_record(record, tmp_path / "new" / "record.json")
     assert read_record(type(record), tmp_path / "new" / "record.json") == record
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_is_unknown(value, tmp_path):
+def test_write_record_not_finite_is_none(value, tmp_path):
     write_record(make_execution(first_step_s=value), tmp_path / "r.json")
     execution = read_record(type(make_execution()), tmp_path / "r.json")
     assert execution.first_step_s is None
 
 
-def test_a_record_that_cannot_be_encoded_leaves_the_old_file(tmp_path):
+def test_write_record_error_leaves_old_file(tmp_path):
     path = tmp_path / "kbatch.json"
     write_record(make_trial(64), path)
     with pytest.raises(TypeError):
@@ -69,7 +69,7 @@ except OSError as error:
 """
 
 
-def test_a_write_that_fails_halfway_leaves_the_old_file_alone(tmp_path):
+def test_write_whole_file_full_disk_leaves_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_a_write_that_fails_halfway_leaves_the_old_file_alone(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_file_in_the_way_of_the_folder_says_what_to_do(tmp_path):
+def test_write_whole_file_folder_is_a_file(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(OSError, match="give a writable directory") as raised:
         write_whole_file(tmp_path / "taken" / "file", b"")

@@ -1,4 +1,4 @@
-"""Notes on a run: codes with values, and what a file may hold."""
+"""Notes: codes with values, written to files and read again."""
 
 import pickle
 import string
@@ -10,7 +10,7 @@ from kbatch.records.json_codec import read_record, write_record
 from kbatch.records.notes import KINDS, Note
 from kbatch.records.training_run import ExecutionRecord
 
-# Of those that a function words.
+# Arguments of the codes whose text is made by a function.
 VALUES = {
     "measured_here": {"why": "gpu"},
     "parts_differ": {"found": "the loss differed by 3 %", "source": "loss"},
@@ -21,7 +21,7 @@ VALUES = {
 
 
 def values_of(code):
-    """Values for the names in a template, numbers where it says how they are written."""
+    """Values for the names in a template; numbers for names with a format."""
     if not isinstance(KINDS[code], str):
         return VALUES[code]
     parts = string.Formatter().parse(KINDS[code])
@@ -33,7 +33,7 @@ def every_note():
 
 
 @pytest.mark.parametrize("note", every_note(), ids=lambda note: note.code)
-def test_a_note_is_the_same_when_read_back_and_in_another_process(note, tmp_path):
+def test_note_round_trip(note, tmp_path):
     write_record(make_execution(notes=(note,)), tmp_path / "run.json")
     (read,) = read_record(ExecutionRecord, tmp_path / "run.json").notes
     sent = pickle.loads(pickle.dumps(note))

@@ -1,4 +1,4 @@
-"""What follows from the record of a run: its target, its usage of GPUs, its noise scale."""
+"""Values derived from the record of a run: target, GPU usage and noise scale."""
 
 import math
 
@@ -26,7 +26,7 @@ def epochs(values=RISING):
 
 
 def naive(target, values):
-    """Epochs up to the first that meets the target, counted one by one."""
+    """Count the epochs up to the first one that meets the target."""
     for number, value in enumerate(values, start=1):
         if (target.direction == "max" and value >= target.value) or (
             target.direction == "min" and value <= target.value
@@ -37,7 +37,7 @@ def naive(target, values):
 
 @pytest.mark.parametrize("direction", ["max", "min"])
 @pytest.mark.parametrize("value", [0.1, 0.2, 0.45, 0.5, 0.9, 0.95])
-def test_seconds_to_target_are_those_of_the_epochs_up_to_the_first_that_meets_it(direction, value):
+def test_seconds_to_target_of_first_epoch_that_meets_it(direction, value):
     target = Target("val_accuracy", value, direction)
     count, seconds = naive(target, RISING), seconds_to_target(target, epochs())
     if count is None:
@@ -47,7 +47,7 @@ def test_seconds_to_target_are_those_of_the_epochs_up_to_the_first_that_meets_it
         assert epochs_to_target(target, epochs()) == epochs()[:count]
 
 
-def test_what_is_missing_or_not_finite_meets_no_target():
+def test_target_not_met_by_missing_value():
     target = Target("val_auc", 0.0, "max")
     assert seconds_to_target(target, epochs()) is None
     assert not target.is_met(None)
@@ -57,7 +57,7 @@ def test_what_is_missing_or_not_finite_meets_no_target():
 
 @pytest.mark.parametrize("direction", ["max", "min"])
 @pytest.mark.parametrize("value", [0.1, 0.3, 0.9, 0.95])
-def test_a_metric_in_float32_meets_its_own_value(direction, value):
+def test_target_met_by_float32_value(direction, value):
     target = Target("loss", value, direction)
     assert target.is_met(float(np.float32(value)))
     assert not target.is_met(value + (1e-5 if direction == "min" else -1e-5))
@@ -72,20 +72,14 @@ def executed(*runs, value=0.5):
     )
 
 
-def test_a_trial_has_the_mean_seconds_to_target_of_its_executions():
-    trial = executed((0.5,), (0.1, 0.6), (0.1, 0.2, 0.5))
-    assert trial.seconds_to_target == pytest.approx(1.0)
-    assert trial.judged_value == pytest.approx(1.0)
-
-
-def test_a_trial_has_no_seconds_to_target_if_an_execution_never_met_it():
-    trial = executed((0.5,), (0.1, 0.2), (0.6,))
+@pytest.mark.parametrize(("last", "mean_s"), [((0.1, 0.2, 0.5), 1.0), ((0.1, 0.2), None)])
+def test_trial_seconds_to_target_is_mean_if_all_met(last, mean_s):
+    trial = executed((0.5,), (0.1, 0.6), last)
     assert trial.status == "completed"
-    assert trial.seconds_to_target is None
-    assert trial.judged_value is None
+    assert trial.seconds_to_target == trial.judged_value == mean_s
 
 
-def test_the_figures_of_several_gpus_are_those_of_all():
+def test_usage_adds_gpus():
     usage = make_usage(
         make_gpu(energy_j=100.0, power_w=200.0, utilization=0.5),
         make_gpu(energy_j=300.0, power_w=600.0, utilization=0.9),
@@ -96,7 +90,7 @@ def test_the_figures_of_several_gpus_are_those_of_all():
 
 
 @pytest.mark.parametrize("figure", ["energy_j", "power_w", "utilization"])
-def test_a_figure_that_one_gpu_does_not_tell_is_unknown(figure):
+def test_usage_unknown_if_one_gpu_lacks_it(figure):
     usage = make_usage(make_gpu(), make_gpu(**{figure: None}))
     names = {"energy_j": "joules_per_sample", "power_w": "gpu_power_w"}
     missing = names.get(figure, "gpu_utilization")
@@ -115,13 +109,13 @@ def measured(variances=VARIANCES, norms=NORMS, updates=23, batch_size=64):
     )
 
 
-def test_it_is_that_of_the_late_half():
+def test_noise_scale_of_late_half():
     expected = VARIANCES[6:].mean() / NORMS[6:].mean()
     assert noise_scale([measured().epochs]).value == pytest.approx(expected)
     assert noise_scale([measured().epochs]) == noise_scale_of_runs([(VARIANCES, NORMS, 23.0)])
 
 
-def test_a_trial_pools_the_late_halves_of_its_executions():
+def test_trial_noise_scale_pools_late_halves():
     trial = make_trial(64, measured(), make_execution(), measured(2 * VARIANCES))
     expected = 1.5 * VARIANCES[6:].mean() / NORMS[6:].mean()
     assert trial.noise_scale.value == pytest.approx(expected)

@@ -143,9 +143,9 @@ def test_a_damaged_project_file_names_its_remedy_which_helps(finished):
     file, trials = finished / "kbatch.json", contents(finished, "trial_*/kbatch.json")
     file.write_text(file.read_text()[:100])
     (problem,) = kbatch.load_study(finished).problems
-    with pytest.raises(ValueError, match=r"move it elsewhere, and run the same") as raised:
+    with pytest.raises(ValueError, match=r"Move it elsewhere, and run the same") as raised:
         run(finished.parent)
-    assert "move it elsewhere, and run the same" in problem
+    assert "Move it elsewhere, and run the same" in problem
     assert str(file) in problem
     assert str(file) in str(raised.value)
     file.unlink()

@@ -96,7 +96,7 @@ DIFFERENCES = {
     ),
     "settings, model, and a seed that nobody gave": (
         {"sizes": (16,), "build": wide, "model": {"seed": None}},
-        r"Received: batch_sizes: \[8\] there, \[16\] here; base_batch_size: [^;]*; model: Seq",
+        r"Received: batch_sizes: \[8\] then, \[16\] now; base_batch_size: [^;]*; model: Seq",
     ),
     "hyperparameter": ({"build": rated}, r"hyperparameter 'rate': none then, .*0\.1"),
 }
@@ -162,7 +162,7 @@ def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
 def test_a_tuner_of_keras_tuner_refuses_other_settings_before_its_next_trial(tmp_path):
     arguments = {"kind": keras_tuner.RandomSearch, "sizes": (8, 16)}
     search(tmp_path, max_trials=1, **arguments)
-    with pytest.raises(ValueError, match="seed: 0 there, 1 here"):
+    with pytest.raises(ValueError, match="seed: 0 then, 1 now"):
         search(tmp_path, max_trials=2, model={"seed": 1}, **arguments)
     assert len(kbatch.load_study(tmp_path / "search").trials) == 1
     # Its trials may train for other numbers of epochs.

@@ -1,22 +1,22 @@
-"""Several studies in one table: what differs between them, and what that changes."""
+"""The comparison of several studies, and their common figures and reports."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 from figure_samples import several
+from matplotlib.text import Text
 from records_factory import make_environment, make_execution, make_search, make_study, make_trial
 
 import kbatch
 from kbatch.cli.main import SHARED_FIGURES, STUDY_FIGURES, main
 from kbatch.page.result import write_report
-from kbatch.plotting.canvas import figure_bytes
 from kbatch.records.training_run import Outcomes
 from kbatch.study.trial import Objective
 
 
 def study_of(name, *accuracies, seconds=2.0, search=None, key="k", **changed):
-    """A study whose two sizes ran once for each accuracy, the larger one much worse."""
+    """A study of two sizes with a run for each accuracy. The larger size is much worse."""
 
     def trial(size, less):
         runs = []
@@ -41,14 +41,14 @@ A_AGAIN = dataclasses.replace(A, name="again")
 
 
 def gains(comparison):
-    """How much better each study is than the first, in points, with both ends."""
+    """The gain of each study over the first one in points, with both ends of the interval."""
     name = "better by (points)"
     return comparison.to_dataframe()[[name, f"{name}, low", f"{name}, high"]].astype(float)
 
 
-def test_compare_names_the_difference_the_gain_and_what_is_noise():
-    found = kbatch.compare(A, B, C)
-    table = found.table().set_index("study")
+def test_compare_table_names_differences_gain_and_noise():
+    comparison = kbatch.compare(A, B, C)
+    table = comparison.table().set_index("study")
     assert list(table["optimizer"]) == ["Adam", "SGD", "Ftrl"]
     assert "dtype policy" not in table and "keras" not in table
     assert list(table["batch size"]) == [64, 64, 64]
@@ -57,18 +57,18 @@ def test_compare_names_the_difference_the_gain_and_what_is_noise():
         "more accurate, 2.0 times slower",
         "no difference beyond the noise, as fast",
     ]
-    assert "sgd is more accurate by 5.05 points and trains 2.0 times slower" in found.answer
-    assert "ftrl shows no difference in validation accuracy beyond the noise" in found.answer
+    assert "sgd is more accurate by 5.05 points and trains 2.0 times slower" in comparison.answer
+    assert "ftrl shows no difference in validation accuracy beyond the noise" in comparison.answer
 
 
-def test_compare_of_many_studies_has_one_short_answer():
+def test_compare_answer_of_many_studies_is_one_sentence():
     assert kbatch.compare(C, A, B, ONCE, A_AGAIN).answer == (
         "Compared with ftrl by validation accuracy: no difference beyond the noise with adam and "
         "again; more accurate with sgd; not known with once."
     )
 
 
-def test_compare_gains_change_sign_with_the_base_and_are_differences_of_the_shown_values():
+def test_compare_gain_is_difference_of_shown_values():
     there, back = (gains(kbatch.compare(*pair)).loc[1] for pair in ((A, B), (B, A)))
     np.testing.assert_allclose(there.to_numpy(), -back.to_numpy()[[0, 2, 1]])
     shown = kbatch.compare(A, B).table()["judged (95 % interval)"]
@@ -76,13 +76,13 @@ def test_compare_gains_change_sign_with_the_base_and_are_differences_of_the_show
     assert there.iloc[1] < there.iloc[0] < there.iloc[2]
 
 
-def test_compare_of_more_studies_has_wider_intervals_that_hold_at_once():
+def test_compare_intervals_widen_with_more_studies():
     two, three = (gains(kbatch.compare(*each)).loc[1] for each in ((A, B), (A, B, C)))
     assert three.iloc[2] > two.iloc[2]
     assert three.iloc[0] == two.iloc[0]
 
 
-def test_compare_pairs_runs_by_seed_only_if_both_have_the_seeds():
+def test_compare_pairs_runs_with_common_seeds():
     def seeded(first, name):
         runs = [
             dataclasses.replace(run, seed=first + run.seed) for run in B.trials[0].executions[::-1]
@@ -90,7 +90,7 @@ def test_compare_pairs_runs_by_seed_only_if_both_have_the_seeds():
         trial = dataclasses.replace(B.trials[0], executions=tuple(runs))
         return make_study(trial, B.trials[1], name=name)
 
-    # Equal runs cancel if they are paired by their seeds, whatever their order.
+    # Equal runs cancel if they are paired by their seeds, in any order.
     for first, width in ((0, 0.0), (100, 0.1)):
         _, low, high = gains(kbatch.compare(B, seeded(first, "other"))).loc[1]
         assert low <= 0 <= high
@@ -108,13 +108,13 @@ def test_compare_pairs_runs_by_seed_only_if_both_have_the_seeds():
         (study_of("d", 0.95, 0.96, 0.95, key="z"), "not known (validation examples not paired)"),
     ],
 )
-def test_compare_claims_nothing_if_the_noise_is_not_known(other, words):
-    found = kbatch.compare(A, other)
-    assert found.table()["verdict"][1].startswith(words)
-    assert "is not known" in found.answer and "more accurate" not in found.answer
+def test_compare_verdict_unknown_noise(other, words):
+    comparison = kbatch.compare(A, other)
+    assert comparison.table()["verdict"][1].startswith(words)
+    assert "is not known" in comparison.answer and "more accurate" not in comparison.answer
 
 
-def test_compare_names_the_study_with_one_run_and_what_to_train():
+def test_compare_use_names_study_with_one_run():
     first = kbatch.compare(ONCE, A)  # The base may be the one with a single run.
     assert first.table()["verdict"][1].startswith("not known (once has one training run), ")
     assert "the answer of once (batch size 64, learning rate 0.001) three times" in first.use
@@ -124,29 +124,24 @@ def test_compare_names_the_study_with_one_run_and_what_to_train():
     assert "executions_per_trial" not in kbatch.compare(A, B).use
 
 
-def test_compare_of_a_study_without_an_answer_says_so():
+def test_compare_study_without_answer():
     failed = make_study(make_trial(64, status="failed"), name="failed")
     assert kbatch.compare(A, failed).answer == "Compared with adam, failed has no answer."
     assert "not known" in kbatch.compare(failed, A).table()["verdict"][1]
 
 
-def test_compare_of_a_loss_is_better_if_it_is_lower():
+def test_compare_loss_lower_is_better():
     def with_loss(study):
         trials = []
         for trial in study.trials:
-            runs = [
-                dataclasses.replace(
-                    run,
-                    outcomes=dataclasses.replace(
-                        run.outcomes,
-                        metric="val_loss",
-                        values=tuple(1.1 - v for v in run.outcomes.values),
-                    ),
-                )
-                for run in trial.executions
-            ]
-            objective = Objective("val_loss", "min")
-            trials.append(dataclasses.replace(trial, executions=tuple(runs), objective=objective))
+            runs = []
+            for run in trial.executions:
+                values = tuple(1.1 - value for value in run.outcomes.values)
+                outcomes = dataclasses.replace(run.outcomes, metric="val_loss", values=values)
+                runs.append(dataclasses.replace(run, outcomes=outcomes))
+            trials.append(
+                make_trial(trial.batch_size, *runs, objective=Objective("val_loss", "min"))
+            )
         return make_study(*trials, name=study.name)
 
     table = kbatch.compare(with_loss(A), with_loss(B)).table()
@@ -154,7 +149,7 @@ def test_compare_of_a_loss_is_better_if_it_is_lower():
     assert table["verdict"][1].startswith("better")
 
 
-def test_compare_finds_differences_in_the_records_and_names_the_rest():
+def test_differences_found_in_records():
     def search(facts, versions=(), **settings):
         environment = make_environment(versions={"keras": "3.15.1", **dict(versions)})
         made = make_search(**settings)
@@ -167,18 +162,22 @@ def test_compare_finds_differences_in_the_records_and_names_the_rest():
     second = study_of("b", 0.9, search=search(other, {"keras": "3.14.0"}, seed=2), optimizer="SGD")
     table = kbatch.compare(first, second).table()
     columns = list(table.columns)
-    # Parts of another optimizer, what is equal and what is drawn say nothing.
+    # Parts of another optimizer, equal facts and seeds are no differences.
     assert columns[1 : columns.index("batch size")] == ["optimizer", "x", "keras"]
     assert list(table["x"]) == ["10 rows", "20 rows"]
     many = [search({f"argument {n}": value for n in range(9)}) for value in "12"]
-    found = kbatch.compare(*(study_of(f"{n}", 0.9, search=each) for n, each in enumerate(many)))
-    assert len([name for name in found.table() if name.startswith("argument")]) == 6
-    assert found.use.endswith("The studies also differ in argument 6, argument 7 and argument 8.")
-    # keras-tuner's own tuners record no facts: these are unknown, and no difference.
+    comparison = kbatch.compare(
+        *(study_of(f"{n}", 0.9, search=each) for n, each in enumerate(many))
+    )
+    assert len([name for name in comparison.table() if name.startswith("argument")]) == 6
+    assert comparison.use.endswith(
+        "The studies also differ in argument 6, argument 7 and argument 8."
+    )
+    # Tuners of keras-tuner record no facts, so that facts are unknown and no difference.
     assert "x" not in kbatch.compare(first, study_of("c", 0.9)).table()
 
 
-def test_studies_that_cannot_be_compared_are_refused_with_what_to_do():
+def test_compare_refuses_bad_studies():
     loss = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
     for given, words in (
         ((A,), "at least two"),
@@ -194,36 +193,34 @@ def test_studies_that_cannot_be_compared_are_refused_with_what_to_do():
             kbatch.compare(*given)
 
 
-def test_a_dict_names_studies_also_equal_ones():
-    found = kbatch.compare({"first": A, "again": A})
-    assert list(found.table()["study"]) == ["first", "again"]
-    assert gains(found).loc[1].iloc[0] == 0
-    assert found == kbatch.compare([dataclasses.replace(A, name=n) for n in ("first", "again")])
+def test_compare_dict_names_equal_studies():
+    comparison = kbatch.compare({"first": A, "again": A})
+    assert list(comparison.table()["study"]) == ["first", "again"]
+    assert gains(comparison).loc[1].iloc[0] == 0
+    assert comparison == kbatch.compare(
+        [dataclasses.replace(A, name=n) for n in ("first", "again")]
+    )
 
 
 FIGURES = [getattr(kbatch, f"plot_{name.replace('-', '_')}") for name in SHARED_FIGURES]
 
 
 @pytest.mark.parametrize("plot", FIGURES)
-def test_a_figure_of_studies_has_one_scale_and_names_each_with_its_answer(plot):
+def test_shared_figure_has_one_scale_and_legend_of_answers(plot):
     name = plot.__name__.removeprefix("plot_")
     first, second = several(name, 2).values()
-    # The second one is a thousand times as large a search.
+
+    # The second study trained a thousand times as long.
+    def as_long(run):
+        epochs = [
+            dataclasses.replace(e, updates=1000 * e.updates, train_s=1000 * e.train_s)
+            for e in run.epochs
+        ]
+        windows = tuple(1000 * n for n in run.window_examples)
+        return dataclasses.replace(run, window_examples=windows, epochs=tuple(epochs))
+
     longer = [
-        dataclasses.replace(
-            trial,
-            executions=tuple(
-                dataclasses.replace(
-                    run,
-                    window_examples=tuple(1000 * n for n in run.window_examples),
-                    epochs=tuple(
-                        dataclasses.replace(e, updates=1000 * e.updates, train_s=1000 * e.train_s)
-                        for e in run.epochs
-                    ),
-                )
-                for run in trial.executions
-            ),
-        )
+        dataclasses.replace(trial, executions=tuple(map(as_long, trial.executions)))
         for trial in second.trials
     ]
     studies = {"one": first, "other": make_study(*longer, make_trial(2, trial_id="small"))}
@@ -249,14 +246,18 @@ def test_a_figure_of_studies_has_one_scale_and_names_each_with_its_answer(plot):
 
 
 @pytest.mark.parametrize("plot", FIGURES)
-def test_a_figure_of_one_study_in_a_list_is_that_of_the_study(plot):
+def test_shared_figure_of_one_study_in_list(plot):
     (study,) = several(plot.__name__.removeprefix("plot_"), 1).values()
-    one, other = (figure_bytes(plot(given), ".svg") for given in (study, [study]))
-    assert one == other
+    contents = []
+    for shown in (study, [study]):
+        figure = plot(shown).figure
+        lines = [line.get_xydata().tolist() for panel in figure.axes for line in panel.lines]
+        contents.append((lines, [text.get_text() for text in figure.findobj(Text)]))
+    assert contents[0] == contents[1]
 
 
 @pytest.mark.parametrize("plot", FIGURES)
-def test_a_figure_refuses_what_is_no_study_or_does_not_fit(plot):
+def test_shared_figure_refuses_bad_studies(plot):
     loss = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
     for given, words in (
         ([], r"A study is needed.*Received: \[\]"),
@@ -270,12 +271,12 @@ def test_a_figure_refuses_what_is_no_study_or_does_not_fit(plot):
 
 
 @pytest.mark.parametrize("name", [name for name in STUDY_FIGURES if name not in SHARED_FIGURES])
-def test_a_figure_of_one_study_refuses_several(name):
+def test_figure_of_one_study_refuses_several(name):
     with pytest.raises(ValueError, match=r"A study is needed.*Received: \["):
         getattr(kbatch, f"plot_{name.replace('-', '_')}")([A, B])
 
 
-def test_kbatch_plot_draws_studies_together_and_prints_their_table(tmp_path, monkeypatch, capsys):
+def test_cli_plot_of_several_studies(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, study in several("pareto", 2).items():
         dataclasses.replace(study, name=name).save(f"{name}.json")
@@ -289,7 +290,7 @@ def test_kbatch_plot_draws_studies_together_and_prints_their_table(tmp_path, mon
 
 
 class Study(kbatch.Study):
-    """A study without figures, which take long to draw."""
+    """A study without figures, because drawing them takes long."""
 
     def figures(self):
         return ()
@@ -303,7 +304,7 @@ PAIR = kbatch.compare(A_BARE, B_BARE)
     ("given", "suffix"),
     [([A_BARE, B_BARE], ".html"), (PAIR, ".md"), ([PAIR, A_BARE, B_BARE], ".md")],
 )
-def test_a_report_of_studies_begins_with_their_table(given, suffix, tmp_path):
+def test_report_of_studies_begins_with_comparison(given, suffix, tmp_path):
     *_, path = write_report(given, tmp_path / f"report{suffix}")
     text = path.read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
     places = [text.index(words) for words in ("Compared with adam", "more accurate", "Study adam")]
@@ -313,17 +314,17 @@ def test_a_report_of_studies_begins_with_their_table(given, suffix, tmp_path):
     assert "\n\n\n" not in text or suffix == ".html"
 
 
-def test_a_report_says_why_studies_are_not_compared(tmp_path):
+def test_report_of_studies_with_equal_names_is_not_compared(tmp_path):
     for suffix in (".html", ".md"):
         *_, path = write_report([A_BARE, A_BARE], tmp_path / f"report{suffix}")
         text = path.read_text(encoding="utf-8")
         assert "not compared" in text and "base of the comparison" not in text
 
 
-def test_kbatch_report_names_studies_of_one_name_by_their_folders(tmp_path, monkeypatch, capsys):
+def test_cli_report_names_studies_by_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, study in (("adam", A), ("sgd", B)):
-        small = dataclasses.replace(study, trials=study.trials[:1], name="digits")
-        small.save(f"{name}.json")
+        failed = (make_trial(64, status="failed"),)  # Such a study has one figure.
+        dataclasses.replace(study, trials=failed, name="digits").save(f"{name}.json")
     assert main(["report", "adam.json", "sgd.json", "-o", "report.md"]) == 0
     assert "| sgd.json |" in (tmp_path / "report.md").read_text(encoding="utf-8")

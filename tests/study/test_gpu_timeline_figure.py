@@ -10,7 +10,7 @@ from kbatch.records.machine import GpuSample
 from kbatch.study.figures.gpu_timeline import plot_gpu_timeline, watched_usage
 
 
-def test_it_shows_what_was_read():
+def test_plot_gpu_timeline_shows_readings():
     (gpu,) = (usage := make_usage(make_gpu())).gpus
     worked = dataclasses.replace(gpu.samples[-1], utilization=0.9, power_w=400.0)
     gpu = dataclasses.replace(gpu, samples=(*gpu.samples[:-1], worked))
@@ -24,7 +24,7 @@ def test_it_shows_what_was_read():
     assert memory.get_ylim() == pytest.approx((0, 1.05 * 80))
 
 
-def test_several_gpus_have_colours_marks_and_names():
+def test_plot_gpu_timeline_of_several_gpus():
     usage = make_usage(make_gpu(), make_gpu())
     axes = plot_gpu_timeline(usage)
     lines = axes.lines
@@ -32,7 +32,7 @@ def test_several_gpus_have_colours_marks_and_names():
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["Example GPU (GPU:0)"] * 2
 
 
-def test_a_study_shows_its_decided_trial():
+def test_plot_gpu_timeline_of_study_shows_answer():
     study = gpu_study()
     named = study.decide().batch_size
     assert watched_usage(study)[0] == f"GPUs during the trial of batch size {named}"
@@ -54,6 +54,6 @@ SILENT = dataclasses.replace(make_gpu(), samples=(GpuSample(0.0, None, None, Non
         (make_study(make_trial(64, usage=make_usage(SILENT))), "gave no readings"),
     ],
 )
-def test_without_a_gpu_it_says_why(data, reason):
+def test_plot_gpu_timeline_without_readings(data, reason):
     with pytest.raises(ValueError, match=f"NVIDIA GPU.*no GPU was read. .*{reason}"):
         plot_gpu_timeline(data)

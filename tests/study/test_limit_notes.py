@@ -1,4 +1,4 @@
-"""What limits the conclusions from a study: each note where it is so, and none where it is not."""
+"""Notes on the limits of a study: when each appears, and when it does not."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from kbatch.study.trial import Objective
 
 
 def repeated(size, accuracy, rate, wait_share=0.0, device=None):
-    """A trial of three executions whose accuracies and rates scatter a little."""
+    """A trial of three runs with slightly different accuracies and speeds."""
     runs = []
     for seed, shift in enumerate((-0.001, 0.0, 0.001)):
         epochs = make_epochs((0.5, accuracy + shift), train_s=1.0, data_wait_s=wait_share)
@@ -27,7 +27,7 @@ def repeated(size, accuracy, rate, wait_share=0.0, device=None):
     return make_trial(size, *runs)
 
 
-# What is said of the answer and its use, and not of a limit.
+# Notes about the answer and its use, which are no limits.
 OTHERS = ("to_be_certain", "rate_unchecked", "also_set", "batches_whole", "batches_cut")
 
 
@@ -39,33 +39,30 @@ def names(*trials):
     return [note.code for note in limits(make_study(*trials))]
 
 
-@pytest.mark.parametrize(("name", "said"), [("accuracy", True), ("val_accuracy", False)])
-def test_notes_name_an_objective_of_training_beside_validation_data(name, said):
+@pytest.mark.parametrize(("name", "noted"), [("accuracy", True), ("val_accuracy", False)])
+def test_note_objective_of_training(name, noted):
     metrics = {"accuracy": 0.9, "val_accuracy": 0.8}
-    epochs = [dataclasses.replace(one, metrics=metrics) for one in make_epochs([0.9] * 2)]
+    epochs = [dataclasses.replace(epoch, metrics=metrics) for epoch in make_epochs([0.9] * 2)]
     trial = make_trial(32, epochs=tuple(epochs), objective=Objective(name, "max"))
-    notes = make_study(trial).notes
-    assert ("objective_of_training" in {note.code for note in notes}) == said
+    assert ("objective_of_training" in {note.code for note in make_study(trial).notes}) == noted
 
 
-def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
+def test_note_input_binds_hides_other_limits():
     waiting = repeated(64, 0.98, 1000, wait_share=0.3)
     assert names(waiting, repeated(128, 0.9, 1010)) == ["input_binds"]
-    assert limits(make_study(waiting))[0].values == {
-        "when": "up to 30 % of its time at batch size 64"
-    }
-    assert names(repeated(64, 0.98, 1000, wait_share=0.1), repeated(128, 0.9, 2000)) == [
-        "updates_bind"
-    ]
+    (note,) = limits(make_study(waiting))
+    assert note.values == {"when": "up to 30 % of its time at batch size 64"}
+    brief = repeated(64, 0.98, 1000, wait_share=0.1)
+    assert names(brief, repeated(128, 0.9, 2000)) == ["updates_bind"]
 
 
-def test_a_trial_on_another_device_tells_nothing_of_this_one():
-    faster, found = repeated(128, 0.9, 2000, device="H100"), repeated(64, 0.98, 1000)
-    assert names(found, faster) == ["updates_bind"]
+def test_note_devices_differ_hides_other_limits():
+    faster = repeated(128, 0.9, 2000, device="H100")
+    assert names(repeated(64, 0.98, 1000), faster) == ["updates_bind"]
     assert names(repeated(64, 0.98, 1000, device="A100"), faster) == ["devices_differ"]
 
 
-def test_memory_binds_where_every_larger_size_ran_out():
+def test_note_memory_binds_larger_sizes_out_of_memory():
     out = make_trial(128, status="out_of_memory")
     assert names(repeated(32, 0.9, 900), repeated(64, 0.98, 1000), out) == ["memory_binds"]
     (limit,) = limits(make_study(repeated(64, 0.98, 1000), out))
@@ -73,36 +70,35 @@ def test_memory_binds_where_every_larger_size_ran_out():
     assert names(repeated(64, 0.98, 1000), out, make_trial(256, status="failed")) == []
 
 
-def test_memory_binds_where_it_cut_the_batch():
+def test_note_memory_binds_cut_batches():
     cut = {"micro_batch_size": 43, "most_in_memory": 60}
     (limit,) = limits(make_study(make_trial(128, **cut)))
     assert limit.code == "memory_binds" and "60" in limit and "43" in limit
-    # Chosen since it is faster, given, or the whole batch: memory has no say.
+    # The micro-batch was chosen for speed, was given, or is the whole batch.
     for other in ({"micro_batch_size": 32}, {"most_in_memory": None}, {"micro_batch_size": 128}):
         assert names(make_trial(128, **(cut | other))) == []
-    # Two replicas have half of the batch each.
+    # Each of two replicas has half of the batch.
     assert names(make_trial(128, **cut, replicas=2)) == []
     assert names(make_trial(240, **cut | {"micro_batch_size": 60}, replicas=2)) == ["memory_binds"]
 
 
-def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
-    best, many = repeated(64, 0.98, 1000), repeated(128, 0.9, 1900)
-    (limit,) = limits(make_study(best, many))
+def test_note_updates_bind():
+    best, larger = repeated(64, 0.98, 1000), repeated(128, 0.9, 1900)
+    (limit,) = limits(make_study(best, larger))
     assert (limit.code, limit.values["gain"]) == ("updates_bind", "1.9")
     assert limit.values["words"] == "validation accuracy"
-    # It may lie within the tolerance.
-    runs = (dataclasses.replace(run, seed=2 - run.seed) for run in many.executions)
+    # The larger size may be within the tolerance.
+    runs = (dataclasses.replace(run, seed=2 - run.seed) for run in larger.executions)
     near = make_study(best, make_trial(128, *runs)).decide(0.04)
     assert (near.batch_size, near.worse, limits(near)) == (64, (), [])
-    # A gain that is no gain is given up for nothing.
+    # It gains too little speed.
     assert names(best, repeated(128, 0.9, 1050)) == []
-    # As many updates, with `steps_per_epoch`.
-    pairs = zip(many.executions, best.executions, strict=True)
-    runs = (dataclasses.replace(run, updates=one.updates) for run, one in pairs)
+    # It made as many updates, with `steps_per_epoch`.
+    runs = (dataclasses.replace(r, updates=best.last.updates) for r in larger.executions)
     assert names(best, make_trial(128, *runs)) == []
 
 
-def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
+def test_note_noise_binds():
     def noisy(size, variance):
         epochs = with_moments(make_epochs([0.98] * 8, examples=64), [(variance, 1.0)] * 8)
         return make_trial(size, *(make_execution(size, seed=n, epochs=epochs) for n in range(3)))
@@ -125,39 +121,32 @@ def lagging(
         scaling=scaling if scaled else None,
         averages_validated=averages,
     )
-    found = make_study(trial, make_trial(32)).decide().notes
-    return [note.values for note in found if note.code == "lagging_statistics"]
-
-
-def test_the_note_says_how_many_updates_came_and_over_how_many_statistics_average():
-    (values,) = lagging()
-    assert (values["sizes"], values["at"]) == ("batch size 256", "256")
-    assert (values["training"], values["validation"]) == ("0.880", "0.200")
-    assert (values["updates"], values["memory"]) == ("40 updates", "100")
-
-
-def test_averages_of_weights_that_were_validated_lag_too():
-    (values,) = lagging(averages=True, updates=400)
-    assert (values["updates"], values["memory"]) == ("400 updates", "200")
-    assert values["cure"] == "`ema_momentum`"
+    notes = make_study(trial, make_trial(32)).notes
+    return [note.values for note in notes if note.code == "lagging_statistics"]
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("changed", "expected"),
     [
-        {"validation": 0.80},
-        {"updates": 500},  # The averages were not validated.
-        {"momenta": (0.5,)},
-        {"momenta": (1.0,)},
-        {"scaled": False},
+        ({}, {"sizes": "batch size 256", "at": "256", "training": "0.880", "validation": "0.200"}),
+        ({}, {"updates": "40 updates", "memory": "100"}),
+        ({"averages": True, "updates": 400}, {"updates": "400 updates", "memory": "200"}),
+        ({"averages": True, "updates": 400}, {"cure": "`ema_momentum`"}),
+        ({"validation": 0.80}, None),
+        ({"updates": 500}, None),  # The averages of the weights were not validated.
+        ({"momenta": (0.5,)}, None),
+        ({"momenta": (1.0,)}, None),
+        ({"scaled": False}, None),
     ],
 )
-def test_without_a_gap_or_a_lag_there_is_none(changed):
-    assert lagging(**changed) == []
+def test_note_lagging_statistics(changed, expected):
+    notes = lagging(**changed)
+    assert len(notes) == (expected is not None)
+    assert not expected or expected.items() <= notes[0].items()
 
 
 BY_CALLBACK = {
-    # The rate that each run was given, then those of its first update and of each epoch.
+    # For each run: the rate after the rule, of the first update, and of each epoch.
     "absolute": ([(0.1, 0.01, 0.01, 0.005), (0.2, 0.01, 0.01, 0.005)], True),
     "absolute by batch": ([(0.1, 1e-4, 0.01, 0.003), (0.2, 1e-4, 0.02, 0.007)], True),
     "absolute after an update": ([(0.1, 0.1, 0.01, 0.005), (0.2, 0.2, 0.01, 0.005)], True),
@@ -172,8 +161,8 @@ BY_CALLBACK = {
 
 
 @pytest.mark.parametrize("form", BY_CALLBACK)
-def test_callbacks_that_set_rates_of_their_own_are_named_and_no_rate_is(form):
-    runs, told = BY_CALLBACK[form]
+def test_note_rates_by_callback(form):
+    runs, noted = BY_CALLBACK[form]
     trials = []
     for size, (given, first, *ends) in zip((32, 128), runs, strict=True):
         scaling = LearningRateScaling("sqrt", size, 32, given / 0.1, given)
@@ -184,17 +173,16 @@ def test_callbacks_that_set_rates_of_their_own_are_named_and_no_rate_is(form):
         setters = () if form == "no callback" else ("OneCycle",)
         rates = {"learning_rate": first, "rate_callbacks": setters, "scaling": scaling}
         trials.append(make_trial(size, epochs=epochs, **rates))
-    study = make_study(*trials)
-    found = [note for note in study.notes if note.code == "rates_by_callback"]
-    decision = study.decide()
-    assert [note.values["who"] for note in found] == ["OneCycle"] * told
-    assert (decision.learning_rate is None) == told
-    assert not told or "learning_rate" not in decision.settings
+    decision = make_study(*trials).decide()
+    notes = [note for note in decision.notes if note.code == "rates_by_callback"]
+    assert [note.values["who"] for note in notes] == ["OneCycle"] * noted
+    assert (decision.learning_rate is None) == noted
+    assert not noted or "learning_rate" not in decision.settings
     codes = {note.code for note in decision.notes}
-    assert ("rate_unchecked" in codes) == (not told)
+    assert ("rate_unchecked" in codes) == (not noted)
     rates = [row["learning rate"] for row in decision.page.rows if row["runs"]]
-    assert rates == ([None, None] if told else [runs[0][0], runs[1][0]])
-    assert ("learning rate" in decision.page.sentences[0]) == (not told)
+    assert rates == ([None, None] if noted else [runs[0][0], runs[1][0]])
+    assert ("learning rate" in decision.page.sentences[0]) == (not noted)
 
 
 @pytest.mark.parametrize(
@@ -202,22 +190,21 @@ def test_callbacks_that_set_rates_of_their_own_are_named_and_no_rate_is(form):
     [
         ("auto", None, 1.0, True),
         ("auto", "sqrt", 2.0, False),
-        ("auto", None, 2.0, False),  # The build function lets the rate follow the size.
+        ("auto", None, 2.0, False),  # The build function scales the rate.
         (None, None, 1.0, False),
     ],
 )
-def test_an_optimizer_without_a_rule_is_named(asked, rule, ratio, noted):
-    settings = make_search().settings | {"learning_rate_scaling": asked}
-    search = dataclasses.replace(make_search(), settings=settings)
+def test_note_no_rule(asked, rule, ratio, noted):
     trials = [
-        make_trial(size, scaling=LearningRateScaling(rule, size, 32, one, 0.1))
-        for size, one in ((32, 1.0), (128, ratio))
+        make_trial(size, scaling=LearningRateScaling(rule, size, 32, r, 0.1))
+        for size, r in ((32, 1.0), (128, ratio))
     ]
-    notes = [one for one in make_study(*trials, search=search).notes if one.code == "no_rule"]
+    study = make_study(*trials, search=make_search(learning_rate_scaling=asked))
+    notes = [note for note in study.notes if note.code == "no_rule"]
     assert [note.values["optimizer"] for note in notes] == ["Adam"] * noted
 
 
-def test_blocks_of_examples_that_lack_a_class_get_a_note():
+def test_note_blocks_lack_a_class():
     values = {"metric": "val_accuracy", "values": (0.9, 0.8), "key": "k", "examples": 40}
     for lacking, expected in ((0, []), (1, ["blocks_lack_a_class"])):
         outcomes = Outcomes(**values, step=0.05, lacking_blocks=lacking)

@@ -13,14 +13,14 @@ def measured(pairs, batch_size=64):
     return make_trial(batch_size, epochs=with_moments(make_epochs([0.5] * len(pairs)), pairs))
 
 
-def test_the_curve_is_the_ratio_of_each_epoch():
+def test_plot_noise_scale_curve_is_ratio_of_moments():
     panel = plot_noise_scale(make_study(measured([(60, 2), (90, 1), (100, -1), (80, 1)])))
     curve = panel.lines[0]
     assert list(curve.get_xdata()) == [1, 2, 4]
     assert list(curve.get_ydata()) == [30.0, 90.0, 80.0]
 
 
-def test_the_late_half_is_that_of_the_record_with_its_interval():
+def test_plot_noise_scale_late_half_has_interval():
     study = learned_study(3, sizes=(32, 256))
     panel = plot_noise_scale(study)
     scales = [trial.noise_scale for trial in study.trials[:2]]
@@ -33,7 +33,7 @@ def test_the_late_half_is_that_of_the_record_with_its_interval():
     np.testing.assert_allclose(mean, np.mean(runs, axis=0))
 
 
-def test_an_unresolved_scale_is_an_arrow_from_its_lower_bound():
+def test_plot_noise_scale_lower_bound_is_arrow():
     pairs = [(100.0, norm) for norm in (0.05, -0.04, 0.06, -0.05, 0.04, 0.03)]
     study = make_study(measured(pairs))
     late = study.trials[0].noise_scale
@@ -43,12 +43,18 @@ def test_an_unresolved_scale_is_an_arrow_from_its_lower_bound():
     assert [arrow.xy[1] for arrow in arrows] == [late.low]
 
 
-def test_a_study_without_moments_says_what_to_run():
-    with pytest.raises(ValueError, match=r"micro_batch_size=n.*7 trials without gradient moments"):
-        plot_noise_scale(make_study())
+@pytest.mark.parametrize(
+    "study",
+    [make_study(), make_study(*(measured([(60, 2), (90, -1)], size) for size in (32, 64)))],
+    ids=["no moments", "two epochs"],
+)
+def test_plot_noise_scale_without_anything_to_show(study):
+    with pytest.raises(ValueError, match=r"three epochs.*micro_batch_size=n.*without a noise"):
+        plot_noise_scale(study)
+    assert "noise-scale" not in [figure.name for figure in study.figures()]
 
 
-def test_goodput_is_that_of_the_analysis_by_the_noise_scale_of_the_best_trial():
+def test_goodput_of_uses_noise_scale_of_best_trial():
     study = learned_study(3)
     (throughput, found, best, note), scale = goodput_of(study), study.decide().best.noise_scale
     rates = {size: rate.value for size, rate in throughput.items()}
@@ -66,7 +72,7 @@ def test_goodput_is_that_of_the_analysis_by_the_noise_scale_of_the_best_trial():
     assert f" of batch size {study.decide().best.batch_size:,}." in note
 
 
-def test_goodput_is_drawn_below():
+def test_plot_noise_scale_draws_goodput():
     study = learned_study()
     upper = plot_noise_scale(study)
     (panel,) = (axes for axes in upper.figure.axes if axes is not upper)
@@ -77,7 +83,7 @@ def test_goodput_is_drawn_below():
     assert f"largest: {best:,}" in [text.get_text() for text in panel.texts]
 
 
-def test_a_trial_without_moments_takes_the_noise_scale_of_another():
+def test_goodput_of_best_trial_without_moments():
     study = make_study(
         make_trial(16, learned(16, best=0.99, moments=False)),
         make_trial(256, learned(256, best=0.9)),
@@ -86,7 +92,7 @@ def test_a_trial_without_moments_takes_the_noise_scale_of_another():
     assert "of batch size 256." in goodput_of(study)[-1]
 
 
-def test_goodput_needs_two_sizes_a_throughput_and_a_resolved_noise_scale():
+def test_goodput_of_missing_measurements():
     one_size = learned_study(sizes=(64,))
     unresolved = [(100.0, norm) for norm in (0.05, -0.04, 0.06, -0.05, 0.04, 0.03)]
     without = make_study(measured(unresolved, 32), measured(unresolved, 64))

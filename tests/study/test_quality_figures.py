@@ -20,22 +20,20 @@ from kbatch.study.figures.quality import (
 )
 from kbatch.study.trial import Objective
 
-# Fast and bad, slow and good, one that both beat, and one that is as fast and worse.
+# Slow and good, fast and bad, one that is beaten by both, and one that is as fast and worse.
 TRIALS = {16: (1000, 0.98), 64: (4000, 0.9), 32: (900, 0.89), 128: (4000, 0.8)}
 
 
 def study(direction="max", **changed):
     objective = Objective("val_accuracy" if direction == "max" else "val_loss", direction)
-    return make_study(
-        *(
-            make_trial(size, objective=objective, rate=rate, accuracies=(value,), **changed)
-            for size, (rate, value) in TRIALS.items()
-        ),
-        make_trial(4096, status="out_of_memory"),
-    )
+    trials = [
+        make_trial(size, objective=objective, rate=rate, accuracies=(value,), **changed)
+        for size, (rate, value) in TRIALS.items()
+    ]
+    return make_study(*trials, make_trial(4096, status="out_of_memory"))
 
 
-def test_rate_lines_keep_short_complete_and_diverged_runs_apart():
+def test_rate_lines_separate_short_complete_and_diverged_runs():
     _, lines = rate_lines(rates_study())
     assert {key: [(rate, length) for rate, length, _ in line] for key, line in lines.items()} == {
         (32, ""): [(0.00025, "short"), (0.001, "short"), (0.004, "complete"), (0.008, "complete")],
@@ -44,7 +42,7 @@ def test_rate_lines_keep_short_complete_and_diverged_runs_apart():
     short, _, repeated, single = (value for *_, value in lines[32, ""])
     assert (short.value, short.ends, single.value, single.ends) == (0.5, None, 0.9, None)
     assert repeated.ends == pytest.approx(mean_interval([0.95, 0.96, 0.97]).ends, abs=0.02)
-    # Short runs do not count where complete ones do, and each dtype policy has a line.
+    # Short and complete runs are separate points, and each dtype policy has a line.
     both = make_execution(32, accuracies=(0.2,), length="short"), make_execution(32)
     mixed = make_trial(32, make_execution(32, dtype_policy="float32"), trial_id="f")
     _, lines = rate_lines(make_study(make_trial(32, *both[::-1]), mixed))
@@ -54,13 +52,13 @@ def test_rate_lines_keep_short_complete_and_diverged_runs_apart():
     assert [value.value for *_, value in lines[32, "mixed_float16"]] == [0.2, 0.935]
 
 
-def test_rate_lines_leave_out_rates_that_have_no_logarithm():
+def test_rate_lines_leave_out_negative_rates():
     good, bad = make_trial(32), make_trial(64, learning_rate=-1.0)
     assert [size for size, _ in rate_lines(make_study(good, bad))[1]] == [32]
 
 
 @pytest.mark.parametrize(("name", "edge"), [("val_accuracy", 0.04), ("val_loss", 0.96)])
-def test_plot_learning_rates_marks_the_answer_the_given_rate_and_what_diverged(name, edge):
+def test_plot_learning_rates_marks(name, edge):
     found = rates_study(Objective(name, "max" if name == "val_accuracy" else "min"))
     panel, decided = plot_learning_rates(found), found.decide()
     crosses = [line.get_xydata().tolist() for line in panel.lines if line.get_marker() == "X"]
@@ -73,7 +71,7 @@ def test_plot_learning_rates_marks_the_answer_the_given_rate_and_what_diverged(n
     assert [len(line.get_xdata()) for line in hollow] == [2, 1]
 
 
-def test_plot_learning_rates_has_a_logarithmic_loss_if_one_rate_is_far_too_high():
+def test_plot_learning_rates_log_axis_of_loss():
     objective = Objective("val_loss", "min")
     values = {1e-3: 1.0, 1e-2: 0.9, 1.0: -39.0}  # The loss is 1.1 less the accuracy.
     trials = [
@@ -85,10 +83,10 @@ def test_plot_learning_rates_has_a_logarithmic_loss_if_one_rate_is_far_too_high(
 
 
 @pytest.mark.parametrize(("direction", "edge"), [("max", 0), ("min", 1)])
-def test_the_steps_bound_what_some_trial_beats(direction, edge):
+def test_plot_pareto_steps_follow_front(direction, edge):
     panel = plot_pareto(study(direction))
     (steps,) = [line for line in panel.lines if line.get_drawstyle() == "steps-pre"]
-    # The loss is 1.1 less the accuracy: the same trials are best.
+    # The loss is 1.1 less the accuracy, so the same trials are best.
     points = [(trial.batch_size, best) for trial, _, _, best in pareto_points(study(direction))[1]]
     assert points == [(32, False), (16, True), (64, True), (128, False)]
     xs, ys = list(steps.get_xdata()), list(steps.get_ydata())
@@ -97,53 +95,53 @@ def test_the_steps_bound_what_some_trial_beats(direction, edge):
     assert ys == pytest.approx([qualities[0], *qualities, panel.get_ylim()[edge]])
 
 
-def test_bars_of_throughput_end_within_the_axis():
-    runs = [make_execution(64, rate=rate, accuracies=(0.9,)) for rate in (1500.0, 2000.0, 2500.0)]
-    fast = make_trial(64, *runs)
-    panel = plot_pareto(make_study(make_trial(32, rate=900.0), fast))
+def test_plot_pareto_axis_contains_bars():
+    slow, fast = (
+        make_trial(s, *(make_execution(s, rate=s * f, seed=n) for n, f in enumerate((30, 40, 50))))
+        for s in (32, 64)
+    )
+    panel = plot_pareto(make_study(slow, fast))
     assert 1.12 * fast.throughput.value < fast.throughput.high < panel.get_xlim()[1]
 
 
-def test_a_curve_sums_up_what_was_spent():
-    epochs = make_epochs((0.5, 0.8, 0.9), examples=100, updates=4, train_s=0.25)
-    _, ((_, curve),) = learning_curves(make_study(make_trial(32, epochs=epochs)))
-    assert [spent for spent, _ in curve] == [(4, 100, 0.25), (8, 200, 0.5), (12, 300, 0.75)]
-    assert [value.value for _, value in curve] == [0.5, 0.8, 0.9]
-    assert curve[0][1].ends is None
-
-
-def test_executions_are_averaged_as_far_as_all_of_them_go():
-    runs = [(0.5, 0.8, 0.9), (0.6, 0.8), (0.4, 0.7, 0.8)]
-    executions = [make_execution(32, epochs=make_epochs(values)) for values in runs]
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([(0.5, 0.8, 0.9)], {1: 0.5, 2: 0.8, 3: 0.9}),
+        # The mean is over the epochs that all runs have.
+        ([(0.5, 0.8, 0.9), (0.6, 0.8), (0.4, 0.7, 0.8)], {1: 0.5, 2: 2.3 / 3}),
+        ([(0.5, math.nan, 0.9, 0.9), (0.7, 0.1, 0.7, 0.9)], {1: 0.6, 3: 0.8, 4: 0.9}),
+    ],
+)
+def test_learning_curves_accumulate_cost_and_average_runs(runs, expected):
+    each = {"examples": 100, "updates": 4, "train_s": 0.25}
+    executions = [make_execution(32, epochs=make_epochs(values, **each)) for values in runs]
     _, ((_, curve),) = learning_curves(make_study(make_trial(32, *executions)))
-    assert [value.value for _, value in curve] == pytest.approx([0.5, 2.3 / 3])
-    assert curve[0][1] == mean_interval([0.5, 0.6, 0.4])
+    assert [spent for spent, _ in curve] == [(4 * n, 100 * n, 0.25 * n) for n in expected]
+    assert [value.value for _, value in curve] == pytest.approx(list(expected.values()))
+    interval = mean_interval([values[0] for values in runs])
+    assert curve[0][1].ends == (interval.ends if len(runs) > 2 else None)
 
 
-def test_an_epoch_that_one_execution_has_no_value_of_is_left_out_for_all():
-    runs = [(0.5, math.nan, 0.9, 0.9), (0.7, 0.1, 0.7, 0.9)]
-    executions = [make_execution(32, epochs=make_epochs(values, updates=10)) for values in runs]
-    _, ((_, curve),) = learning_curves(make_study(make_trial(32, *executions)))
-    found = [(spent[0], value.value) for spent, value in curve]
-    assert found == [(10, pytest.approx(0.6)), (30, pytest.approx(0.8)), (40, pytest.approx(0.9))]
-
-
-def test_three_panels_show_the_same_values_against_what_was_spent():
+@pytest.mark.parametrize("against", [None, "seconds"])
+def test_plot_learning_curves_panels(against):
     study = learned_study(sizes=(32, 256))
-    axes = plot_learning_curves(study)
-    found = panels(axes)
-    assert [a.get_xlabel() for a in found] == ["Updates", "Training examples", "Training time (s)"]
+    axes = plot_learning_curves(study, against=against)
+    labels = ["Updates", "Training examples", "Training time (s)"]
+    assert [p.get_xlabel() for p in panels(axes)] == labels[2 if against else 0 :]
     points = learning_curves(study)[1][0][1]
-    for place, panel in enumerate(found):
-        curve = panel.lines[0]
+    for panel in panels(axes):
+        curve, place = panel.lines[0], labels.index(panel.get_xlabel())
         assert list(curve.get_xdata()) == [spent[place] for spent, _ in points]
         assert list(curve.get_ydata()) == [value.value for _, value in points]
         assert panel.get_xscale() == "log"
         assert panel.get_ylim() == axes.get_ylim()
+    with pytest.raises(ValueError, match=r"updates, examples, seconds.*against='epochs'"):
+        plot_learning_curves(study, against="epochs")
 
 
-def test_plot_learning_curves_of_a_loss_ends_where_the_means_do():
-    losses = (0.01, 0.02), (0.5, 0.3), (0.9, 0.8)  # Their intervals reach below zero.
+def test_plot_learning_curves_axis_of_loss():
+    losses = (0.01, 0.02), (0.5, 0.3), (0.9, 0.8)  # The intervals of their means include 0.
     runs = [make_execution(32, epochs=make_epochs([1.1 - v for v in run])) for run in losses]
     study = make_study(make_trial(32, *runs, objective=Objective("val_loss", "min")))
     panel = plot_learning_curves(study, against="updates")
@@ -153,20 +151,13 @@ def test_plot_learning_curves_of_a_loss_ends_where_the_means_do():
     assert band.get_paths()[0].vertices[:, 1].min() == 0
 
 
-def test_one_panel_can_be_asked_for():
-    axes = plot_learning_curves(learned_study(), against="seconds")
-    assert [a.get_xlabel() for a in panels(axes)] == ["Training time (s)"]
-    with pytest.raises(ValueError, match=r"updates, examples, seconds.*against='epochs'"):
-        plot_learning_curves(learned_study(), against="epochs")
-
-
-def test_a_report_has_no_curves_over_updates_where_none_were_made():
+def test_figures_without_updates():
     study = make_study(make_trial(32, epochs=make_epochs((0.5, 0.9), updates=0)))
     names = [figure.name for figure in study.figures() if "learning" in figure.name]
     assert names == ["learning-curves-seconds"]
 
 
-def test_a_diverged_trial_ends_with_a_cross():
+def test_plot_learning_curves_diverged_trial():
     diverged = make_diverged(512)
     epochs = (*learned(512).epochs[:3], *diverged.executions[0].epochs)
     execution = dataclasses.replace(diverged.executions[0], epochs=epochs)

@@ -1,4 +1,4 @@
-"""Studies in the trackers themselves: found again, written once, and the user's own runs kept."""
+"""Studies in real trackers: runs are found again and written once, next to the user's runs."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def history(mlflow, run, metric):
     return [(point.step, point.value) for point in sorted(points, key=lambda p: p.step)]
 
 
-def test_mlflow_shows_executions_below_the_study(mlflow, project, capsys):
+def test_mlflow_nests_runs_below_study(mlflow, project, capsys):
     own = mlflow.start_run(run_name="own")
     before = dict(os.environ)
     assert cli.main(["export", str(project), "--to", "mlflow"]) == 0
@@ -98,7 +98,7 @@ def test_mlflow_shows_executions_below_the_study(mlflow, project, capsys):
     assert "batch size" in study.data.tags["mlflow.note.content"].lower()
 
 
-def test_mlflow_is_given_what_it_does_not_have(mlflow, project):
+def test_mlflow_writes_new_runs_only(mlflow, project):
     for _ in range(2):
         load_study(project).log_to("mlflow")
     first = runs_by_key(mlflow)
@@ -106,11 +106,11 @@ def test_mlflow_is_given_what_it_does_not_have(mlflow, project):
     assert len(history(mlflow, first["0064-0"], "val_accuracy")) == 2
     assert len(history(mlflow, first["0064-0"], "samples_per_second")) == 1
     assert history(mlflow, first[""], "executions") == [(4, 4.0)]
-    # Writing an execution was cut off, and another one has ended.
+    # Writing one run was interrupted, and another run has ended.
     client = mlflow.MlflowClient()
     client.delete_tag(first["0128-0"].info.run_id, "kbatch.status")
     write_search(project, make_trial(128, make_execution(128), make_execution(128, seed=1)))
-    # A search that goes on may have other sizes.
+    # A search that continues may have other sizes.
     write_record(make_search(batch_sizes=[16, 32]), project / "kbatch.json")
     load_study(project).log_to("mlflow")
     second = runs_by_key(mlflow)
@@ -124,7 +124,7 @@ def test_mlflow_is_given_what_it_does_not_have(mlflow, project):
 
 
 @pytest.mark.parametrize("variable", ["MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"])
-def test_the_experiment_is_the_one_that_the_user_names(mlflow, project, monkeypatch, variable):
+def test_mlflow_experiment_of_environment(mlflow, project, monkeypatch, variable):
     name = "of my own"
     by_name = variable == "MLFLOW_EXPERIMENT_NAME"
     given = name if by_name else mlflow.MlflowClient().create_experiment(name)
@@ -134,9 +134,7 @@ def test_the_experiment_is_the_one_that_the_user_names(mlflow, project, monkeypa
     assert mlflow.MlflowClient().get_experiment_by_name("digits") is None
 
 
-def test_an_experiment_of_mlflow_that_was_deleted_is_restored_or_renamed(
-    mlflow, project, monkeypatch
-):
+def test_mlflow_deleted_experiment(mlflow, project, monkeypatch):
     client = mlflow.MlflowClient()
     client.delete_experiment(experiment := client.create_experiment("digits"))
     with pytest.raises(ValueError, match=f"experiments restore -x {experiment}"):
@@ -148,9 +146,7 @@ def test_an_experiment_of_mlflow_that_was_deleted_is_restored_or_renamed(
     assert load_study(project).log_to("mlflow").endswith("digits")
 
 
-def test_a_server_of_mlflow_that_is_down_is_reported_and_written_later(
-    mlflow, project, monkeypatch, capsys
-):
+def test_mlflow_server_down(mlflow, project, monkeypatch, capsys):
     works = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -174,7 +170,7 @@ def wandb(tmp_path, monkeypatch):
 
 
 def written(folder):
-    """Return the id of the run that each of W&B's folders holds, in the order of time."""
+    """Return the run ids of W&B's folders in the order of time."""
     found = (folder / "wandb").glob("offline-run-*")
     return [path.name.split("-", 3)[-1] for path in sorted(found)]
 
@@ -184,7 +180,7 @@ def executions_written(folder):
 
 
 def records_of_log(log):
-    """Yield the records of a log of LevelDB: parts in blocks of 32 KiB, each behind its length."""
+    """Yield the records of a LevelDB log. Parts are in blocks of 32 KiB after their lengths."""
     place, record = 7, b""
     while place + 7 <= len(log):
         if 32768 - place % 32768 < 7:
@@ -193,13 +189,13 @@ def records_of_log(log):
         size, kind = int.from_bytes(log[place + 4 : place + 6], "little"), log[place + 6]
         record += log[place + 7 : place + 7 + size]
         place += 7 + size
-        if kind in (1, 4):  # Whole, or the last part.
+        if kind in (1, 4):  # A complete record, or the last part.
             yield record
             record = b""
 
 
 def logged(folder, run_id):
-    """Read the settings, rows and summary that W&B holds of a run, as its server would."""
+    """Read the settings, rows and summary of a W&B run as its server would."""
     from wandb.proto import wandb_internal_pb2
 
     (path,) = (folder / "wandb").glob(f"offline-run-*-{run_id}/*.wandb")
@@ -217,7 +213,7 @@ def logged(folder, run_id):
     return config, rows, summary
 
 
-def test_wandb_has_a_run_of_each_execution_and_one_of_the_study(wandb, project, tmp_path, capfd):
+def test_wandb_runs(wandb, project, tmp_path, capfd):
     own = wandb.init(project="mine", settings=wandb.Settings(silent=True, console="off"))
     assert cli.main(["export", str(project), "--to", "wandb"]) == 0
     assert capfd.readouterr().out.startswith("wandb: project digits, group digits (")
@@ -238,13 +234,13 @@ def test_wandb_has_a_run_of_each_execution_and_one_of_the_study(wandb, project, 
     assert "batch size" in config["text"].lower()
 
 
-def test_wandb_is_given_what_it_does_not_have(wandb, project, tmp_path):
+def test_wandb_writes_new_runs_only(wandb, project, tmp_path):
     for _ in range(2):
         load_study(project).log_to("wandb")
     first = executions_written(tmp_path)
     write_search(project, make_trial(256))
     load_study(project).log_to("wandb")
-    # The study's run is written each time, an execution once.
+    # The study is written each time, and a training run once.
     second = executions_written(tmp_path)
     (added,) = set(second) - set(first)
     assert (len(first), len(second)) == (4, 5)

@@ -11,7 +11,7 @@ from records_factory import make_execution, make_search, make_study, make_trial
 from kbatch.study.figures.search import plot_search, search_answers, search_bars
 
 
-def test_search_bars_are_the_runs_in_rows_of_workers_by_time():
+def test_search_bars_have_row_for_each_worker():
     for workers in (1, 2):
         study = timed(learned_study(3), workers=workers)
         bars, pauses = search_bars(study)
@@ -27,7 +27,7 @@ def test_search_bars_are_the_runs_in_rows_of_workers_by_time():
         assert rows == [["training", "plan"], ["worker 1", "worker 2", "plan"]][workers - 1]
 
 
-def test_search_answers_are_what_was_known_at_each_time():
+def test_search_answers_use_earlier_runs_only():
     study = timed(rates_study())
     study = dataclasses.replace(study, search=make_search(strategy="race", batch_sizes=[32, 128]))
     bars, _ = search_bars(study)
@@ -35,7 +35,7 @@ def test_search_answers_are_what_was_known_at_each_time():
     assert found[-1][1] is study.decide()
     assert [moment for moment, _ in found] == sorted({sum(bar[1:4]) for bar in bars})
     sizes = [decision.batch_size for _, decision in found]
-    # Only the base size has trained at first.
+    # At first only the base size has trained.
     assert sizes[0] == 32 and set(sizes) >= {study.decide().batch_size}
     for moment, decision in found:
         known = [bar for bar in bars if sum(bar[1:4]) <= moment]
@@ -43,30 +43,29 @@ def test_search_answers_are_what_was_known_at_each_time():
 
 
 @pytest.mark.parametrize("length", ["complete", "short"])
-def test_plot_search_explains_hollow_bars_in_the_legend(length):
+def test_plot_search_legend_of_hollow_bars(length):
     runs = make_execution(64, spans=((0.0, 1.0, 2.0),), length=length)
     axes = plot_search(make_study(make_trial(64, runs, make_execution(64, spans=((2.0, 1, 2),)))))
     _, labels = axes.get_legend_handles_labels()
     assert labels == ["64"] + ["hollow: ended early"] * (length == "short")
 
 
-@pytest.mark.parametrize(("pause_s", "marks"), [(2.0, False), (8.0, True)])
-def test_a_search_that_was_interrupted_and_continued_has_a_mark(pause_s, marks):
-    spans = (0.0, 50.0, 50.0), (50.0 + pause_s, 50.0, 50.0)
-    runs = [make_execution(64, seed=n, spans=(span,)) for n, span in enumerate(spans)]
-    text = words(plot_search(make_study(make_trial(64, *runs))))
-    assert (f"pause of {pause_s:.0f}" in text) == marks
-
-
-def test_plot_search_cuts_a_pause_out_and_says_how_long_it_was():
-    spans = (0.0, 6.0, 8.0), (3608.0, 10.0, 12.0)
+@pytest.mark.parametrize(
+    ("pause_s", "text"), [(0.1, ""), (6.0, "pause of 6"), (3600.0, "pause of 60 min")]
+)
+def test_plot_search_cuts_long_pause_out(pause_s, text):
+    spans = (0.0, 6.0, 8.0), (8.0 + pause_s, 10.0, 12.0)
     runs = [make_execution(64, seed=n, spans=(span,)) for n, span in enumerate(spans)]
     study = make_study(make_trial(64, *runs), make_trial(32, status="failed"))
     bars, pauses = search_bars(study)
-    assert [bar[1:4] for bar in bars] == [(0.0, 6.0, 2.0), (8.0, 10.0, 2.0)]
-    assert pauses == [(8.0, 3600.0)]
-    text = words(axes := plot_search(study))
-    assert "pause of 60 min" in text and "(s)" in text
-    assert axes.get_xlim()[1] == pytest.approx(1.03 * 20)
+    left_s = 0.0 if text else pause_s
+    assert [bar[1:4] for bar in bars] == [(0.0, 6.0, 2.0), (8.0 + left_s, 10.0, 2.0)]
+    assert pauses == ([(8.0, pause_s)] if text else [])
+    shown = words(axes := plot_search(study))
+    assert text in shown and ("pause" in shown) == bool(text) and "(s)" in shown
+    assert axes.get_xlim()[1] == pytest.approx(1.03 * (20 + left_s))
+
+
+def test_plot_search_without_start_times():
     with pytest.raises(ValueError, match="when training runs began"):
         plot_search(learned_study())

@@ -19,7 +19,7 @@ def updates_of(epochs):
     return sum(epoch.updates for epoch in epochs)
 
 
-def test_the_points_are_the_costs_in_the_records():
+def test_target_points_are_costs_of_records():
     study = target_study()
     points = target_points(study, TARGET)
     met = {trial.batch_size: trial for trial in study.trials if trial.seconds_to_target}
@@ -30,7 +30,7 @@ def test_the_points_are_the_costs_in_the_records():
         assert sum(one.train_s for one in epochs) == pytest.approx(trial.seconds_to_target)
 
 
-def test_the_fit_is_that_of_every_execution_and_names_the_critical_batch_size():
+def test_fitted_uses_all_runs():
     study = target_study(3)
     fit, text = fitted(target_points(study, TARGET))
     costs = [(t.batch_size, updates_to_target(e)) for t in study.trials for e in t.executions]
@@ -50,7 +50,7 @@ def test_the_fit_is_that_of_every_execution_and_names_the_critical_batch_size():
     assert f"the answer, batch size {decided.batch_size:,}" in words(lower)
 
 
-def test_a_target_of_the_record_needs_no_argument_and_another_one_can_be_given():
+def test_target_of_record_or_argument():
     study = target_study()
     assert target_of(study, None) == TARGET
     easy = target_of(study, 0.5)
@@ -59,12 +59,12 @@ def test_a_target_of_the_record_needs_no_argument_and_another_one_can_be_given()
     assert any(met for met, _ in target_points(learned_study(), easy).values())
 
 
-def test_without_a_target_it_says_what_to_do():
+def test_plot_time_to_target_without_target():
     with pytest.raises(ValueError, match=r"target=0\.95.*StopAtTarget.*target=None.*no target"):
         plot_time_to_target(learned_study())
 
 
-def test_a_size_that_missed_the_target_is_hollow_and_said_to_take_more():
+def test_plot_time_to_target_missed_size_is_hollow():
     axes, lower = two_panels(plot_time_to_target(target_study()))
     for panel in (axes, lower):
         assert "not met" in words(panel)
@@ -73,13 +73,13 @@ def test_a_size_that_missed_the_target_is_hollow_and_said_to_take_more():
     assert "out of memory" in words(lower)
 
 
-def test_one_execution_that_misses_makes_a_size_that_misses():
+def test_target_points_one_run_missed():
     executions = (to_target(64, 100), to_target(64, 0, met=False, epochs=9))
     met, (epochs,) = target_points(make_study(make_trial(64, *executions)), TARGET)[64]
     assert (met, updates_of(epochs)) == (False, 9 * 23)
 
 
-def test_a_trial_that_met_the_target_without_an_update_has_no_point():
+def test_target_points_without_updates():
     none, some = (make_epochs((0.95,), updates=count) for count in (0, 20))
     study = make_study(
         *(make_trial(16 * k, epochs=e, target=TARGET) for k, e in ((1, none), (2, some)))
@@ -87,13 +87,13 @@ def test_a_trial_that_met_the_target_without_an_update_has_no_point():
     assert list(target_points(study, TARGET)) == [32]
     _, lower = two_panels(plot_time_to_target(study))
     assert "no updates" in words(lower)
-    # Where marks stand too near to each other, the reasons are below.
+    # If marks are too close to each other, the reasons are in the caption.
     near = [make_trial(size, epochs=none, target=TARGET) for size in range(60, 76, 2)]
     _, lower = two_panels(plot_time_to_target(make_study(*study.trials, *near)))
     assert "batch size 16 (no updates), 60 (no updates)" in words(lower)
 
 
-def test_perfect_scaling_halves_with_the_batch_from_the_smallest_on():
+def test_plot_time_to_target_perfect_scaling():
     axes, lower = two_panels(plot_time_to_target(target_study(sizes=(16, 64, 256), missed=())))
     for panel, first in ((axes, None), (lower, 360)):
         (line,) = [line for line in panel.lines if line.get_linestyle() == "--"]

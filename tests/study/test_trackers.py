@@ -1,4 +1,4 @@
-"""What trackers are given of a study: nothing that may still change, and what is refused."""
+"""The runs of a study for trackers, and refused trackers."""
 
 import sys
 
@@ -23,7 +23,7 @@ def two_executions(size=64):
 
 @pytest.fixture
 def project(tmp_path):
-    """A search of two sizes, two executions of one and one of the other, which ran out."""
+    """A search of two sizes. One ran twice, the other one ran out of memory."""
     out = make_trial(4096, status="out_of_memory")
     return write_search(tmp_path / "digits", two_executions(), out)
 
@@ -34,7 +34,7 @@ def by_key(*trials):
     return {run.key: run for run in runs}
 
 
-def test_a_study_and_its_executions_are_runs():
+def test_tracked_runs_of_study():
     runs = by_key(two_executions(), make_trial(4096, status="out_of_memory"))
     assert list(runs) == ["", "0064-0", "0064-1", "4096-0"]
     study, *executions = runs.values()
@@ -46,7 +46,7 @@ def test_a_study_and_its_executions_are_runs():
     assert "64" in study.text
 
 
-def test_a_run_has_the_numbers_of_the_table_and_of_each_epoch():
+def test_tracked_run_values():
     trial = two_executions()
     first = by_key(trial)["0064-0"]
     (before_s, before), (after_s, _) = first.epochs
@@ -64,22 +64,20 @@ def test_a_run_has_the_numbers_of_the_table_and_of_each_epoch():
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
-def test_an_execution_that_will_train_again_is_left_out(status):
+def test_tracked_runs_leave_out_unfinished_runs(status):
     again = make_execution(64, seed=1, status=status)
     begun = make_trial(64, make_execution(64), again)
     assert list(by_key(begun, make_trial(128, status=status))) == ["", "0064-0"]
 
 
 @pytest.mark.parametrize("given", ["tensorboard", None, ["mlflow"]])
-def test_an_unknown_tracker_is_refused_with_those_that_are_known(given):
+def test_log_to_unknown_tracker(given):
     with pytest.raises(ValueError, match="'mlflow' or 'wandb'") as error:
         make_study().log_to(given)
     assert f"Received: tracker={given!r}." in str(error.value)
 
 
-def test_a_tracker_that_is_not_installed_is_refused_with_what_installs_it(
-    monkeypatch, project, capsys
-):
+def test_log_to_tracker_not_installed(monkeypatch, project, capsys):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ImportError, match="pip install mlflow"):
         load_study(project).log_to("mlflow")
@@ -87,7 +85,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_what_installs_it(
     assert "pip install mlflow" in capsys.readouterr().err
 
 
-def test_a_folder_with_the_name_of_a_tracker_is_not_the_tracker(monkeypatch, tmp_path):
+def test_log_to_ignores_folder_named_like_tracker(monkeypatch, tmp_path):
     (tmp_path / "wandb").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for name in [n for n in sys.modules if n.partition(".")[0] == "wandb"]:

@@ -1,4 +1,4 @@
-"""The table of a study: what each row says of a batch size, and for which length of training."""
+"""The columns and rows of a study's table, and the conditions of its trials."""
 
 import pytest
 from records_factory import (
@@ -32,7 +32,7 @@ def executed(seed, rate, accuracy):
     return make_execution(seed=seed, rate=rate, accuracies=(accuracy,))
 
 
-def test_each_size_has_a_row_and_the_one_to_take_is_marked():
+def test_table_has_row_for_each_size():
     table = make_study().table()
     assert column(make_study(), "batch size") == [16, 32, 64, 128, 256, 512, 4096]
     assert table.attrs["answer"] == [2]
@@ -41,7 +41,7 @@ def test_each_size_has_a_row_and_the_one_to_take_is_marked():
     assert table["verdict"][4] == "less accurate by 0.031 (not certain), 1.9 times as fast"
 
 
-def test_numbers_have_the_interval_over_executions_or_within_one():
+def test_table_intervals():
     runs = ((1000, 0.9), (1010, 0.91), (1010, 0.91))
     study = make_study(make_trial(64, *(executed(n, *run) for n, run in enumerate(runs))))
     for place, name in enumerate(("samples/s", "judged (95 % interval)")):
@@ -61,13 +61,13 @@ def test_numbers_have_the_interval_over_executions_or_within_one():
         (make_diverged(64), "diverged"),
     ],
 )
-def test_what_is_missing_is_unknown_and_its_outcome_says_why(trial, outcome):
+def test_table_of_incomplete_trial(trial, outcome):
     table = make_study(trial, make_trial(128)).table()
     assert table["verdict"][0] == outcome
     assert table[["samples/s", "val_accuracy"]].isna().loc[0].all()
 
 
-def test_what_differs_between_trials_has_a_column():
+def test_table_has_column_for_each_difference():
     study = make_study(
         make_trial(16, hyperparameters={"units": 8, "drop": 0.5, "tuner/epochs": 1}),
         make_trial(32, hyperparameters={"units": 1600, "drop": 0.5, "tuner/epochs": 2}),
@@ -78,7 +78,7 @@ def test_what_differs_between_trials_has_a_column():
     assert {"drop", "tuner/epochs", "dtype policy"}.isdisjoint(study.table().columns)
 
 
-def test_what_was_measured_of_the_gpus_has_columns_where_it_is_known():
+def test_table_gpu_columns():
     study = make_study(
         make_trial(16, usage=make_usage(make_gpu(energy_j=3 * 2874.0, utilization=0.876))),
         make_trial(32, usage=make_usage(make_gpu(energy_j=None))),
@@ -90,7 +90,7 @@ def test_what_was_measured_of_the_gpus_has_columns_where_it_is_known():
     assert not [name for name in make_study().table().columns if "GPU" in name]
 
 
-def test_the_noise_scale_has_a_column_where_it_was_measured():
+def test_table_noise_scale_column():
     def measured(size, norms):
         pairs = [(90.0, norm) for norm in norms]
         return make_trial(size, epochs=with_moments(make_epochs([0.9] * 4), pairs))
@@ -106,13 +106,13 @@ def test_the_noise_scale_has_a_column_where_it_was_measured():
     assert known.iloc[1].isna().tolist() == [True, lost.noise_scale.low is None, True]
 
 
-def test_conditions_count_the_epochs_of_the_trials_that_are_compared():
+def test_conditions_count_epochs_of_compared_trials():
     other = make_trial(16, accuracies=[0.9] * 2, trial_id="1", hyperparameters={"units": 8})
     study = make_study(other, *(make_trial(size, accuracies=[0.95] * 4) for size in (16, 64)))
     assert "· 4 epochs of 1,437 examples" in study.settings["compared"]
 
 
-def test_the_way_to_a_target_is_told_in_caption_answer_and_table():
+def test_texts_of_time_to_target():
     aim = {"target": Target("val_accuracy", 0.95, "max"), "budget": Budget(train_s=60.0)}
     aim["objective"] = Objective("seconds_to_target", "min")
     curves = {16: (0.5, 0.9, 0.96), 64: (0.5, 0.97), 256: (0.5, 0.6)}

@@ -23,32 +23,29 @@ def panels(study):
     return two_panels(plot_trials(study))
 
 
-def test_every_completed_trial_is_drawn_in_both_panels():
+def test_plot_trials_draws_completed_trials():
     completed = make_study().trials[:-1]
     values = [t.samples_per_second for t in completed], [t.judged_value for t in completed]
     for panel, shown in zip(panels(make_study()), values, strict=True):
         series = next(line for line in panel.lines if len(line.get_xdata()) == 6)
         assert list(series.get_xdata()) == [16, 32, 64, 128, 256, 512]
-        assert list(series.get_ydata()) == list(shown)
+        assert list(series.get_ydata()) == pytest.approx(list(shown))
 
 
 def searched(values):
-    """A study with trials of learning-rate factors, by size and factor."""
-    return make_study(
-        *(
-            make_trial(
-                size,
-                trial_id=f"{size}-{factor}",
-                hyperparameters={"learning_rate_factor": factor},
-                accuracies=(value,),
-                learning_rate=0.001 * factor,
-            )
-            for (size, factor), value in values.items()
-        )
-    )
+    """A study with a trial for each size and learning-rate factor."""
+    trials = []
+    for (size, factor), value in values.items():
+        names = {
+            "trial_id": f"{size}-{factor}",
+            "hyperparameters": {"learning_rate_factor": factor},
+        }
+        rate = 0.001 * factor
+        trials.append(make_trial(size, accuracies=(value,), learning_rate=rate, **names))
+    return make_study(*trials)
 
 
-def test_of_searched_rates_the_best_of_each_size_is_joined_and_named_by_its_rate():
+def test_plot_trials_joins_best_rate_of_each_size():
     study = searched({(16, 1.0): 0.94, (16, 4.0): 0.95, (32, 1.0): 0.93, (32, 4.0): 0.1})
     upper, lower = panels(study)
     lines = [line for line in lower.lines if list(line.get_xdata()) == [16, 32]]
@@ -58,38 +55,33 @@ def test_of_searched_rates_the_best_of_each_size_is_joined_and_named_by_its_rate
     assert sorted(others.get_ydata()) == [0.1, 0.94]
     assert "." in [line.get_marker() for line in upper.lines]
     assert "take batch size 16, learning rate 0.004: 0.9500" in words(lower)
-    # The axis ends where the sizes do.
+    # The axis does not include the worst value.
     assert lower.get_ylim()[0] > 0.5
     assert "Grey: 2 other trials, 1 outside the plot" in words(lower)
 
 
-def test_a_size_far_from_all_others_lies_outside_the_axis_and_is_named():
-    values, loss = {16: 0.2, 32: 0.25, 64: 0.22, 128: 5000.0}, Objective("val_loss", "min")
-    trials = [
-        make_trial(
-            size,
-            *(make_execution(size, epochs=make_epochs((1.1 - value * f,))) for f in (0.9, 1, 1.1)),
-            objective=loss,
-        )
-        for size, value in values.items()
-    ]
+def test_plot_trials_names_size_outside_axis():
+    trials = []
+    for size, loss in {16: 0.2, 32: 0.25, 64: 0.22, 128: 5000.0}.items():
+        runs = [make_execution(size, accuracies=(1.1 - loss * f,)) for f in (0.9, 1, 1.1)]
+        trials.append(make_trial(size, *runs, objective=Objective("val_loss", "min")))
     _, lower = panels(make_study(*trials))
     least, most = lower.get_ylim()
     assert most < 1
-    for trial in trials[:3]:  # Their bars are whole.
+    for trial in trials[:3]:  # Their bars are not cut.
         low, high = trial.metric("val_loss").ends
         assert least < low < high < most
     assert "batch size 128 (5,000)" in words(lower)
 
 
-def test_the_trial_that_runs_is_a_hollow_mark():
+def test_draw_trials_running_trial_is_hollow():
     upper = draw_trials([make_study()], None, running="0032")
     hollow = [line for line in upper.lines if line.get_markerfacecolor() == PAPER]
     assert [list(line.get_xdata()) for line in hollow] == [[32]]
 
 
 @pytest.mark.filterwarnings("error")
-def test_draw_trials_shows_short_runs_hollow_until_a_run_is_complete():
+def test_draw_trials_short_runs_are_hollow():
     runs = [make_execution(32, accuracies=(v,), length="short") for v in (0.7, 0.86, 0.92)]
     short = [make_trial(32, run, trial_id=f"{number}") for number, run in enumerate(runs)]
     upper, lower = panels(make_study(*short))
@@ -102,20 +94,12 @@ def test_draw_trials_shows_short_runs_hollow_until_a_run_is_complete():
     assert "3 short (hollow)" in text and "No complete run: batch size 32." in text
 
 
-def test_no_line_goes_through_a_size_that_was_tried_at_a_far_rate_alone():
-    """A race that compared 32 and 64 four times each, and tried 128 at a 16th of their rate."""
-    trials = [
-        make_trial(
-            size,
-            *(make_execution(size, accuracies=(value,), seed=seed) for seed in range(count)),
-            hyperparameters={"learning_rate_factor": factor},
-        )
-        for size, value, count, factor in (
-            (32, 0.9, 4, 4.0),
-            (64, 0.9, 4, 4.0),
-            (128, 0.3, 1, 0.25),
-        )
-    ]
+def test_figures_leave_out_size_at_far_rate():
+    """A race compared 32 and 64 four times, and tried 128 only at a 16th of their rate."""
+    trials = []
+    for size, value, count, factor in ((32, 0.9, 4, 4.0), (64, 0.9, 4, 4.0), (128, 0.3, 1, 0.25)):
+        runs = [make_execution(size, accuracies=(value,), seed=seed) for seed in range(count)]
+        trials.append(make_trial(size, *runs, hyperparameters={"learning_rate_factor": factor}))
     search = make_search(strategy="race", batch_sizes=[32, 64, 128])
     study = make_study(*trials, search=search)
     for panel in panels(study):
@@ -132,7 +116,7 @@ def test_no_line_goes_through_a_size_that_was_tried_at_a_far_rate_alone():
         assert "Left out: batch size 128, trained only at" in shown
 
 
-def test_a_failed_trial_is_marked_at_the_bottom_edge():
+def test_plot_trials_marks_failed_trial_at_bottom():
     study = make_study(
         make_trial(32), make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
     )
@@ -147,31 +131,33 @@ def test_a_failed_trial_is_marked_at_the_bottom_edge():
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_metric_that_is_nan_in_every_trial_is_said_without_a_warning():
+def test_plot_trials_metric_always_nan():
     nan = make_execution(epochs=make_epochs((math.nan,)))
     upper, lower = panels(make_study(make_trial(64, nan, nan, nan)))
     assert "n/a (not measured in any trial)" in words(lower)
     upper.figure.draw_without_rendering()
 
 
-def test_in_a_notebook_pyplot_owns_the_figure(tmp_path):
+def test_plot_trials_in_notebook_uses_pyplot(tmp_path):
     code = (
         "import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel');"
         "sys.path.insert(0, 'tests');"
         "import kbatch, matplotlib; matplotlib.use('agg'); from matplotlib import pyplot;"
-        "from records_factory import make_study;"
-        "ax = kbatch.plot_trials(make_study()); assert pyplot.gcf() is ax.figure;"
+        "from records_factory import make_study, make_trial;"
+        "study = make_study(make_trial(64, accuracies=(0.9,)));"
+        "ax = kbatch.plot_trials(study); assert pyplot.gcf() is ax.figure;"
         "pyplot.close('all');"
-        "kbatch.write_report(make_study(), sys.argv[1]); assert pyplot.get_fignums() == []"
+        "kbatch.write_report(study, sys.argv[1]); assert pyplot.get_fignums() == []"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "r.html")], check=True)
 
 
-def test_a_pdf_embeds_its_fonts_and_has_no_date(tmp_path):
-    save_figure(plot_trials(make_study()), tmp_path / "a.pdf")
+def test_save_figure_pdf(tmp_path):
+    axes = plot_trials(make_study(make_trial(64)))
+    save_figure(axes, tmp_path / "a.pdf")
     content = (tmp_path / "a.pdf").read_bytes()
     assert b"/Subtype /Type3" not in content
     assert re.search(rb"/FontFile2|/CIDFontType2|/ObjStm", content)
     assert b"CreationDate" not in content
     with pytest.raises(ValueError, match=r"`\.png`, `\.svg` or `\.pdf`.*'\.bmp'"):
-        save_figure(plot_trials(make_study()), tmp_path / "trials.bmp")
+        save_figure(axes, tmp_path / "trials.bmp")

@@ -198,7 +198,8 @@ class Counting(layers.Layer):
 
 def test_parts_check_warns_of_state_changed_in_call():
     model = kbatch.accumulate_gradients(through(Counting()), 8)
-    with pytest.warns(UserWarning, match="kept, which a layer changes .* once a micro-batch, not"):
+    message = "kept, which a layer changes .* once for each micro-batch, not"
+    with pytest.warns(UserWarning, match=message):
         model.fit(X, TARGETS, batch_size=32, verbose=0)
 
 

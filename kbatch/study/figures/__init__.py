@@ -1,4 +1,4 @@
-"""The figures of a study: those for which it has the data."""
+"""The figures of a study."""
 
 import contextlib
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from kbatch.page.document import Figure
 from kbatch.study.comparison import Comparison
 from kbatch.study.study import Study, refuse_empty
 
-# More curves cannot be distinguished, and make a page heavy.
+# More curves cannot be distinguished, and make a large file.
 _MOST_CURVES = 24
 
 
 def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
-    """Offer the figures for which studies have the data, that of the decision first."""
-    # Each file of figures is loaded when it is needed: a search draws those of the trials alone.
+    """Return the figures for which the studies have data. The figure of the trials is first."""
+    # Figures are imported late, because a search draws only the figure of the trials.
     from kbatch.study.figures import (
         gpu_timeline,
         noise_scale,
@@ -27,14 +27,14 @@ def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
     studies: tuple[Study, ...] = (result,) if isinstance(result, Study) else result.studies
     for study in studies:
         refuse_empty(study)
-    found: list[Figure] = []
+    figures: list[Figure] = []
 
     def offer(plot: Callable[..., Any], title: str, height_in: float, **options: Any) -> None:
         shown = studies if isinstance(result, Comparison) else result
-        found.append(Figure.of(plot, shown, title, height_in, **options))
+        figures.append(Figure.of(plot, shown, title, height_in, **options))
 
     offer(trials.plot_trials, "Throughput and quality by batch size", trials.HEIGHT_IN)
-    # A page leaves out what was not measured.
+    # The data of a figure raise a `ValueError` if nothing was measured.
     with contextlib.suppress(ValueError):
         lines = [line for study in studies for line in quality.rate_lines(study)[1].values()]
         if any(len({rate for rate, *_ in line}) > 1 for line in lines):
@@ -56,7 +56,7 @@ def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
         title = "Time and updates to the target"
         offer(time_to_target.plot_time_to_target, title, time_to_target.HEIGHT_IN)
     if isinstance(result, Comparison):
-        return tuple(found)
+        return tuple(figures)
     with contextlib.suppress(ValueError):
         if len({trial.batch_size for trial in noise_scale.measured_trials(result)}) <= _MOST_CURVES:
             alone = noise_scale.goodput_of(result) is None
@@ -65,9 +65,9 @@ def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
             offer(noise_scale.plot_noise_scale, title, height_in)
     with contextlib.suppress(ValueError):
         gpu_timeline.watched_usage(result)
-        title = "GPUs during the named trial"
+        title = "GPUs during the trial of the answer"
         offer(gpu_timeline.plot_gpu_timeline, title, gpu_timeline.HEIGHT_IN)
     with contextlib.suppress(ValueError):
         search.search_bars(study)
         offer(search.plot_search, "The search over time", search.HEIGHT_IN)
-    return tuple(found)
+    return tuple(figures)

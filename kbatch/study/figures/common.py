@@ -1,4 +1,4 @@
-"""What the figures of a study share: series, the best trial of a size, incomplete trials."""
+"""Texts, axes and choices of trials that the figures of a study share."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord, judged_column
 from kbatch.training.metrics import is_fraction, metric_words
 
-# Most batch sizes that are named below a title.
+# Most batch sizes in the legend below a title.
 _MOST_NAMES = 15
 BATCH_LABEL = "Batch size (examples per update)"
 
@@ -30,27 +30,28 @@ def write_conditions(
     alarm: str | None = None,
     caption: bool,
 ) -> None:
-    """Write below panels what they show, which trials are missing, and on which device they ran."""
+    """Write notes, missing trials and common conditions of the studies below panels."""
     first, *others = (conditions(study.trials, study.environment) for study in studies)
     facts = [fact for fact in first if all(fact in other for other in others)]
     alarm = incomplete_text(studies) if alarm is None else alarm
-    lost = missing_text(sum(study.missing for study in studies))
-    canvas.write_caption(panels, alarm, lost, *notes, facts=facts, caption=caption)
+    missing = missing_text(sum(study.missing for study in studies))
+    canvas.write_caption(panels, alarm, missing, *notes, facts=facts, caption=caption)
 
 
-def incomplete_text(studies: Sequence[Study]) -> str:
-    """Describe which trials have no result, and why; an empty text if all have one."""
+def incomplete_text(studies: Sequence[Study], *, diverged: bool = True) -> str:
+    """Name the trials without a result, with the reasons; empty if all trials have one."""
     texts = []
     for study in studies:
-        ended = [trial for trial in study.trials if trial.status != "running"]
-        trials = [trial for trial in ended if trial.status != "completed"]
-        names, who = differing(study.trials), f"{study.name}: " if len(studies) > 1 else ""
-        which = at_most([f"{trial_name(t, names)} ({t.outcome})" for t in trials])
-        if trials and len(trials) == len(ended):
-            texts.append(f"{who}{none_completed(study)}.")
-        elif trials:
+        shown = [t for t in study.trials if diverged or not any(e.diverged for e in t.executions)]
+        ended = [trial for trial in shown if trial.status != "running"]
+        incomplete = [trial for trial in ended if trial.status != "completed"]
+        names, prefix = differing(study.trials), f"{study.name}: " if len(studies) > 1 else ""
+        if incomplete and len(incomplete) == len(ended):
+            texts.append(f"{prefix}{none_completed(study)}.")
+        elif incomplete:
+            sizes = at_most([f"{trial_name(t, names)} ({t.outcome})" for t in incomplete])
             mark = "\N{MULTIPLICATION X} Without a result:"
-            texts.append(f"{mark} {who}batch size {join_words(which)}.")
+            texts.append(f"{mark} {prefix}batch size {join_words(sizes)}.")
     return " ".join(texts)
 
 
@@ -60,43 +61,43 @@ def none_completed(study: Study) -> str:
 
 
 def missing_data(study: Study, needed: str) -> ValueError:
-    """Return the error of a figure whose data no trial has."""
+    """Return the error for a figure if no trial has the data that it needs."""
     completed = any(trial.status == "completed" for trial in study.trials)
     received = "Trials completed without them" if completed else none_completed(study)
     return ValueError(f"This figure needs {needed}. Received: {received}.")
 
 
 def far_off(study: Study) -> list[TrialRecord]:
-    """List the trials of sizes that a race tried only at a rate that does not suit them."""
+    """List the trials of sizes that a race tried only at a rate far from the best one."""
     return [trial for trial, why in study.decide().left_out if why == "far_rate"]
 
 
 def far_off_note(studies: Sequence[Study]) -> str:
-    """Say which sizes a figure of quality leaves out; an empty text if it shows all."""
+    """Name the sizes that a figure of quality leaves out; empty if there are none."""
     texts = []
     for study in studies:
         if sizes := sorted({trial.batch_size for trial in far_off(study)}):
-            who = f"{study.name} " if len(studies) > 1 else ""
-            texts.append(f"{who}{join_words([f'{size:,}' for size in sizes])}")
+            prefix = f"{study.name} " if len(studies) > 1 else ""
+            texts.append(f"{prefix}{join_words([f'{size:,}' for size in sizes])}")
     return f"Left out: batch size {', '.join(texts)}, {LEFT_OUT['far_rate']}." if texts else ""
 
 
 def one_of_each_size(study: Study, trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
-    """Pick for each batch size the trial that the decision compares, or its best one."""
+    """Choose for each batch size the trial that the decision compares, or its best one."""
     compared = {trial.trial_id for trial in study.decide().trials}
 
     def order(trial: TrialRecord) -> tuple[Any, ...]:
-        ended = trial.status == "completed"
-        return trial.trial_id not in compared, not ended, -len(trial.executions), trial.rank
+        completed = trial.status == "completed"
+        return trial.trial_id not in compared, not completed, -len(trial.executions), trial.rank
 
-    found = {trial.batch_size: trial for trial in sorted(trials, key=order, reverse=True)}
-    return dict(sorted(found.items()))
+    chosen = {trial.batch_size: trial for trial in sorted(trials, key=order, reverse=True)}
+    return dict(sorted(chosen.items()))
 
 
 def write_title(
     panel: Axes, title: str, studies: Sequence[Study], sizes: Sequence[int] = ()
 ) -> None:
-    """Write a title, and name below it several studies, or batch sizes of a single one."""
+    """Write a title with a legend of the studies, or of the batch sizes of a single study."""
     several = len(studies) > 1
     for number, study in enumerate(studies if several else ()):
         size = study.decide().batch_size
@@ -109,17 +110,17 @@ def write_title(
     canvas.write_title(panel, title, columns=3 if several else 7, fewest=1)
 
 
-def answer_text(decided: Decision) -> str:
-    """Name the answer, such as "batch size 256 at 0.004"; an empty text if there is none."""
-    if decided.batch_size is None:
+def answer_text(decision: Decision) -> str:
+    """Name the answer, such as "batch size 256 at 0.004"; empty if there is none."""
+    if decision.batch_size is None:
         return ""
-    rate = f" at {setting(decided.learning_rate)}" if decided.learning_rate else ""
-    sure = "" if decided.certified else " (not certified)"
-    return f"batch size {decided.batch_size:,}{rate}{sure}"
+    rate = f" at {setting(decision.learning_rate)}" if decision.learning_rate else ""
+    doubt = "" if decision.certified else " (not certified)"
+    return f"batch size {decision.batch_size:,}{rate}{doubt}"
 
 
 def quality_of(trial: TrialRecord, quality: Objective) -> Estimate[float] | None:
-    """Return the metric of quality of a trial: of the objective the value that decides."""
+    """Return a trial's metric of quality. If it is the objective, return the judged value."""
     return trial.judged() if quality == trial.objective else trial.metric(quality.name)
 
 
@@ -129,7 +130,7 @@ def metric_title(metric: Objective) -> str:
 
 
 def end_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
-    """End the y axis at the values; make it logarithmic for a loss that falls tenfold."""
+    """End the y axis at the values. Make it logarithmic for a loss that varies tenfold."""
     low, high = min(values), max(values)
     if metric.direction == "min" and 0 < 10 * low < high:
         panel.set_yscale("log")
@@ -146,9 +147,9 @@ def quality_axis(
     metric: Objective,
     values: Sequence[float],
     *,
-    judged: Objective | None = None,  # The objective whose values that decide are shown.
+    judged: Objective | None = None,  # The objective, if the judged values are shown.
 ) -> None:
-    """Label the y axis with a metric and keep its range; that of a fraction is 0 to 1."""
+    """Label the y axis with a metric, and limit the axis of a fraction to 0 to 1."""
     words = metric_title(metric)
     words += ", judged" if metric == judged and judged_column(metric) else ""
     better = "higher is better" if metric.direction == "max" else "lower is better"
@@ -156,7 +157,7 @@ def quality_axis(
     panel.set_ylabel(f"{words}\n({fraction}{better})", parse_math=False)
     low, high = panel.get_ylim()
     if is_fraction(metric.name) and values and 0 <= min(values) <= max(values) <= 1:
-        # Half a mark stays free at the ends.
+        # Marks at the ends are not cut.
         low, high = max(low, 0.0), min(high, 1.0)
         margin = 0.05 * (high - low)
         ticks = [tick for tick in panel.get_yticks() if low - 1e-9 <= tick <= high + 1e-9]
@@ -169,15 +170,17 @@ BARS = "Bars: 95 % interval over training runs"
 
 
 def bars_text(trials: Sequence[TrialRecord], quality: Objective | None) -> str:
-    """Describe the bars of the throughput of trials, and of a metric; empty if there is none."""
-    kinds: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    """Describe the bars of throughput and quality; empty if there are none."""
+    over_runs, of_few_runs = False, dict[str, None]()
     for trial in trials:
-        several = len(trial.executions) >= FEWEST_VALUES
-        of_time = BARS if several else "quartiles of the timing windows"
-        over = BARS if several else "95 % over validation examples"
-        value = quality and quality_of(trial, quality)
-        measured = (of_time, trial.throughput), (over, value)
-        kinds[several] |= {text: None for text, found in measured if found and found.ends}
-    who = "of one or two runs, " if kinds[True] else "Bars: "
-    few = [f"{who}{' and '.join(kinds[False])}"] if kinds[False] else []
-    return f"{'; '.join([*kinds[True], *few])}." if kinds[True] or few else ""
+        intervals = trial.throughput, quality and quality_of(trial, quality)
+        if len(trial.executions) >= FEWEST_VALUES:
+            over_runs |= any(interval and interval.ends for interval in intervals)
+        else:
+            texts = "quartiles of the timing windows", "95 % over validation examples"
+            pairs = zip(texts, intervals, strict=True)
+            of_few_runs |= dict.fromkeys(text for text, value in pairs if value and value.ends)
+    few = " and ".join(of_few_runs)
+    if over_runs:
+        return f"{BARS}; of one or two runs, {few}." if few else f"{BARS}."
+    return f"Bars: {few}." if few else ""

@@ -1,4 +1,4 @@
-"""The timeline of the GPUs: utilization, memory and power while a block of code ran."""
+"""The figure of the utilization, memory and power of GPUs over time."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,42 +20,45 @@ HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
 
 
 def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, UsageRecord, str]:
-    """Return a title, readings, of a study those of its named trial, and why they are others."""
-    given: Any = watched
-    title, usage, reason, why = "GPUs over time", given, "", ""
-    if not isinstance(given, UsageRecord) and not hasattr(given, "usage"):
-        refuse_empty(given)
-        best = given.decide().trial
-        trials = [*([best] if best else []), *given.trials]
-        found = [(e.usage, trial) for trial in trials for e in trial.executions]
-        reason = " ".join(dict.fromkeys(_why_none(one) for one, _ in found))
-        usage, trial = next(((u, t) for u, t in found if u and _shown(u)), (None, None))
+    """Return a title, readings, and a note if the study's answer has no readings.
+
+    In that case, the readings are of the first trial that has some.
+    """
+    source: Any = watched
+    title, usage, reason, note = "GPUs over time", source, "", ""
+    if not isinstance(source, UsageRecord) and not hasattr(source, "usage"):
+        refuse_empty(source)
+        best = source.decide().trial
+        trials = [*([best] if best else []), *source.trials]
+        usages = [(e.usage, trial) for trial in trials for e in trial.executions]
+        reason = " ".join(dict.fromkeys(_why_none(usage) for usage, _ in usages))
+        usage, trial = next(((u, t) for u, t in usages if u and _traces(u)), (None, None))
         title = f"GPUs during the trial of batch size {trial.batch_size:,}" if trial else ""
         if best and trial and trial.trial_id != best.trial_id:
-            why = f"Batch size {best.batch_size:,} has no timeline. {_why_none(found[0][0])}"
-    elif not isinstance(given, UsageRecord):
-        usage = given.usage
-        reason = given.unavailable or ("" if usage else "The block has not ended.")
-    if usage is None or not _shown(usage):
+            note = f"Batch size {best.batch_size:,} has no timeline. {_why_none(usages[0][0])}"
+    elif not isinstance(source, UsageRecord):
+        usage = source.usage
+        reason = source.unavailable or ("" if usage else "The block has not ended.")
+    if usage is None or not _traces(usage):
         raise ValueError(
-            "A timeline needs readings of an NVIDIA GPU: run on a machine with one, with its "
+            "A timeline needs readings of an NVIDIA GPU. Run on a machine with a GPU and its "
             f"driver. Received: no GPU was read. {reason or _why_none(usage)}"
         )
-    return title, usage, why
+    return title, usage, note
 
 
 def _why_none(usage: UsageRecord | None) -> str:
     return (usage.unavailable or "It gave no readings.") if usage else "No GPU was watched."
 
 
-# A label, the top of its axis (0 for that of the data), and times and values of each GPU.
+# A label, the top of the axis (0 to fit the data), and times and values of each GPU.
 Panel = tuple[str, float, list[list[tuple[float, float]]]]
 
 
-def _shown(usage: UsageRecord) -> list[Panel]:
-    """Return what was read of the GPUs, a panel each."""
-    gpus, shown = usage.gpus or (), []
-    # Memory is shown against what there is.
+def _traces(usage: UsageRecord) -> list[Panel]:
+    """Return a panel for each quantity that was read."""
+    gpus, panels = usage.gpus or (), []
+    # The axis of memory ends at the memory of the GPU.
     total_bytes = max((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
     for label, name, factor, top in (
         ("Utilization\n(%)", "utilization", 100.0, 105.0),
@@ -63,10 +66,10 @@ def _shown(usage: UsageRecord) -> list[Panel]:
         ("Power\n(W)", "power_w", 1.0, 0.0),
     ):
         readings = [[(s.time_s, getattr(s, name)) for s in gpu.samples] for gpu in gpus]
-        traces = [[(t, factor * v) for t, v in one if v is not None] for one in readings]
+        traces = [[(t, factor * v) for t, v in trace if v is not None] for trace in readings]
         if any(traces):
-            shown.append((label, top, traces))
-    return shown
+            panels.append((label, top, traces))
+    return panels
 
 
 def _name(gpu: GpuUsage) -> str:
@@ -97,8 +100,8 @@ def plot_gpu_timeline(
 ) -> Axes:
     """Plot utilization, memory and power of each GPU over time.
 
-    Utilization is the share of the time in which a kernel ran. The memory is what TensorFlow
-    reserved, by default most of it at its start, and not what it needs.
+    Utilization is the share of the time in which a kernel ran. Memory is the memory that TensorFlow
+    reserved. By default it reserves most memory when it starts, and not only what it needs.
 
     Example:
 
@@ -107,22 +110,26 @@ def plot_gpu_timeline(
     >>> kbatch.plot_gpu_timeline(monitor).figure.savefig("gpu.png")
 
     Args:
-        watched: A `GpuMonitor` whose block has ended, its `usage`, or a study: its decided trial is
-            shown, or the first one with readings.
-        ax: Axes whose place the panels take. If None, a new figure.
-        caption: Whether to write at most two lines below a new figure.
+        watched: A `GpuMonitor` whose block has ended, its `usage`, or a study. Of a study, the
+            trial of the answer is shown, or the first trial with readings.
+        ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
+        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+
+    Returns:
+        The upper Axes.
 
     Raises:
-        ValueError: If no GPU was read, with the reason and what to do.
+        ValueError: If no GPU was read.
     """
-    title, usage, why = watched_usage(watched)
-    gpus, shown = usage.gpus or (), _shown(usage)
-    panels = canvas.panels(ax, _REST_IN + _PANEL_IN * len(shown), (1,) * len(shown))
-    for panel, (label, top, traces) in zip(panels, shown, strict=True):
+    title, usage, note = watched_usage(watched)
+    gpus, panels_traces = usage.gpus or (), _traces(usage)
+    count = len(panels_traces)
+    panels = canvas.panels(ax, _REST_IN + _PANEL_IN * count, (1,) * count)
+    for panel, (label, top, traces) in zip(panels, panels_traces, strict=True):
         for number, (gpu, trace) in enumerate(zip(gpus, traces, strict=True)):
             color, marker = series_style(number)
             places, values = zip(*trace, strict=True) if trace else ((), ())
-            # Some readings are marked, to distinguish the GPUs without colour.
+            # Marks distinguish the GPUs without colour.
             marks = {"marker": marker, "markevery": max(1, len(trace) // 25), "markersize": 3.5}
             look = {"color": color, "linewidth": 1.3, "label": _name(gpu), **marks}
             panel.plot(places, values, **look)
@@ -134,7 +141,7 @@ def plot_gpu_timeline(
     panels[-1].xaxis.set_major_formatter("{x:,g}")
     panels[-1].set_xlabel("Time (s)")
     canvas.write_title(panels[0], title, columns=2)
-    notes = why, missing_text(getattr(watched, "missing", 0)), *map(_summary, gpus)
+    notes = note, missing_text(getattr(watched, "missing", 0)), *map(_summary, gpus)
     facts = [pluralize(usage.readings, "reading")]
     canvas.write_caption(panels, *notes, facts=facts, caption=caption and ax is None)
     return panels[0]

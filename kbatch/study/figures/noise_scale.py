@@ -6,47 +6,53 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import goodput
-from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
 from kbatch.page.numbers import format_number, in_brackets, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, series_style, size_color
 from kbatch.plotting.draw import batch_axis, plain_log_labels
+from kbatch.study.decision import throughput_of
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 
-# Of both panels, and of the noise scale alone.
+# Heights of both panels, and of the noise scale without goodput.
 HEIGHT_IN, ALONE_IN = 5.2, 3.2
-# What is drawn beside the curves, as a share of their width in a figure of the usual width.
+# Width of the late halves, as a share of the width of the curves.
 _LATE = 0.2
 
 
-# By batch size the throughput, and the goodput in samples of the smallest size, both in samples/s;
-# then the batch size of the largest goodput, and a note.
+# Throughput and goodput by batch size, both in samples/s; the batch size of the largest goodput;
+# and a note. Goodput is in samples of the smallest size.
 Goodput = tuple[dict[int, Estimate[float]], dict[int, Estimate[float]], int, str]
 
 
 def measured_trials(study: Study) -> list[TrialRecord]:
-    """Return the trials that measured the noise scale."""
+    """Return the trials with a noise scale of the late half, or of at least three epochs."""
     refuse_empty(study)
-    found = [trial for trial in study.trials if trial.noise_scale is not None]
-    if not found:
+    measured = []
+    for trial in study.trials:
+        epochs = [sum(map(bool, e.noise_scale_curve.values())) for e in trial.executions]
+        scale = trial.noise_scale
+        if scale and (scale.value or scale.low or max(epochs) >= FEWEST_VALUES):
+            measured.append(trial)
+    if not measured:
         raise ValueError(
-            "No noise scale was measured: train longer, or give `micro_batch_size=n`, n a part of "
-            "the batch sizes, to `kbatch.BatchSizeHyperModel`. "
-            f"Received: {pluralize(len(study.trials), 'trial')} without gradient moments."
+            "No noise scale was measured. Train for at least three epochs, or give "
+            "`micro_batch_size=n`, a part of the batch sizes, to `kbatch.BatchSizeHyperModel`. "
+            f"Received: {pluralize(len(study.trials), 'trial')} without a noise scale."
         )
-    return found
+    return measured
 
 
 def goodput_of(study: Study) -> Goodput | None:
-    """Compute the goodput of each batch size by the noise scale of the best trial that has one."""
+    """Compute the goodput of each batch size with the noise scale of the best trial that has it."""
     resolved = [t for t in study.trials if t.noise_scale and t.noise_scale.value is not None]
     completed = [trial for trial in study.trials if trial.status == "completed"]
     rates = {
         size: rate
         for size, trial in common.one_of_each_size(study, completed).items()
-        if (rate := trial.throughput) is not None
+        if (rate := throughput_of(study.decide(), trial)) is not None
     }
     if not resolved or len(rates) < 2:
         return None
@@ -65,38 +71,46 @@ def goodput_of(study: Study) -> Goodput | None:
         value, *bounds = (curve[size] for curve in curves)
         values[size] = Estimate(value, min(bounds, default=None), max(bounds, default=None))
     note = (
-        f"Goodput in samples of batch size {min(rates):,}, at noise scale "
+        f"Goodput in samples of batch size {min(rates):,}, at the noise scale "
         f"{format_number(scale.value)}{in_brackets(scale)} of batch size {trial.batch_size:,}."
     )
     return rates, values, bests[0], note
 
 
 def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = True) -> Axes:
-    """Plot the gradient noise scale by epoch and of the late half, and the goodput by batch size.
+    """Plot the gradient noise scale by epoch, and the goodput by batch size.
 
-    Below the noise scale, twice the batch size nearly halves the updates that training needs;
-    above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162). Goodput is throughput
-    times statistical efficiency, (B_noise + M0) / (B_noise + B) with the smallest batch size M0
-    (Qiao et al. 2021, Pollux, OSDI): samples of that size per second. It predicts how fast training
-    advances, not how good the model is in the end. Its panel needs a noise scale that is resolved
-    and the throughput of two batch sizes.
+    Below the noise scale, twice the batch size nearly halves the updates that training needs. Above
+    it, a larger batch hardly saves updates (McCandlish et al. 2018, arXiv:1812.06162). Goodput is
+    throughput times statistical efficiency, (B_noise + M0) / (B_noise + B) with the smallest batch
+    size M0 (Qiao et al. 2021, Pollux, OSDI). Its unit is samples of size M0 per second. Goodput
+    predicts how fast training advances, not how good the model is in the end. It needs a known
+    noise scale and the throughput of two batch sizes.
 
     Each batch size is shown by its trial that `study.decide()` compares, or by its best one.
-    Lines are means over training runs, and thin lines are single runs, without epochs whose
-    gradient is lost in noise. On the right is the late half of training with its 95 % interval. An
-    arrow stands for a lower bound if nothing more is known.
+    Thick lines are means over training runs, and thin lines are single runs. Epochs in which noise
+    hides the gradient have no point. On the right is the late half of training with its 95 %
+    interval. An arrow starts at a lower bound.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/search")
+    >>> kbatch.plot_noise_scale(study).figure.savefig("noise-scale.png")
 
     Args:
-        study: A study, from `load_study`.
-        ax: Axes whose place the panels take. If None, a new figure.
-        caption: Whether to write at most two lines below a new figure.
+        study: A `kbatch.Study`, such as from `load_study`.
+        ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
+        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+
+    Returns:
+        The upper Axes.
 
     Raises:
-        ValueError: If the study is empty or no noise scale was measured, with what to do.
+        ValueError: If the study is empty, or if no noise scale was measured.
     """
     measured, progress = measured_trials(study), goodput_of(study)
     trials = common.one_of_each_size(study, measured)
-    # Its axis is logarithmic, which has no place for 0.
+    # A logarithmic axis cannot show 0.
     runs = {
         size: [
             curve

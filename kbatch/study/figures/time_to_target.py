@@ -1,4 +1,4 @@
-"""The figure of the cost of a target: seconds and updates by batch size."""
+"""The figure of the seconds and updates to a target by batch size."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -22,56 +22,56 @@ from kbatch.training.metrics import metric_words
 HEIGHT_IN = 4.8
 
 
-# Whether a trial met the target, and the epochs that each execution took to it; if one did not meet
-# it, those of the longest execution.
+# Whether all runs of a trial met the target, and the epochs that each run needed. If they did not,
+# all epochs of the longest run.
 Spent = tuple[bool, Sequence[Sequence[EpochRecord]]]
 
 
 def target_of(study: Study, value: float | None) -> Target:
-    """Return the target of a study, or such a value of its metric of quality."""
+    """Return the study's target. If `value` is given, return this value of the quality metric."""
     if value is not None:
         metric = study.quality_metric
         if metric is None:
             raise ValueError(
-                "`target` is a value of the study's metric of quality, and no trial has one. "
-                f"Received: target={value}."
+                "`target` is a value of the study's metric of quality, and no trial has this "
+                f"metric. Received: target={value}."
             )
         return Target(metric.name, value, metric.direction)
     targets = dict.fromkeys(filter(None, (trial.last.target for trial in study.trials)))
     if len(targets) == 1:
         return next(iter(targets))
-    held = "several targets" if targets else "no target"
+    received = "several targets" if targets else "no target"
     raise ValueError(
-        "A figure of the cost of a target needs one: give `target=0.95`, say (in a terminal "
+        "This figure needs one target. Give it, such as `target=0.95` (in a terminal "
         "`--target 0.95`), or search with `callbacks=[kbatch.StopAtTarget(monitor, value)]`. "
-        f"Received: target=None, and a study with {held}."
+        f"Received: target=None, and a study with {received}."
     )
 
 
-def target_points(study: Study, aim: Target) -> dict[int, Spent]:
-    """Return what each batch size that has a result needed to reach a target, ascending."""
+def target_points(study: Study, target: Target) -> dict[int, Spent]:
+    """Return the epochs that each batch size with a result needed to reach a target."""
     trials = reversed(study.trials)
-    spent = [(trial.batch_size, found) for trial in trials if (found := _spent(trial, aim))]
-    if not spent:
+    points = [(trial.batch_size, spent) for trial in trials if (spent := _spent(trial, target))]
+    if not points:
         raise common.missing_data(study, "trials that completed with epochs")
-    # Of each size the last counts: it took the fewest updates, and of equals it is the first trial.
-    spent.sort(key=lambda one: (one[1][0], -fmean(map(_updates, one[1][1]))))
-    return dict(sorted(dict(spent).items()))
+    # The last trial of a size is shown: the one with the fewest updates, of equals the first.
+    points.sort(key=lambda point: (point[1][0], -fmean(map(_updates, point[1][1]))))
+    return dict(sorted(dict(points).items()))
 
 
 def _spent(trial: TrialRecord, target: Target) -> Spent | None:
-    """Return what a trial took. If it has no result, return None."""
+    """Return the epochs of a trial until the target; None if it has no result."""
     if trial.status != "completed" or not all(run.epochs for run in trial.executions):
         return None
-    spent = [epochs_to_target(target, run.epochs) for run in trial.executions]
-    reached = [epochs for epochs in spent if epochs is not None]
-    shown, met = reached, len(reached) == len(spent)
+    needed = [epochs_to_target(target, run.epochs) for run in trial.executions]
+    spent = [epochs for epochs in needed if epochs is not None]
+    met = len(spent) == len(needed)
     if not met:
-        # What was not met in what was spent takes more than that.
-        shown = [max((run.epochs for run in trial.executions), key=_updates)]
-    if not all(_seconds(epochs) and _updates(epochs) for epochs in shown):
-        return None  # They have no place on a logarithmic axis.
-    return met, shown
+        # The target takes more than the longest run.
+        spent = [max((run.epochs for run in trial.executions), key=_updates)]
+    if not all(_seconds(epochs) and _updates(epochs) for epochs in spent):
+        return None  # A logarithmic axis cannot show 0.
+    return met, spent
 
 
 def _seconds(epochs: Sequence[EpochRecord]) -> float:
@@ -83,31 +83,31 @@ def _updates(epochs: Sequence[EpochRecord]) -> int:
 
 
 def _positive(values: Sequence[float]) -> Estimate[float]:
-    """Return the mean with an interval that a logarithmic axis has a place for."""
-    found = mean_of(values) or Estimate(0.0)
-    if found.low is None or found.low > 0:
-        return found
-    return Estimate(found.value, min(values), found.high)
+    """Return the mean, with an interval above 0 for a logarithmic axis."""
+    mean = mean_of(values) or Estimate(0.0)
+    if mean.low is None or mean.low > 0:
+        return mean
+    return Estimate(mean.value, min(values), mean.high)
 
 
 def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
-    """Fit the updates of all executions, where three sizes met the target; describe the fit."""
+    """Fit the updates of all runs if three sizes met the target, and describe the fit."""
     met = {size: spent for size, (met, spent) in points.items() if met}
     runs = [(size, _updates(epochs)) for size, spent in met.items() for epochs in spent]
     if len(met) < 3:
         return None, (
-            "No curve is fitted: it needs three batch sizes that met the target, and "
-            f"{len(met)} did."
+            "No curve is fitted, because it needs three batch sizes that met the target. "
+            f"Here {len(met)} did."
         )
     fit = fit_steps_to_target(*zip(*runs, strict=True))
     critical, text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
     if critical.value is None:
         bound = f", above {format_number(critical.low)}" if critical.low else ""
         return fit, f"{text}; B_crit is larger than these batch sizes can show{bound}."
-    deviates = " Trials deviate by more than noise."
+    deviates = " Trials deviate by more than noise." if fit.holds is False else ""
     return fit, (
         f"{text}, S_min {format_number(fit.fewest_steps)}, B_crit {format_number(critical.value)}"
-        f"{in_brackets(critical)}.{deviates if fit.holds is False else ''}"
+        f"{in_brackets(critical)}.{deviates}"
     )
 
 
@@ -116,72 +116,84 @@ def plot_time_to_target(
 ) -> Axes:
     """Plot the training time and the updates to a target by batch size, on logarithmic axes.
 
-    Dashed is perfect scaling from the smallest batch size that met the target, where twice the
+    The dashed line is perfect scaling from the smallest batch size that met the target: twice the
     batch needs half the updates (Shallue et al. 2019, arXiv:1811.03600). The curve through the
     updates is S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162). Each batch size is
-    shown by its trial with the fewest updates. The ring is the answer of `study.decide()`. A target
-    counts as met at the end of an epoch. Training time includes tracing, but no validation. If all
-    batch sizes train at one learning rate, large ones may need more updates for that reason alone.
-    Several studies have a line each, without the curve and the line of perfect scaling.
+    shown by its trial with the fewest updates. The ring is the answer of `study.decide()`.
+
+    A target counts as met at the end of an epoch. Training time includes tracing, but no
+    validation. If all batch sizes have the same learning rate, large ones may need more updates for
+    this reason alone. If there are several studies, each has a line, without the curve and without
+    perfect scaling.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/search")
+    >>> kbatch.plot_time_to_target(study).figure.savefig("time-to-target.png")
 
     Args:
-        studies: A study, from `load_study`. Or several with one objective: a list, or a dict that
-            names them.
-        ax: Axes whose place the panels take. If None, a new figure.
-        target: Value of `study.quality_metric` to reach. Default: the one of `StopAtTarget`.
-        caption: Whether to write at most two lines below a new figure.
+        studies: A `kbatch.Study`, or several with one objective as a list or as a dict of names.
+        ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
+        target: Float. Value of `study.quality_metric` to reach. Default: the value of
+            `StopAtTarget`.
+        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+
+    Returns:
+        The upper Axes.
 
     Raises:
-        ValueError: If there is no target or nothing to show, with what to do, or if the studies do
-            not fit together.
+        ValueError: If there is no target or nothing to show, or if the studies do not fit together.
     """
     shown = studies_of(studies)
-    several, aim = len(shown) > 1, target_of(shown[0], target)
-    if any(target_of(study, target) != aim for study in shown):
+    several, goal = len(shown) > 1, target_of(shown[0], target)
+    if any(target_of(study, target) != goal for study in shown):
         raise ValueError(
-            "Studies with different targets need one: give `target=0.95`, say (in a terminal "
+            "These studies have different targets. Give one, such as `target=0.95` (in a terminal "
             f"`--target 0.95`). Received: target=None, and {len(shown)} studies."
         )
-    found = [target_points(study, aim) for study in shown]
-    fit, fit_text = (None, "") if several else fitted(found[0])
+    points_of_studies = [target_points(study, goal) for study in shown]
+    fit, fit_text = (None, "") if several else fitted(points_of_studies[0])
     failed = [
         (trial.batch_size, "no updates" if trial.status == "completed" else trial.outcome)
-        for study, points in zip(shown, found, strict=True)
+        for study, points in zip(shown, points_of_studies, strict=True)
         for trial in study.trials
         if trial.batch_size not in points
     ]
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
-    sizes = [size for points in found for size in points]
-    missed = any(not met for points in found for met, _ in points.values())
+    sizes = [size for points in points_of_studies for size in points]
+    missed = any(not met for points in points_of_studies for met, _ in points.values())
     batch_axis(lower, [*sizes, *(size for size, _ in failed)], common.BATCH_LABEL)
-    barred, ringed = False, dict[int, bool]()
-    for panel, cost in ((upper, _seconds), (lower, _updates)):
+    has_bars, certified = False, dict[int, bool]()  # Of the answers.
+    for panel, cost_of in ((upper, _seconds), (lower, _updates)):
         costs = [
-            {size: (met, _positive([*map(cost, spent)])) for size, (met, spent) in points.items()}
-            for points in found
+            {
+                size: (met, _positive([*map(cost_of, spent)]))
+                for size, (met, spent) in points.items()
+            }
+            for points in points_of_studies
         ]
-        for number, (study, own) in enumerate(zip(shown, costs, strict=True)):
-            _draw_costs(panel, number, own, fit if panel is lower else None, alone=not several)
+        for number, (study, by_size) in enumerate(zip(shown, costs, strict=True)):
+            _draw_costs(panel, number, by_size, fit if panel is lower else None, alone=not several)
             answer = study.decide().batch_size
-            if answer is not None and answer in own:
-                ringed[answer] = study.decide().certified
-                draw.ring(panel, answer, own[answer][1].value)
-        _end_axis(panel, [one for own in costs for one in own.values()], below=bool(failed))
-        barred = any(one.ends for own in costs for _, one in own.values())
-    said = draw.missing((upper, lower), failed)
-    which = join_words(at_most([f"{size:,} ({why})" for size, why in failed]) or [""])
-    alarm = f"\N{MULTIPLICATION X} Without a result: batch size {which}."
+            if answer is not None and answer in by_size:
+                certified[answer] = study.decide().certified
+                draw.ring(panel, answer, by_size[answer][1].value)
+        drawn = [cost for by_size in costs for cost in by_size.values()]
+        _end_axis(panel, drawn, below=bool(failed))
+        has_bars = any(cost.ends for _, cost in drawn)
+    labelled = draw.missing((upper, lower), failed)
+    names = join_words(at_most([f"{size:,} ({why})" for size, why in failed]) or [""])
+    alarm = f"\N{MULTIPLICATION X} Without a result: batch size {names}."
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
-    sign = "≥" if aim.direction == "max" else "≤"
-    aim_text = f"{metric_words(aim.metric)} {sign} {setting(aim.value)}"
-    title = f"Training time and updates to {aim_text}"
-    common.write_title(upper, title, shown)
+    sign = "≥" if goal.direction == "max" else "≤"
+    title = f"{metric_words(goal.metric)} {sign} {setting(goal.value)}"
+    common.write_title(upper, f"Training time and updates to {title}", shown)
     hollow = "Hollow: target not met." if several and missed else ""
-    answers = [f"{size:,}{'' if sure else ' (not certified)'}" for size, sure in ringed.items()]
+    answers = [f"{size:,}{'' if sure else ' (not certified)'}" for size, sure in certified.items()]
     ring = f"Ring: the answer, batch size {join_words(answers)}." if answers else ""
-    notes = ring, fit_text, hollow, f"{common.BARS}." if barred else ""
-    alarm = None if failed and several else alarm if failed and not said else ""
+    notes = ring, fit_text, hollow, f"{common.BARS}." if has_bars else ""
+    alarm = None if failed and several else alarm if failed and not labelled else ""
     caption = caption and ax is None
     common.write_conditions((upper, lower), shown, *notes, alarm=alarm, caption=caption)
     return upper
@@ -195,7 +207,7 @@ def _draw_costs(
     *,
     alone: bool,
 ) -> None:
-    """Draw one of the costs of a study; if it is alone, with the line of perfect scaling."""
+    """Draw one cost of a study. If the study is alone, also draw perfect scaling."""
     panel.set_yscale("log")
     sizes, (color, marker) = list(costs), series_style(number)
     met = [(size, cost) for size, (was_met, cost) in costs.items() if was_met]
@@ -208,7 +220,7 @@ def _draw_costs(
             ends = np.array([first, sizes[-1]])
             line = {"linewidth": 1.0, "linestyle": "--", "label": "perfect scaling"}
             panel.plot(ends, cost.value * first / ends, color=MUTED, zorder=1, **line)
-    # What was spent without meeting the target: it takes more.
+    # An arrow shows that the target takes more than this.
     for place in missed:
         draw.points(panel, place[:1], place[1:], color, marker, hollow=True)
         draw.arrow(panel, place, 20, color)
@@ -226,8 +238,10 @@ def _draw_costs(
 
 
 def _end_axis(panel: Axes, costs: Sequence[tuple[bool, Estimate[float]]], *, below: bool) -> None:
-    """End the axis around what was measured, with room `below` for sizes without a result."""
-    # The line of perfect scaling leaves the panel: what was measured is what matters.
+    """End the axis around the measurements, with room `below` for sizes without a result.
+
+    The line of perfect scaling may leave the panel.
+    """
     low = min(cost.low or cost.value for _, cost in costs)
     high = max(cost.high or cost.value for _, cost in costs)
     stretch = max(1.15, (high / low) ** 0.1)

@@ -22,34 +22,35 @@ from kbatch.study.compared_trials import (
     sizes_text,
 )
 from kbatch.study.comparison import Studies, studies_of
-from kbatch.study.decision import Decision
+from kbatch.study.decision import throughput_of
 from kbatch.study.figures import common
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.trial import Objective
 from kbatch.training.metrics import metric_words
 
 __all__ = ["draw_live", "draw_trials", "figure_bytes", "plot_trials"]
 
 HEIGHT_IN = 4.7
-# A size lies outside the axis that is so many times as far from the best as the median is.
+# The axis leaves out a size that is this many times as far from the best as the median size is.
+# The distance of the median counts as at least this share of the best value.
 _FAR, _LEAST_SPREAD = 10, 0.05
-# Between the marks that several studies have at a batch size, in octaves.
+# Distance between the marks of several studies at a batch size, in octaves.
 _ASIDE = 0.07
 
 
 def plot_trials(studies: Studies, ax: Axes | None = None, *, caption: bool = True) -> Axes:
     """Plot samples/s and the quality of the model by batch size.
 
-    The upper panel holds the throughput, the lower one the validation accuracy or whatever
-    `study.quality_metric` is. The line joins the trials that `study.decide()` compares, or the best
-    of a size. Grey dots are other trials. Failed trials are marked at the bottom edge, and the
-    trial that the decision names is labelled. Bars are intervals over training runs, or over the
-    timing windows and validation examples of a single run. A mark is hollow if the trial still
-    runs, is a short run, or trained only at a learning rate far from the best one.
+    The upper panel shows the throughput. The lower one shows `study.quality_metric`, such as the
+    validation accuracy. The line joins the trial of each batch size that `study.decide()` compares,
+    or the best one. Grey dots are other trials. Failed trials have a mark at the bottom edge, and
+    the answer has a label. Bars are intervals over training runs, or over the timing windows and
+    validation examples of a single run. A mark is hollow if the trial still runs, is a short run,
+    or trained only at a learning rate far from the best one.
 
-    Several studies share both scales. Each has a line and a ring at its answer, and the legend
-    names both. Their marks stand side by side at each batch size. Other trials are left out.
+    If there are several studies, each has a line and a ring at its answer, and the legend names
+    both. Other trials are left out.
 
     Example:
 
@@ -58,13 +59,15 @@ def plot_trials(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     >>> kbatch.plot_trials({"Adam": adam, "SGD": sgd}).figure.savefig("optimizers.png")
 
     Args:
-        studies: A study, from `load_study`. Or several with one objective: a list, or a dict that
-            names them.
-        ax: Axes to draw on, whose place several panels take. If None, a new figure.
-        caption: Whether to write at most two lines below a new figure.
+        studies: A `kbatch.Study`, or several with one objective as a list or as a dict of names.
+        ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
+        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+
+    Returns:
+        The upper Axes.
 
     Raises:
-        ValueError: If a study is empty, with what to run, or if the studies do not fit together.
+        ValueError: If a study is empty, or if the studies do not fit together.
     """
     return draw_trials(studies_of(studies), ax, caption=caption and ax is None)
 
@@ -77,73 +80,78 @@ def draw_trials(
     title: str = "",
     caption: bool = False,
 ) -> Axes:
-    """Draw the figure; the trial that runs is a hollow mark."""
+    """Draw the figure. The trial with the id `running` has a hollow mark."""
     several = len(studies) > 1
     quality = next(filter(None, (study.quality_metric for study in studies)), None)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
-    every = [trial for study in studies for trial in as_compared(study.trials)]
-    batch_axis(lower, [trial.batch_size for trial in every], common.BATCH_LABEL)
+    all_trials = [trial for study in studies for trial in as_compared(study.trials)]
+    batch_axis(lower, [trial.batch_size for trial in all_trials], common.BATCH_LABEL)
     values: list[tuple[str, Estimate[float]]] = []
     others: dict[Axes, list[tuple[float, float, bool]]] = {}
-    rings, barred, marks, empty = [], [], [], [upper, lower]
+    rings, with_bars, marks, empty = [], [], [], [upper, lower]
     for number, study in enumerate(studies):
-        decided, trials = study.decide(), as_compared(study.trials)
+        decision, trials = study.decide(), as_compared(study.trials)
         completed = [trial for trial in trials if trial.status == "completed"]
-
-        def quality_of(trial: TrialRecord, decided: Decision = decided) -> Estimate[float] | None:
-            # The value that the table of the decision shows.
-            return common.quality_of(decided.as_judged(trial), quality) if quality else None
-
+        # The table shows the same values.
+        rates = {t.trial_id: throughput_of(decision, t) for t in completed}
+        qualities = {
+            t.trial_id: common.quality_of(decision.as_judged(t), quality) if quality else None
+            for t in completed
+        }
         # These did not train at a suitable rate, so no line goes through them.
         far = [trial.trial_id for trial in common.far_off(study)]
         short = {trial.trial_id for trial in completed if not is_complete(trial.last)}
-        whole = [trial for trial in completed if trial.trial_id not in short]
-        # Until a run is complete, the short runs are all that there is to show.
-        shown = [*common.one_of_each_size(study, whole).values()] or completed
+        complete = [trial for trial in completed if trial.trial_id not in short]
+        # Short runs are shown until a run is complete.
+        shown = [*common.one_of_each_size(study, complete).values()] or completed
         chosen = {trial.trial_id for trial in shown}
         hollow_ids = {running, *far, *chosen & short}
-        taken = decided.trial and decided.trial.trial_id
-        aside = 2 ** (_ASIDE * (number - (len(studies) - 1) / 2))  # Bars would cover each other.
-        for panel, measure in ((upper, lambda trial: trial.throughput), (lower, quality_of)):
-            known = [(trial, found) for trial in completed if (found := measure(trial))]
-            empty = [each for each in empty if each is not panel or not known]
-            drawn = chosen.difference(far, short)
-            joined = [(t.batch_size * aside, found) for t, found in known if t.trial_id in drawn]
-            if joined:
-                draw.series(panel, number, joined, label="")
+        answer_id = decision.trial and decision.trial.trial_id
+        # Marks of several studies are side by side, so that bars do not cover each other.
+        aside = 2 ** (_ASIDE * (number - (len(studies) - 1) / 2))
+        for panel, estimates in ((upper, rates), (lower, qualities)):
+            known = [(t, value) for t in completed if (value := estimates[t.trial_id])]
+            empty = [other for other in empty if other is not panel or not known]
+            on_line = chosen.difference(far, short)
+            line = [(t.batch_size * aside, value) for t, value in known if t.trial_id in on_line]
+            if line:
+                draw.series(panel, number, line, label="")
             look = series_style(number)
-            for trial, found in known:
-                place = trial.batch_size * aside, found.value
+            for trial, value in known:
+                place = trial.batch_size * aside, value.value
                 if trial.trial_id in hollow_ids:
                     draw.points(panel, place[:1], place[1:], *look, hollow=True, zorder=3)
-                if trial.trial_id == taken:
+                if trial.trial_id == answer_id:
                     rings.append((panel, *place))
                 if trial.trial_id not in chosen and not several:
                     others.setdefault(panel, []).append((*place, trial.trial_id in short))
-        who = f"{study.name} " if several else ""
-        values += [(f"{who}{t.batch_size:,}", found) for t in shown if (found := quality_of(t))]
-        barred += [decided.as_judged(t) for t in shown if t.trial_id not in short]
+        prefix = f"{study.name} " if several else ""
+        values += [
+            (f"{prefix}{t.batch_size:,}", value) for t in shown if (value := qualities[t.trial_id])
+        ]
+        with_bars += [decision.as_judged(t) for t in shown if t.trial_id not in short]
         if hollow_ids - {running} and running is None:
             marks.append(f"Hollow: {'short runs' if chosen & short else LEFT_OUT['far_rate']}.")
         if missing := {t.batch_size for t in completed} - {t.batch_size for t in shown}:
-            marks.append(f"No complete run: batch size {who}{sizes_text(sorted(missing), trials)}.")
-    failed = [(t.batch_size, t.outcome) for t in every if t.status != "completed"]
-    said = draw.missing((upper, lower), failed) and not several
+            sizes = sizes_text(sorted(missing), trials)
+            marks.append(f"No complete run: batch size {prefix}{sizes}.")
+    failed = [(t.batch_size, t.outcome) for t in all_trials if t.status != "completed"]
+    labelled = draw.missing((upper, lower), failed) and not several
     words = f"Throughput and {metric_words(quality.name)}" if quality else "Throughput"
     common.write_title(upper, title or f"{words} by batch size", studies)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Quality metric")
     outside = grey = ""
-    all_failed = len(failed) == len(every)
+    all_failed = len(failed) == len(all_trials)
     if not all_failed:
-        # Throughput is a ratio scale: from zero, twice as high is twice as fast.
+        # From zero, twice the height is twice the speed.
         upper.set_ylim(bottom=0, top=1.08 * upper.get_ylim()[1])
         upper.yaxis.set_major_formatter("{x:,.0f}")
         if quality:
             outside = _end_axis(lower, values, quality)
-            shown_values = [found.value for _, found in values]
-            common.quality_axis(lower, quality, shown_values, judged=every[0].objective)
-        if failed:  # Room for the words below those that failed.
+            shown_values = [value.value for _, value in values]
+            common.quality_axis(lower, quality, shown_values, judged=all_trials[0].objective)
+        if failed:  # Room for the reasons below the marks.
             bottom, top = lower.get_ylim()
             lower.set_ylim(bottom - 0.25 * (top - bottom), top)
         for panel, points in others.items():
@@ -162,8 +170,8 @@ def draw_trials(
         lower.set_title(label, loc="left", y=1, parse_math=False, **look)
     if several:
         marks.insert(0, "Rings: the answers.")
-    notes = (" ".join(dict.fromkeys(marks)), grey, outside, common.bars_text(barred, quality))
-    alarm = "" if said else None
+    notes = (" ".join(dict.fromkeys(marks)), grey, outside, common.bars_text(with_bars, quality))
+    alarm = "" if labelled else None
     common.write_conditions((upper, lower), studies, *notes, alarm=alarm, caption=caption)
     return upper
 
@@ -171,25 +179,25 @@ def draw_trials(
 def _end_axis(
     panel: Axes, values: Sequence[tuple[str, Estimate[float]]], quality: Objective
 ) -> str:
-    """End the axis where the sizes do that matter, and say which lie outside."""
+    """End the axis at the values near the best one, and name the sizes outside."""
     sign = quality.sign
-    signed = [sign * found.value for _, found in values]
+    signed = [sign * value.value for _, value in values]
     best = max(signed, default=0.0)
     spread = best - median(signed) if signed else 0.0
     least = best - _FAR * max(spread, _LEAST_SPREAD * abs(best))
-    outside = [(size, found) for size, found in values if sign * found.value < least]
+    outside = [(size, value) for size, value in values if sign * value.value < least]
     if not outside:
         return ""
-    inside = [found for _, found in values if sign * found.value >= least]
-    ends = [end for found in inside for end in found.ends or (found.value, found.value)]
+    inside = [value for _, value in values if sign * value.value >= least]
+    ends = [end for value in inside for end in value.ends or (value.value, value.value)]
     margin = 0.05 * ((max(ends) - min(ends)) or abs(best))
     panel.set_ylim(min(ends) - margin, max(ends) + margin)
-    named = [f"{size} ({format_number(found.value)})" for size, found in outside]
-    return f"Outside the axis: batch size {join_words(at_most(named))}."
+    names = [f"{size} ({format_number(value.value)})" for size, value in outside]
+    return f"Outside the axis: batch size {join_words(at_most(names))}."
 
 
 def _draw_others(panel: Axes, points: Sequence[tuple[float, float, bool]]) -> str:
-    """Draw the trials that are not those of their size, and say what they are."""
+    """Draw the trials that are not chosen for their size, and count them."""
     if not points:
         return ""
     low, high = panel.get_ylim()
@@ -208,23 +216,23 @@ def _draw_others(panel: Axes, points: Sequence[tuple[float, float, bool]]) -> st
 
 
 def named_label(study: Study) -> str:
-    """Write what the decision names, its throughput or quality, and whether it is certified."""
-    decided, quality = study.decide(), study.quality_metric
-    trial: Any = decided.trial
+    """Name the answer, with its throughput or quality, and whether it is certified."""
+    decision, quality = study.decide(), study.quality_metric
+    trial: Any = decision.trial
     parts = [f"batch size {trial.batch_size:,}", *setting_texts(trial, differing(study.trials))]
-    if FACTOR_NAME in trial.hyperparameters and (rate := decided.learning_rate):
+    if FACTOR_NAME in trial.hyperparameters and (rate := decision.learning_rate):
         parts.append(f"learning rate {setting(rate)}")
-    verb = "keep" if decided.page.sentences[0].startswith("Keep") else "take"
-    text, found = f"{verb} {', '.join(parts)}", quality and common.quality_of(trial, quality)
+    verb = "keep" if decision.page.sentences[0].startswith("Keep") else "take"
+    text, value = f"{verb} {', '.join(parts)}", quality and common.quality_of(trial, quality)
     if trial.objective.name == "samples_per_second":
         text += f": {format_number(trial.judged_value, 4)} samples/s"
-    elif found:
-        text += f": {format_number(found.value, 4)}"
-    return text if decided.certified else f"{text} (not certified)"
+    elif value:
+        text += f": {format_number(value.value, 4)}"
+    return text if decision.certified else f"{text} (not certified)"
 
 
 def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
-    """Draw the trials of a search so far, the one that runs as a hollow mark from an epoch on."""
+    """Draw the trials of a search so far. The running trial has a hollow mark after one epoch."""
     trials = []
     for trial in study.trials:
         measured = [e for e in trial.executions if e.epochs]
@@ -238,7 +246,7 @@ def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
         canvas.write_title(panel, status)
         panel.set_xticks([])
         canvas.write_message(panel, "No epoch has ended yet.")
-        panel.set_label("An empty chart: no epoch of the search has ended yet.\n")
+        panel.set_label("An empty chart, because no epoch of the search has ended yet.\n")
         return panel
     shown = Study(study.name, tuple(trials), study.search)
     return draw_trials([shown], canvas.detached_axes(HEIGHT_IN), running=running, title=status)
