@@ -138,8 +138,7 @@ def _add_inference(commands: Any) -> None:
     add("--paths", dest="call_paths", default="compiled", **names, help=paths)
     policies = "dtype policies, and int8 (default: the model's own)"
     add("--policies", dest="dtype_policies", **names, help=policies)
-    sizes = "batch sizes (default: powers of two)"
-    add("--batch-sizes", type=batch_sizes, metavar="N,N,...", help=sizes)
+    add("--batch-sizes", type=batch_sizes, metavar="N,...", help="sizes (default: powers of two)")
     seconds = {"dest": "time_budget_s", "type": float, "default": TIME_BUDGET_S, "metavar": "S"}
     add("--seconds", **seconds, help="time budget in seconds (default: %(default)s)")
     bulk = "examples in a call of predict; batch sizes are not larger (default: %(default)s)"
@@ -179,10 +178,8 @@ def _add_input(commands: Any) -> None:
     add("--batch-size", type=int, metavar="N", help="batch size (default: the dataset's)")
     seconds = {"dest": "time_budget_s", "type": float, "metavar": "SECONDS"}
     add("--budget", **seconds, help="time budget in seconds")
-    changes = "do not try changes to the pipeline"
-    add("--no-remedies", dest="remedies", action="store_false", help=changes)
-    cache = "memory that a cache may use when it is tried"
-    add("--cache-bytes", type=int, metavar="BYTES", help=cache)
+    add("--no-remedies", dest="remedies", action="store_false", help="leave the pipeline unchanged")
+    add("--cache-bytes", type=int, metavar="BYTES", help="memory that a cache may use")
     output = {"type": Path, "default": Path("kbatch-input"), "metavar": "DIR"}
     add("-o", "--output", **output, help="folder for record and figure (default: %(default)s)")
     _add_verbose(add)
@@ -207,9 +204,8 @@ def _add_max_batch(commands: Any) -> None:
     add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch size to try")
     training = {"dest": "training", "action": "store_false"}
     add("--inference", **training, help="run predictions instead of train steps")
-    policy = "Keras dtype policy to build the model under, such as mixed_float16"
-    add("--policy", metavar="NAME", help=policy)
-    add("-o", "--output", type=Path, metavar="FILE", help="write the record")
+    add("--policy", metavar="NAME", help="Keras dtype policy of the model, such as mixed_float16")
+    add("-o", "--output", type=Path, metavar="FILE", help="JSON file for the result")
     _add_verbose(add)
 
 
@@ -234,9 +230,8 @@ def _add_recommend(commands: Any) -> None:
     seconds = {"dest": "time_budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
     add("--budget", **seconds, help="time budget in seconds (default: %(default)s)")
     add("--seed", type=int, metavar="N", help="seed of the pilot run")
-    add("-o", "--output", type=Path, metavar="FILE", help="write the record")
-    figure = "write the figure of the limits"
-    add("--figure", type=Path, metavar="FILE", help=figure)
+    add("-o", "--output", type=Path, metavar="FILE", help="JSON file for the result")
+    add("--figure", type=Path, metavar="FILE", help=".png, .svg or .pdf file for the figure")
     _add_verbose(add)
 
 

@@ -119,7 +119,7 @@ def profile_training(
     with progress:
         memory = MemoryPass()
         if measure_memory:
-            progress.say("starting a worker process for the memory")
+            progress.say("starting a worker process that measures memory")
             with open_probes(
                 workload, memory_limit_bytes=limit_bytes, model=lambda: start().model
             ) as probes:

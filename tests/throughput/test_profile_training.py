@@ -23,7 +23,7 @@ def test_profile_training_with_default_sizes(capsys):
         models.Locked(models.linear), *models.rows(20), time_budget_s=2.0
     )
     output = capsys.readouterr().out
-    assert "for the memory" in output
+    assert "measures memory" in output
     assert "when warm" in output
     assert sizes_of(profile) == [1, 2, 4, 8, 16]
     measured = [update for update in profile.updates if update.measured]
