@@ -102,7 +102,7 @@ class StepsToTarget(NamedTuple):
     holds: bool | None  #: Whether the trials fit the curve. If None, it is not known.
 
     def steps(self, batch_size: float) -> float:
-        """Return the fitted steps to the target at a batch size in examples."""
+        """Return the fitted steps to the target at `batch_size` examples."""
         return self.fewest_steps + self.fewest_examples / batch_size
 
 

@@ -58,7 +58,7 @@ class Estimate(Generic[Value]):
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def times(self, factor: float) -> "Estimate[Value]":
-        """Change the unit: multiply by a positive number."""
+        """Change the unit: multiply by a positive `factor`."""
         known = {"value": self.value, "low": self.low, "high": self.high}
         changed = {name: factor * x for name, x in known.items() if x is not None}
         return dataclasses.replace(self, **changed)

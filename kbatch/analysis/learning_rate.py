@@ -102,10 +102,10 @@ def check_rule(rule: str | None, name: str, others: tuple[str, ...] = ()) -> str
 def scale_beta_2(
     beta_2: float, beta_1: float | None = None, *, batch_size: int, base_batch_size: int
 ) -> float:
-    """Scale the decay of Adam's second moment so that its half-life in examples stays the same.
+    """Scale Adam's `beta_2` so that its half-life in examples stays the same at `batch_size`.
 
-    Adam is unstable below `beta_1 ** 2`. If `beta_1` is given, a hundredth of the distance to 1
-    above this is the lower limit, and a `beta_2` below the limit is unchanged.
+    `beta_2` suits `base_batch_size`. If `beta_1` is given, the result is not below a limit just
+    above `beta_1 ** 2`, where Adam is unstable. A `beta_2` below the limit is unchanged.
 
     >>> scale_beta_2(0.99, batch_size=128, base_batch_size=64)
     0.9801

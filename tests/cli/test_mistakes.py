@@ -92,7 +92,7 @@ def test_mistake_prints_one_line_and_writes_no_file(words, files, capsys):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        ("uncompiled", r"kbatch: The model must be compiled: call `model\.compile\("),
+        ("uncompiled", r"kbatch: `model` must be compiled: call `model\.compile\("),
         ("broken", r"kbatch: the file is not there\n(.|\n)*in broken"),  # With a traceback.
     ],
 )
