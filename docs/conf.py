@@ -1,5 +1,11 @@
 """Sphinx's settings: `make docs` builds the site into build/docs."""
 
+import dataclasses
+import inspect
+import re
+
+from sphinx.util import logging
+
 import kbatch
 
 # What is documented imports TensorFlow, which writes lines to stderr at its start.
@@ -49,7 +55,45 @@ def restore(app, kind, name, thing, options, lines):
     lines[:] = [line.replace(HIDDEN_COLON, ":") for line in lines]
 
 
+DOCUMENTED = set()
+
+
+def undescribed(name, thing, text):
+    """Return the parameters that `Args:` does not describe.
+
+    In methods, and in the functions of `kbatch.analysis`, a sentence may name them instead.
+    """
+    function = vars(thing).get("__init__") if inspect.isclass(thing) else thing
+    if dataclasses.is_dataclass(thing) or not callable(function):
+        return []  # The fields of a record are described one by one.
+    section = re.search(r"^Args:\n((?: .*\n|\n)*)", text, re.MULTILINE)
+    entries = re.findall(r"^ {4}([*\w, ]+):", section[1] if section else "", re.MULTILINE)
+    described = set(re.findall(r"\w+", " ".join(entries)))
+    if inspect.isfunction(thing) and name.count(".") > 1:
+        described |= set(re.findall(r"`(\w+)`", text))
+    return [name for name in inspect.signature(function).parameters if name not in described]
+
+
+def check_texts(app, kind, name, thing, options, lines):
+    """Warn about a public parameter without a description, which fails the build."""
+    DOCUMENTED.add(name)
+    public = name.split(".")[1] in kbatch.__all__
+    if public and kind in ("function", "method", "class"):
+        text = "\n".join([*lines, ""])
+        for parameter in {*undescribed(name, thing, text)} - {"self", "cls"}:
+            logging.getLogger(__name__).warning("%s: describe `%s` in `Args:`", name, parameter)
+
+
+def check_names(app, env):
+    """Warn about public names that no page documents."""
+    names = {f"kbatch.{name}" for name in kbatch.__all__} - {"kbatch.analysis"}
+    for name in sorted(names - DOCUMENTED):
+        logging.getLogger(__name__).warning("%s: document it in docs/reference", name)
+
+
 def setup(app):
-    """Registers what this file adds to Sphinx, before napoleon and after it."""
+    """Register what this file adds to Sphinx, before napoleon and after it."""
+    app.connect("autodoc-process-docstring", check_texts, priority=300)
     app.connect("autodoc-process-docstring", prepare, priority=400)
     app.connect("autodoc-process-docstring", restore, priority=600)
+    app.connect("env-check-consistency", check_names)

@@ -416,7 +416,7 @@ class InferenceProfile(Result):
         return InferenceAnswer(size, interval, reason)
 
     def latency_quantile(self, quantile: float) -> Latency:
-        """Fit a quantile of the latency, in (0, 1), to the batch size.
+        """Fit the latency at a `quantile` in (0, 1), such as 0.95, by batch size.
 
         The fit uses sizes with enough calls, and the fresh calls of larger sizes. The calls of a
         size are cut into groups in order of time. Each group gives one value of the quantile.
@@ -480,7 +480,7 @@ class InferenceProfile(Result):
         return dataclasses.replace(selected, target_ms=None, checks=())
 
     def predict_memory_bytes(self, batch_size: int) -> float:
-        """Estimate the memory of a batch, in bytes, from the line through the measured sizes."""
+        """Estimate the bytes of a batch of `batch_size` examples from the fitted line."""
         size = check_size(batch_size, "batch_size")
         return predict_memory(peaks_under(self.series[0][1], self.memory), size)
 
