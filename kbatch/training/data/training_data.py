@@ -90,7 +90,7 @@ def training_dataset(
         ValueError: If a search cannot train with the data, if its parts have unequal lengths, or if
             there are fewer examples than `batch_size`.
     """
-    if not is_integer(batch_size) or batch_size < 1:
+    if batch_size is None or not is_integer(batch_size) or batch_size < 1:
         raise InputError(
             "`batch_size` must be an integer of at least 1. A decision has one if a training run "
             f"completed. Received: batch_size={batch_size!r}."
