@@ -55,7 +55,7 @@ def _parts_differ(found: str, source: str | None = None) -> str:
     return f"{cut}: {found}.{advice.get(source, '')}"
 
 
-# Where a search for memory ran, by the reason.
+# The process of a search for memory, by the reason.
 _MEASURED_HERE = {
     "gpu": "Measured in this process, because it already uses the GPU, and not confirmed in a new "
     "process. To get a new one, give a build function and arrays, and make no model, tensor or "

@@ -421,7 +421,7 @@ def throughput_of(decision: Decision, trial: TrialRecord) -> Estimate[float] | N
 
 
 def speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
-    """Divide the training time of one trial by that of another, with an interval over runs."""
+    """Divide the training times of two trials, with an interval over runs."""
     if len(device_kinds([base, other])) > 1 or any(map(ends_by_time, base.executions)):
         return None
     seconds = training_seconds if base.last.target is None else lambda e: e.seconds_to_target

@@ -116,7 +116,7 @@ def check_tracker(tracker: str) -> None:
 
 
 def log_runs(tracker: str, runs: Sequence[TrackedRun], machine: EnvironmentRecord | None) -> str:
-    """Write the new runs of a study to a tracker, and return where they are shown."""
+    """Write the new runs of a study to a tracker, and return their server or project."""
     # The identity of a study stays when its search continues. Searches that begin in the same
     # second on many hosts may differ only in the load average.
     env: Any = machine
