@@ -115,12 +115,12 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "the first epoch. Later epochs may be faster."
     ),
     "map_calls_python": (
-        "`map` calls a Python function ({names}), which holds the interpreter's lock, so threads "
-        "do not speed it up. Use TensorFlow operations, or do the work once before training."
+        "`map` calls a Python function ({names}), which threads do not speed up. Use TensorFlow "
+        "operations, or do the work once before training."
     ),
     "rows_differ": (
-        "Rows of the dataset differ in length, and kbatch used the longest of the first {elements} "
-        "elements. If there are longer ones, put one first, or give it as `longest_example`."
+        "Rows of the dataset differ in length. kbatch used the longest of the first {elements} "
+        "elements: if there are longer ones, give one as `longest_example`."
     ),
     "inputs_made": "kbatch made random inputs. Give `x` if times or outputs depend on its values.",
     "rate_rises": (
@@ -145,8 +145,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "callbacks_needed": "Callbacks of the search ended the trial. Give `fit` the same callbacks.",
     "split_by_class": (
         "The labels are sorted by class, and `validation_split` takes the last rows: {what}. "
-        "Shuffle the rows before the search, such as by "
-        "`order = np.random.default_rng(0).permutation(len(y))`."
+        "Shuffle: `i = np.random.default_rng(0).permutation(len(y)); x, y = x[i], y[i]`."
     ),
     "objective_of_training": (
         "Sizes were compared by `{name}` of the training data, although there are validation data. "
@@ -196,7 +195,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "rates_by_callback": (
         "{who} set the learning rate (epochs ended at {ends}), so kbatch compares no rates. To "
-        "compare them, multiply the current rate in the callback, or use a schedule in `build`."
+        "compare them, multiply the rate in the callback, or use a schedule."
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
@@ -207,8 +206,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The {words} still improved by {gain} over the last {last}. Train longer to be sure."
     ),
     "input_binds": (
-        "The input pipeline is the limit: training waits for data {when}, so samples/s show the "
-        "speed of the pipeline. `kbatch.profile_input_pipeline` tries ways to make it faster."
+        "Training waits for data {when}, so samples/s show the speed of the input pipeline. "
+        "`kbatch.profile_input_pipeline` tries ways to make it faster."
     ),
     "search_the_sizes": (
         "To find which size trains best, at which learning rate, and whether XLA helps, use "
@@ -250,8 +249,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Batches of up to {size} examples were trained at once, without gradient accumulation."
     ),
     "batch_normalization_in_parts": (
-        "Not equal to the whole batch, because each micro-batch is normalized by itself: {parts}. "
-        "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch."
+        "Each micro-batch is normalized by itself, unlike the whole batch: {parts}. "
+        "Use GroupNormalization, LayerNormalization, or a micro-batch as large as the batch."
     ),
     "parts_differ": _parts_differ,
     "parts_not_compared": "Not known to be equal to the whole batch: {found}.",
@@ -264,7 +263,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "own_step_whole": (
         "The model has its own `train_step`, so batches were not cut into {size}. Move its loss "
-        "into `compute_loss`, or call `accumulate_gradients` with `exact=True` in `build`."
+        "into `compute_loss`, or call `accumulate_gradients(exact=True)` in `build`."
     ),
     "first_learning_rate": (
         "The first update used {used:.3g}, not the model's learning rate {built:.3g}: {by} set it."
@@ -298,8 +297,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         'give `BatchSizeHyperModel(build, batch_sizes, dtype_policy="float32")`.'
     ),
     "data_not_copied": (
-        "The `PyDataset` cannot be copied ({error}), so each training run reads it in the state "
-        "that the previous run left. Give a function that makes it, `batch_size -> PyDataset`."
+        "The `PyDataset` cannot be copied ({error}), so a run reads it as the previous run left "
+        "it. Give a function that makes it, `batch_size -> PyDataset`."
     ),
     "own_path": "`{callback}` writes one file for each trial: {own} instead of {given}.",
     # Reasons, each the end of a sentence: why a search for memory ended at its size.
