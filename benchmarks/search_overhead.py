@@ -222,7 +222,14 @@ def main():
     parser.add_argument("--xla", action="store_true")
     parser.add_argument("--save")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    given = parse_arguments(parser, nets="mlp", rounds=1, policy="float32")
+    given = parse_arguments(
+        parser,
+        nets="mlp",
+        rounds=1,
+        epochs=2,
+        policy="float32",
+        contenders="loop,keras-tuner,kbatch",
+    )
     if given.one:
         print(json.dumps(run(*json.loads(given.one))))
         return
