@@ -20,9 +20,9 @@ help:
 demo: .venv/demo.stamp ## a search on handwritten digits, its page and its figures, in kbatch-demo
 	$(BIN)/kbatch demo
 
-# The picture of the README.
+# The page and the picture of the README, on a quiet machine.
 docs/images/trials.png: .venv/demo.stamp
-	$(BIN)/kbatch demo && cp kbatch-demo/trials.png $@
+	$(BIN)/python docs/demo.py
 
 # The pictures of the guides and of the gallery, from the records in docs/data; the two scripts say
 # how to make those again.
