@@ -61,7 +61,7 @@ def test_inference_writes_profile_table_and_figures(tmp_path, monkeypatch, capfd
     monkeypatch.chdir(tmp_path)
     mlp().save("net.keras")
     words = ("--slo", "10s", "--paths", "compiled, predict", "--batch-sizes", "1,64")
-    assert cli.main(["inference", "net.keras", *words, "--seconds", "0.5"]) == 0
+    assert cli.main(["inference", "net.keras", *words, "--seconds", "5"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
     assert "\x1b" not in out
