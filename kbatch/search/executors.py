@@ -1,7 +1,7 @@
-"""Where executions of trials run: the task that an engine is given, this host, and Ray.
+"""Executors of training runs: the task that an executor runs, this host, and Ray.
 
-Nothing here starts TensorFlow: an engine imports this module in its worker, and the task trains in
-a process of its own that ends with it.
+Nothing here starts TensorFlow. An executor imports this module in its worker, and each task trains
+in a new process that ends with the task.
 """
 
 import contextlib
@@ -22,83 +22,87 @@ from kbatch.device.worker import Worker
 from kbatch.errors import WorkerDied
 from kbatch.records.training_run import AskedRun
 
-# By these a process is ended from outside: for want of memory, preemption, a time limit, shutdown.
-_ENDED_BY = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Signals that end a process from outside: out of memory, preemption, a time limit, shutdown.
+_KILL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Task(NamedTuple):
-    """An execution of a trial, in plain types."""
+    """A training run of a trial, in plain types."""
 
-    files: dict[str, bytes]  # What it reads of the project directory, by relative path.
+    files: dict[str, bytes]  # Files of the project directory that it reads, by relative path.
     trial_id: str
     asked: AskedRun = AskedRun()
-    attempt: int = 0  # Some engines take equal tasks for one, and return the result of the first.
+    attempt: int = 0  # Some executors run equal tasks only once.
 
 
 class TaskResult(NamedTuple):
-    """The result of a task, in plain types, so that nothing of the worker's is unpickled."""
+    """The result of a task, in plain types, so that the search unpickles nothing of a worker."""
 
-    files: dict[str, bytes]  # What it wrote in the project directory, by relative path.
-    # "completed"; "failed", which its record says too; "mistake", which ends the search; "died":
-    # its process crashed; "lost": that was ended from outside, and may complete elsewhere.
+    files: dict[str, bytes]  # Files of the project directory that it wrote, by relative path.
+    # "completed"; "failed": training raised an error, which the record has too; "mistake": the
+    # search has to end; "died": the process crashed; "lost": the process was ended from outside.
     status: str = "completed"
-    text: str = ""  # What was raised, or the end of the output of a process that died.
+    text: str = ""  # The error, or the end of the output of a process that died.
     exit_code: int = 0  # Of a process that died.
-    out_of_memory: bool = False  # Whether that is known of a task that was lost.
+    out_of_memory: bool = False  # Whether a lost task is known to have run out of memory.
 
 
 def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskResult:
-    """Run a task in a process of its own, in a temporary folder; an engine calls it."""
+    """Run a task in a new process and a temporary folder. An executor calls this."""
     kills_before = read_memory_kills()
     exit_code, out_of_memory = 0, False
-    with contextlib.closing(worker or Worker()) as own:
-        project = own.folder / "project"
+    with contextlib.closing(worker or Worker()) as process:
+        project = process.folder / "project"
         for name, content in task.files.items():
             path = project / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         try:
-            status, text = own.call(train, str(project), search, task)
+            status, text = process.call(train, str(project), search, task)
         except WorkerDied as error:
             status, text, exit_code = "died", error.tail, error.exit_code
-            if -exit_code in _ENDED_BY:
+            if -exit_code in _KILL_SIGNALS:
                 status, text = "lost", f"signal {-exit_code} ended its process"
                 kills = read_memory_kills() - kills_before
                 if out_of_memory := exit_code == -signal.SIGKILL and kills > 0:
-                    text += " for want of memory"
-        found = {
+                    text += ", because the host ran out of memory"
+        files = {
             path.relative_to(project).as_posix(): path.read_bytes()
             for path in project.rglob("*")
             if path.is_file() and not path.name.startswith(("draft.", "."))
         }
-        changed = {name: data for name, data in found.items() if task.files.get(name) != data}
+        changed = {name: data for name, data in files.items() if task.files.get(name) != data}
         return TaskResult(changed, status, text, exit_code, out_of_memory)
 
 
 def train(project: str, search: bytes, task: Task) -> tuple[str, str]:
-    """Run a task in this process, where TensorFlow starts; return its status, and an error."""
+    """Run a task in this process, with TensorFlow; return its status and its error."""
     try:
-        execute, *given = pickle.loads(search)
+        execute, *arguments = pickle.loads(search)
     except (FileNotFoundError, PermissionError) as error:
         return "mistake", (
-            "Large arrays of a search are read from its project directory, which a worker of the "
-            "executor cannot do: give a `directory` on a file system that all hosts share, a "
-            "function `batch_size -> tf.data.Dataset` that loads the data there, or an executor "
-            f"that holds data, as `kbatch.ray_executor()` does. Received: {error} on "
-            f"{socket.gethostname()}."
+            "A worker of the executor cannot read the project directory, which holds the large "
+            "arrays of the search: give a `directory` on a file system that all hosts share, a "
+            "function `batch_size -> tf.data.Dataset` that loads the data on the worker, or an "
+            "executor that holds data, such as `kbatch.ray_executor()`. "
+            f"Received: {error} on {socket.gethostname()}."
         )
     except (ImportError, AttributeError) as error:
         return "mistake", (
-            "The model, data or callbacks of a search need a module that a worker of the executor "
-            "cannot import: install it there, or define their functions and classes in the script "
-            f"itself, which travel with it. Received: {type(error).__name__}: {error} on "
-            f"{socket.gethostname()}."
+            "A worker of the executor cannot import a module that the model, data or callbacks "
+            "need: install the module there, or define their functions and classes in the script "
+            "itself, because these are sent to the worker. "
+            f"Received: {type(error).__name__}: {error} on {socket.gethostname()}."
         )
-    return execute(Path(project), task, *given)
+    return execute(Path(project), task, *arguments)
 
 
 class LocalExecutor:
-    """Runs tasks on this host: `workers` at a time, None for one a GPU or for every two cores."""
+    """Runs tasks on this host.
+
+    Args:
+        workers: How many run at a time. Default: one for each GPU, or for every two cores.
+    """
 
     def __init__(self, workers: int | None = None):
         gpus, cores = usable_gpus(), usable_cores()
@@ -120,7 +124,7 @@ class LocalExecutor:
     def close(self) -> None:
         """Cancel queued tasks and end running ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        while self._running:  # One may just be starting its process.
+        while self._running:  # Again, because a worker may just be starting its process.
             for worker in list(self._running):
                 worker.restart()
             time.sleep(0.05)
@@ -136,11 +140,10 @@ class LocalExecutor:
 
 
 def ray_executor(**options: Any) -> Any:
-    """Make an executor for `BatchSizeTuner` that runs each execution as a task of Ray.
+    """Make an executor for `BatchSizeTuner` that runs each training run as a task of Ray.
 
-    Ray must have been started (`ray.init`). Arrays that `search` is given go into its object store
-    once. A task that Ray loses is tried once more by the tuner, not by Ray, unless `max_retries`
-    says so.
+    Call `ray.init` before. The arrays of `search` go into the object store of Ray once. If Ray
+    loses a task, the tuner submits it once more. Ray itself retries only if you set `max_retries`.
 
     Example:
 
@@ -149,8 +152,11 @@ def ray_executor(**options: Any) -> Any:
     >>> tuner = kbatch.BatchSizeTuner(hypermodel, "val_accuracy", executor=executor)
 
     Args:
-        **options: What `ray.remote` takes for each task, such as `num_cpus`, `num_gpus` and
+        **options: Options of `ray.remote` for each task, such as `num_cpus`, `num_gpus` and
             `memory` in bytes. Default of `num_gpus`: 1 if the cluster has GPUs.
+
+    Returns:
+        The executor, for the argument `executor` of `BatchSizeTuner`.
 
     Raises:
         ImportError: If Ray is not installed.
@@ -169,7 +175,7 @@ class _RayExecutor:
         self._ray, self._options = ray, options
 
     def put(self, value: Any) -> Any:
-        """Hold a value once for all tasks, which get it in place of the reference."""
+        """Store a value once. Tasks receive it in place of the returned reference."""
         return self._ray.put(value)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "_RayFuture":

@@ -1,48 +1,58 @@
-"""Which trial comes next, of a grid or of a race, known from the trials on disk alone.
+"""Which trial comes next in a grid or in a race.
 
-The record of a trial says what its executions gave. keras-tuner's own file adds how the trial
-ended, and the space of its hyperparameters, of which training may have declared more than building
-did.
+The answer follows from the files of the trials alone. The record of a trial holds the results of
+its training runs. keras-tuner's file of a trial adds how it ended and its hyperparameters, some of
+which may have been declared by training.
 """
 
 import json
 import math
+import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
+from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.library_internals import project_directory
-from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
-from kbatch.search.files import ENDED, STATE_NAME, trial_record
+from kbatch.records.json_codec import DAMAGED, load_if_readable, read_json, write_whole_file
+from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan
+from kbatch.search.files import ENDED, STATE_NAME, readable_trials, trial_record
 from kbatch.search.race import RaceStrategy
 from kbatch.search.search_time import SearchTime
 from kbatch.search.space import Values, untried_in_grid
+from kbatch.study.compared_trials import complete_trainings
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.metrics import required_direction
 
 
 class BatchSizeOracle(keras_tuner.Oracle):
-    """Hands out trials; all its state is their files, so a search may be killed at any moment."""
+    """Hands out trials. Their files are its only state, so a search may be killed at any moment.
 
-    # `oracle.json` is neither written nor read. What has not ended by its own `trial.json` is run
-    # again under its own id, and the rest follows from the space and the trials.
+    `oracle.json` is neither written nor read. A trial that has not ended by its own `trial.json`
+    runs again with the same id.
+
+    Args:
+        objective: Name of a metric, a `keras_tuner.Objective`, or a list of these.
+        race: Chooses the trials. If None, they are a grid.
+        search_time: Whether there is time for another trial. Default: there always is.
+    """
 
     def __init__(
         self,
         objective: Any,
-        race: "RaceStrategy | None" = None,  # None for the whole grid.
-        search_time: SearchTime | None = None,  # What is left of it.
+        race: RaceStrategy | None = None,
+        search_time: SearchTime | None = None,
     ):
-        # No count of failures in a row ends the search.
+        # Failed trials in a row must not end the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
         self._race, self._time = race, search_time or SearchTime()
-        self.stopped = False  # No further trial can have a result.
-        self.verbose = 0  # keras-tuner's own display wipes notebook cells.
+        self.stopped = False  # True if no further trial can have a result.
+        self.verbose = 0  # keras-tuner's own display clears notebook cells.
 
     @property
     def ended_trials(self) -> list[Any]:
@@ -50,15 +60,15 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def create_trial(self, tuner_id: str) -> Any:
-        """Hand out the trial that the tuner runs, one that was interrupted, or a new one."""
+        """Hand out the trial that the tuner runs, an interrupted one, or a new one."""
         if tuner_id in self.ongoing_trials:
             return self.ongoing_trials[tuner_id]
         trial = self._next_trial()
         if trial is None:
             self.tuner_ids.discard(tuner_id)
-            if self.ongoing_trials:  # Their results may ask for more.
-                return Trial(self.get_space(), "", TrialStatus.IDLE)
-            return Trial(self.get_space(), "", TrialStatus.STOPPED)
+            # The results of ongoing trials may lead to further trials.
+            status = TrialStatus.IDLE if self.ongoing_trials else TrialStatus.STOPPED
+            return Trial(self.get_space(), "", status)
         self.tuner_ids.add(tuner_id)
         self.ongoing_trials[tuner_id] = self.trials[trial.trial_id] = trial
         if trial.trial_id not in self.start_order:
@@ -68,22 +78,22 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Any:
-        """Keep the metrics of a trial in place of those that an attempt before a kill reported."""
+        """Replace the metrics of a trial. It may have some from before the search was killed."""
         trial = self.trials[trial_id]
         trial.metrics = type(trial.metrics)()
         parts = getattr(self.objective, "objectives", [self.objective])
         for name in metrics.keys() - {part.name for part in parts}:
-            # keras-tuner would build a metric for its direction, which is of no use for one value.
+            # Without this, keras-tuner builds a Keras metric only to find the direction.
             if not trial.metrics.exists(name):
                 trial.metrics.register(name, "min")
         return super().update_trial(trial_id, metrics, step)
 
     def get_best_trials(self, num_trials: int = 1) -> list[Any]:
-        """Return the best trials that completed, of equal ones the smaller batch size first."""
+        """Return the best completed trials. Among equal ones the smaller batch size comes first."""
         objective = Objective(self.objective.name, self.objective.direction)
 
         def rank(trial: Any) -> tuple[float, int, str]:
-            # A trial of another tuner may have no batch size.
+            # A trial of keras-tuner's own tuners may have no batch size.
             size = trial.hyperparameters.values.get("batch_size", 0)
             return objective.rank(trial.score, batch_size=size, trial_id=trial.trial_id)
 
@@ -92,24 +102,106 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return sorted(scored, key=rank)[:num_trials]
 
     def remaining_trials(self) -> int:
-        """Count the trials that have not ended, as far as the space is known."""
-        return len(self.values_left())
+        """Count the trials of the known space that have not ended."""
+        return len(self._values_left())
 
-    def values_left(self) -> list[Values]:
+    def _values_left(self) -> list[Values]:
         """Return the hyperparameters of the known trials that have not ended."""
         begun = [t.hyperparameters.values for t in self.trials.values() if t.status not in ENDED]
         return [*begun, *(() if self._race else self._untried())]
 
+    def trainings_left(
+        self, batch_sizes: Sequence[int], executions: int
+    ) -> tuple[dict[int, float], float]:
+        """Return the expected number of further complete trainings by size, and the most in all.
+
+        Args:
+            batch_sizes: The sizes of the search.
+            executions: How many times a grid trains each trial.
+        """
+        left: dict[int, float] = dict.fromkeys(batch_sizes, 0.0)
+        if self._race is None:
+            for values in self._values_left():
+                left[values["batch_size"]] += executions
+            done = complete_trainings(readable_trials(project_directory(self)))
+            return left, done + sum(left.values())
+        done, expected = self._race.trainings()
+        # About half of the runs of a race have the base size, because it looks for the rate there.
+        half = max(0.0, expected - done) / 2
+        left = dict.fromkeys(batch_sizes, half / len(batch_sizes))
+        left[self._time.base_batch_size] += half
+        return left, self._race.most_trainings()
+
+    def conclude(self, trial: Any) -> None:
+        """Set the status and the score of a trial whose runs have ended."""
+        result = trial_result(trial_record(self._folder(trial.trial_id)))
+        if isinstance(result, str):
+            trial.status, trial.message = TrialStatus.FAILED, trial.message or result
+        else:
+            self.update_trial(trial.trial_id, *result)
+            trial.status = TrialStatus.COMPLETED
+
+    def conclude_completed(self) -> None:
+        """Conclude trials that completed just before the search was killed.
+
+        A race may not ask for another run of them.
+        """
+        for trial in self.trials.values():
+            record = trial_record(self._folder(trial.trial_id))
+            if trial.status not in ENDED and record is not None and record.status == "completed":
+                self.conclude(trial)
+                if trial.status == TrialStatus.COMPLETED:
+                    self.score_trial(trial)
+                self._save_trial(trial)
+
+    def forget_other_policies(self) -> None:
+        """Let trials that trained before the search moved to float32 train again."""
+        plan = load_if_readable(Plan, project_directory(self) / PLAN_NAME)
+        if plan is None or plan.dtype_policy is None or plan.number == 1:
+            return
+        for trial in self.trials.values():
+            folder = self._folder(trial.trial_id)
+            record = trial_record(folder)
+            runs = record.executions if record else ()
+            if any(run.dtype_policy != plan.dtype_policy for run in runs):
+                (folder / RECORD_NAME).unlink(missing_ok=True)
+                trial.status = TrialStatus.RUNNING
+
+    def reopen_trials(self, executions: int) -> None:
+        """Let completed trials train again if they have fewer completed runs than asked for."""
+        for trial in self.ended_trials:
+            record = trial_record(self._folder(trial.trial_id))
+            assert record is not None
+            completed = sum(run.status == "completed" for run in record.executions)
+            if completed < executions and trial.status == TrialStatus.COMPLETED:
+                trial.status = TrialStatus.RUNNING
+
+    def declare_rates(self) -> None:
+        """Add factors of the learning rate to the space and to all trials."""
+        space = self.get_space()
+        space.Choice(FACTOR_NAME, list(FACTORS), default=1.0)
+        self.update_space(space)
+        for trial in self.trials.values():  # They may be of a grid, without factors.
+            trial.hyperparameters.values.setdefault(FACTOR_NAME, 1.0)
+
+    def drop_other_sizes(self, batch_sizes: Sequence[int]) -> None:
+        """Delete trials without results whose size is no longer among the batch sizes."""
+        for trial in [*self.trials.values()]:
+            size = trial.hyperparameters.values.get("batch_size")
+            if trial.status not in ENDED and size not in (None, *batch_sizes):
+                del self.trials[trial.trial_id]
+                shutil.rmtree(self._folder(trial.trial_id))
+
     def save(self) -> None:
-        """Do nothing: each trial's own file is the state."""
+        """Do nothing, because the file of each trial is the state."""
 
     def reload(self) -> None:
-        """Read the trials of the project directory, which may hold none."""
+        """Read the trials of the project directory."""
         self.trials = {trial.trial_id: trial for trial in read_trials(project_directory(self))}
         for trial in self.trials.values():
             self.update_space(trial.hyperparameters)
         for trial in self.trials.values():
-            # Batch sizes may have come to the space since.
+            # The space may have more batch sizes than when the trial was written.
             values, trial.hyperparameters = trial.hyperparameters.values, self.get_space()
             trial.hyperparameters.values = values
         self.start_order = list(self.trials)
@@ -117,7 +209,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
         self.ongoing_trials = {}
 
     def _next_trial(self) -> Any:
-        """Return a trial that nobody runs and that has not ended, else one that is proposed."""
+        """Return the next trial to run. If there is none, return None."""
         if self.stopped:
             return None
         if self._race:
@@ -137,21 +229,25 @@ class BatchSizeOracle(keras_tuner.Oracle):
                 return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
         hyperparameters = self.get_space()
         hyperparameters.values = dict(values)
-        # The smallest number that is free: that of a trial whose file is damaged is.
+        # The smallest free number, because trials with damaged files are left out of `trials`.
         ids = (f"{number:04d}" for number in range(len(self.trials) + 1))
-        free = next(trial_id for trial_id in ids if trial_id not in self.trials)
-        return Trial(hyperparameters, free, TrialStatus.RUNNING)
+        free_id = next(trial_id for trial_id in ids if trial_id not in self.trials)
+        return Trial(hyperparameters, free_id, TrialStatus.RUNNING)
 
     def _untried(self) -> Iterable[Values]:
         tried = [trial.hyperparameters.values for trial in self.trials.values()]
         untried = untried_in_grid(self.get_space(), tried)
         if self._time.budget_s is None:
             return untried
-        # The base size first, then its neighbours: the budget may end the search anywhere.
+        # The budget may end the search after any trial, so the base size is trained first, and
+        # then the sizes near it.
         base = self._time.base_batch_size
         return sorted(
             untried, key=lambda v: (abs(math.log(v["batch_size"] / base)), -v["batch_size"])
         )
+
+    def _folder(self, trial_id: str) -> Path:
+        return project_directory(self) / f"trial_{trial_id}"
 
     def _save_trial(self, trial: Any) -> None:
         write_trial(trial, project_directory(self))
@@ -159,17 +255,17 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
 def write_trial(trial: Any, project: Path) -> None:
     """Write keras-tuner's state of a trial in one step."""
-    # Scores may be NumPy's numbers.
+    # A score may be a number of NumPy.
     text = json.dumps(trial.get_state(), default=lambda value: value.item())
     write_whole_file(project / f"trial_{trial.trial_id}" / STATE_NAME, text.encode())
 
 
 def read_trials(project: Path) -> list[Any]:
-    """Read the trials of a project, also another tuner's.
+    """Read the trials of a project, also of keras-tuner's own tuners.
 
-    A trial of which only one file can be read runs again; what had completed is not trained again.
+    If only one file of a trial can be read, the trial runs again, without its completed runs.
     """
-    found = []
+    trials = []
     for folder in sorted(project.glob("trial_*")):
         record, trial_id = trial_record(folder), folder.name.removeprefix("trial_")
         try:
@@ -178,32 +274,34 @@ def read_trials(project: Path) -> list[Any]:
             trial = None
         if record is not None:
             values = record.hyperparameters
-            own = {} if trial is None else trial.hyperparameters.values
-            if trial is None or any(own[name] != values[name] for name in own.keys() & values):
+            stated = {} if trial is None else trial.hyperparameters.values
+            shared = stated.keys() & values
+            if trial is None or any(stated[name] != values[name] for name in shared):
                 hyperparameters = keras_tuner.HyperParameters()
                 hyperparameters.values = dict(values)
                 trial = Trial(hyperparameters, trial_id, TrialStatus.RUNNING)
         elif trial is None or trial.status in ENDED:
             warnings.warn(
-                f"Trial {trial_id} is run again: its files in {folder} are missing or damaged.",
+                f"Trial {trial_id} runs again, because its files in {folder} are missing or "
+                "damaged.",
                 stacklevel=2,
             )
             trial = trial and Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
         if trial is not None:
-            found.append(trial)
-    return found
+            trials.append(trial)
+    return trials
 
 
 def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:
-    """Return the metrics of a trial's best epoch, with its number from 0, or why there is none."""
+    """Return the metrics and the number of a trial's best epoch, or why there are none."""
     if record is None:
-        return "Nothing was recorded."
+        return "The trial has no record."
     if record.status != "completed":
         return record.failure or f"The trial ended as {record.status}."
     name, direction = record.objective.name, record.objective.direction
     if record.judged_value is None:
         if name == "seconds_to_target":
-            return "The target was never met, so seconds_to_target is not known."
+            return "The target was never met, so seconds_to_target is unknown."
         return f"The objective {name} was not finite or not measured."
     measured = {"samples_per_second": record.samples_per_second}
     measured["seconds_to_target"] = record.seconds_to_target

@@ -1,4 +1,4 @@
-"""A search whose executions are tasks of an executor, several at a time."""
+"""A search whose training runs are tasks of an executor, several at a time."""
 
 import contextlib
 import json
@@ -32,131 +32,125 @@ from kbatch.search.live_plot import LivePlot
 from kbatch.search.oracle import write_trial
 from kbatch.training.data.training_data import FitCall
 
-# Large arrays of the data, in the project directory while the search runs.
+# Large arrays of the data are in this folder of the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"
 _CHECK_S = 0.05
 _GPU_IN_USE = (
-    "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
-    "process of each trial gets what that leaves, which may be too little for any. Restart the "
-    "kernel or the script, and search before anything else uses TensorFlow."
+    "This process already uses the GPU for a model, a tensor or a dataset, so the processes of "
+    "trials may not get enough GPU memory. Restart the kernel or the script, and search before "
+    "anything else uses TensorFlow."
 )
-# What engines say of a task that they ended for want of memory.
+# Executors write this in the error of a task that ran out of memory.
 _OUT_OF_MEMORY = re.compile(r"out.?of.?memory|oom.?kill", re.IGNORECASE)
 
-# A trial: it asks for its next task, and is sent the future of that when it is done.
-Run = Generator[Task, Any, None]
+# Yields the next task of a trial, and is sent the future of that task when it is done.
+TrialTasks = Generator[Task, Any, None]
 
 
 class ParallelTrials:
-    """Runs a search's trials as tasks of an executor, and alone writes to the project directory."""
+    """Runs the trials of a search as tasks of an executor.
+
+    Only this process writes to the project directory. Tasks return the files that they wrote.
+    """
 
     def __init__(self, tuner: Any, call: FitCall):
         if any(isinstance(value, tf.data.Dataset) for value in keras.tree.flatten(call.named)):
             raise InputError(
-                "With `executor` a dataset cannot travel to another process: give a function "
-                "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
+                "With `executor`, data must not be a dataset, because it cannot be sent to "
+                "another process: give arrays, or a function `batch_size -> tf.data.Dataset`. "
                 "Received: a tf.data.Dataset."
             )
-        # The figure of a search is drawn where all trials are.
-        travelling = [one for one in call.callbacks if not isinstance(one, LivePlot)]
-        self._given = call.arguments, {**call.keywords, "verbose": 0, "callbacks": travelling}
+        # A `LivePlot` draws in this process.
+        callbacks = [item for item in call.callbacks if not isinstance(item, LivePlot)]
+        self._arguments = call.arguments
+        self._keywords = {**call.keywords, "verbose": 0, "callbacks": callbacks}
         self._tuner, self._project = tuner, Path(tuner.project_dir)
-        executor, max_parallel = tuner.executor, tuner.max_parallel
-        self._own = LocalExecutor(max_parallel) if executor == "local" else None
-        self._executor: Any = self._own or executor
-        self._max_open = self._own.workers if self._own else max_parallel or sys.maxsize
+        self._executor, self._max_open = tuner.executor, tuner.max_parallel or sys.maxsize
+        if self._executor == "local":
+            if gpu_in_use():
+                tuner.progress.say(_GPU_IN_USE)
+            self._executor = LocalExecutor(tuner.max_parallel)
+            self._max_open = self._executor.workers
         tuner.time.at_once = min(self._max_open, len(tuner.hypermodel.batch_sizes))
-        self._search: Any = None  # What travels with each task, or the executor's reference to it.
-        self._open: list[tuple[Any, Run]] = []  # Each with the future of its task.
-        self._waiting: list[tuple[Task, Run]] = []
-
-    @classmethod
-    def of(
-        cls, tuner: Any, call: FitCall
-    ) -> "contextlib.AbstractContextManager[ParallelTrials | None]":
-        """Open what runs the trials of a tuner in other processes, None where they run here."""
-        if tuner.executor is None:
-            return contextlib.nullcontext()
-        if tuner.executor == "local" and gpu_in_use():
-            tuner.progress.say(_GPU_IN_USE)
-        return contextlib.closing(cls(tuner, call))
+        self._search: Any = None  # The pickled search for each task, or the executor's reference.
+        self._open: list[tuple[Any, TrialTasks]] = []  # With the future of the running task.
+        self._waiting: list[tuple[Task, TrialTasks]] = []
 
     def close(self) -> None:
         for future, _ in self._open:
-            with contextlib.suppress(Exception):  # An engine may be gone.
+            with contextlib.suppress(Exception):  # The executor may be gone.
                 future.cancel()
-        if self._own is not None:
-            self._own.close()
+        if isinstance(self._executor, LocalExecutor):
+            self._executor.close()
         shutil.rmtree(self._project / _DATA_FOLDER, ignore_errors=True)
 
     def run(self) -> None:
-        """Submit executions and keep their results, until no trial is left."""
+        """Submit training runs and keep their results, until no trial is left."""
         self._tuner.on_search_begin()
         self._search = self._pickle_search()
-        self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
+        self._tuner.oracle.ongoing_trials.clear()  # An interrupted search may have left some.
         while self._submit():
             self._keep_ended()
         self._tuner.on_search_end()
 
     def _submit(self) -> bool:
-        """Submit the next execution of each trial, and open further trials; False at the end."""
+        """Submit the next run of each trial and open further trials; return whether any is open."""
         while self._waiting:
             self._submit_task(*self._waiting.pop(0))
-        while len(self._open) < self._max_open and not self._is_deciding():
-            # None where results decide on it too.
+        while len(self._open) < self._max_open and not self._is_planning():
             trial = self._tuner.oracle.create_trial(uuid.uuid4().hex)
-            if trial.status != TrialStatus.RUNNING:
+            if trial.status != TrialStatus.RUNNING:  # The race waits for results, or has ended.
                 break
-            run = self._trial(trial)
-            if (task := next(run, None)) is not None:
-                self._submit_task(task, run)
+            tasks = self._tasks_of(trial)
+            if (task := next(tasks, None)) is not None:
+                self._submit_task(task, tasks)
         return bool(self._open)
 
-    def _submit_task(self, task: Task, run: Run) -> None:
+    def _submit_task(self, task: Task, tasks: TrialTasks) -> None:
         try:
-            self._open.append((self._executor.submit(run_task, self._search, task), run))
-        except Exception as error:  # Whatever the engine raises.
-            raise self._engine_error("accepts no more tasks", error) from error
+            self._open.append((self._executor.submit(run_task, self._search, task), tasks))
+        except Exception as error:  # An executor may raise anything.
+            raise self._executor_error("accepts no more tasks", error) from error
 
-    def _is_deciding(self) -> bool:
-        """Return whether an execution runs that makes the plan for all."""
+    def _is_planning(self) -> bool:
+        """Return whether a task runs that makes the plan, which all other tasks need."""
         if not self._open or self._completed() or (self._project / PLAN_NAME).exists():
             return False
         hypermodel = self._tuner.hypermodel
-        asked = (hypermodel.micro_batch_size, hypermodel.steps_per_execution)
-        return "auto" in asked or not hypermodel.dtype_policies
+        settings = (hypermodel.micro_batch_size, hypermodel.steps_per_execution)
+        return "auto" in settings or not hypermodel.dtype_policies
 
     def _completed(self) -> str | None:
-        """Return a trial that has completed, whose record of the search holds for all."""
+        """Return the id of a trial that has a completed run. If there is none, return None."""
         return next((record.trial_id for record in completed_trials(self._project)), None)
 
     def _keep_ended(self) -> None:
-        """Keep the results of the executions that have ended; wait a moment where none has."""
+        """Keep the results of the tasks that have ended. If there is none, wait a moment."""
         ended, errors = [], []
-        for future, run in self._open:
+        for future, tasks in self._open:
             try:
                 if future.done():
-                    ended.append((future, run))
-            except (Exception, CancelledError) as error:  # Whatever the engine raises.
-                errors.append(self._engine_error("does not answer", error))
+                    ended.append((future, tasks))
+            except (Exception, CancelledError) as error:  # An executor may raise anything.
+                errors.append(self._executor_error("does not answer", error))
         if not ended and not errors:
             time.sleep(_CHECK_S)
         ended_trials = len(self._tuner.oracle.ended_trials)
         self._tuner.progress.show_counts(len(self._open), ended=ended_trials)
-        # All that has completed is written before more is asked of an executor that may fail.
-        for future, run in ended:
-            self._open = [one for one in self._open if one[1] is not run]
+        # All results are written before an error ends the search.
+        for future, tasks in ended:
+            self._open = [entry for entry in self._open if entry[1] is not tasks]
             try:
-                self._waiting.append((run.send(future), run))
+                self._waiting.append((tasks.send(future), tasks))
             except StopIteration:
                 pass
-            except Exception as error:  # After which no other trial would fare better.
+            except Exception as error:  # It ends the search, because every trial would fail.
                 errors.append(error)
         if errors:
             raise errors[0]
 
-    def _trial(self, trial: Any) -> Run:
-        """Ask for the executions of a trial, one after the other, and keep what each gave."""
+    def _tasks_of(self, trial: Any) -> TrialTasks:
+        """Yield the training runs of a trial as tasks, one after the other; keep their results."""
         tuner = self._tuner
         asked = tuner.plan_executions(trial)
         files, begun_s = TrialFiles(tuner, trial), time.monotonic()
@@ -165,14 +159,11 @@ class ParallelTrials:
         size = trial.hyperparameters.get("batch_size")
         while completed < files.executions:
             if completed and not tuner.time.fits(size):
-                break  # A later search trains the others.
+                break  # A later call of `search` trains the other runs.
             submitted_s = time.monotonic()
-            attempt = 0 if lost is None else 1
-            sent = self._files_for(files)
-            run = asked._replace(executions=completed + 1)
-            result = self._result_of(
-                (yield Task(sent, trial.trial_id, run, attempt)), again=lost is not None
-            )
+            run, is_repeated = asked._replace(executions=completed + 1), lost is not None
+            future = yield Task(self._files_for(files), trial.trial_id, run, int(is_repeated))
+            result = self._result_of(future, is_repeated=is_repeated)
             if result.status == "lost" and lost is None:
                 lost = result
                 tuner.progress.say(
@@ -190,9 +181,9 @@ class ParallelTrials:
             if result.status in ("lost", "died"):
                 failure: Exception = WorkerDied(result.exit_code, result.text)
                 if result.status == "lost" and lost is not None:
-                    failure = _lost_twice(lost, result)
+                    failure = _error_of_lost(lost, result)
                 files.record_failure(tuner.hypermodel, trial.hyperparameters, failure)
-            tuner.forget_other_policies()
+            tuner.oracle.forget_other_policies()
             lost, record = None, files.record()
             if record is None and result.status == "completed":
                 completed = 0
@@ -207,104 +198,105 @@ class ParallelTrials:
                 break
         trial.message = result.text if result.status == "failed" else None
         tuner.show_begun(trial, took_s=time.monotonic() - begun_s)
-        tuner.conclude(trial, files)
+        tuner.oracle.conclude(trial)
         tuner.on_trial_end(trial)
 
-    def _result_of(self, future: Any, *, again: bool) -> TaskResult:
+    def _result_of(self, future: Any, *, is_repeated: bool) -> TaskResult:
         try:
             result = future.result()
             if not isinstance(result, TaskResult):
                 raise TypeError(f"a task returned {type(result).__name__} instead of its result")
             return result
-        except (Exception, CancelledError) as error:  # Whatever the engine raises.
-            if again and isinstance(error, ConnectionError):
-                raise self._engine_error("does not answer", error) from error
+        except (Exception, CancelledError) as error:  # An executor may raise anything.
+            if is_repeated and isinstance(error, ConnectionError):
+                raise self._executor_error("does not answer", error) from error
             text = f"{type(error).__name__}: {error}".strip(" :")
-            known = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text) is not None
-            return TaskResult({}, "lost", text, out_of_memory=known)
+            ran_out = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text) is not None
+            return TaskResult({}, "lost", text, out_of_memory=ran_out)
 
     def _files_for(self, files: TrialFiles) -> dict[str, bytes]:
-        """Read what an execution needs: of the search, of its trial, and one that completed."""
+        """Read the files that a task needs of its search, its trial and a completed trial."""
         project, trial_ids = self._project, {files.trial_id, self._completed() or files.trial_id}
-        found = [project / RECORD_NAME, project / PLAN_NAME]
-        found += [project / f"trial_{i}" / n for i in trial_ids for n in (RECORD_NAME, STATE_NAME)]
-        sent = {f.relative_to(project).as_posix(): f.read_bytes() for f in found if f.exists()}
-        if (files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
-            sent[f"{files.folder.name}/{CHECKPOINT_NAME}"] = b""
-        return sent
+        paths = [project / RECORD_NAME, project / PLAN_NAME]
+        paths += [project / f"trial_{i}" / n for i in trial_ids for n in (RECORD_NAME, STATE_NAME)]
+        contents = {p.relative_to(project).as_posix(): p.read_bytes() for p in paths if p.exists()}
+        if (files.folder / CHECKPOINT_NAME).exists():  # A task only has to know that there is one.
+            contents[f"{files.folder.name}/{CHECKPOINT_NAME}"] = b""
+        return contents
 
     def _write(self, result: TaskResult) -> None:
-        # A trial counts by its record, which is written after its weights.
+        """Write the files of a task that are newer than those of the search."""
+        # A record states that there are weights, so it is written after them.
         for name, content in sorted(result.files.items(), key=lambda file: RECORD_NAME in file[0]):
             path = Path(name)
-            # The oracle's own, and the environment of the first execution that completed.
-            earlier = name == RECORD_NAME and self._completed() is not None
+            # The record of the search keeps the environment of the first completed run.
+            is_old = name == RECORD_NAME and self._completed() is not None
             if name == PLAN_NAME:  # Tasks that ran at the same time may each have changed it.
-                known = load_if_readable(Plan, self._project / path)
+                plan = load_if_readable(Plan, self._project / path)
                 number = json.loads(content)["record"]["number"]
-                earlier = known is not None and number < known.number
-            if path.name != STATE_NAME and not earlier:
+                is_old = plan is not None and number < plan.number
+            if path.name != STATE_NAME and not is_old:  # The oracle writes the state itself.
                 write_whole_file(self._project / path, content)
 
-    def _engine_error(self, what: str, error: BaseException) -> RuntimeError:
+    def _executor_error(self, failure: str, error: BaseException) -> RuntimeError:
         kind = type(self._executor)
         return RuntimeError(
-            f"The executor {kind.__module__}.{kind.__qualname__} {what}: restart it and run the "
-            f"same script again. Nothing that completed is lost: the search in {self._project} "
-            f"continues from there. Received: {failure_text(error)}"
+            f"The executor {kind.__module__}.{kind.__qualname__} {failure}: restart it and run the "
+            f"same script again. The search in {self._project} keeps all completed runs. "
+            f"Received: {failure_text(error)}"
         )
 
     def _pickle_search(self) -> Any:
-        """Pickle the tuner, without its trials, and the data: once for all tasks."""
+        """Pickle the tuner, without its trials, and the data. This is done once for all tasks."""
         folder = (self._project / _DATA_FOLDER).resolve()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
-        tuner, (arguments, keywords) = self._tuner, self._given
+        tuner, arguments, keywords = self._tuner, self._arguments, self._keywords
         put = getattr(self._executor, "put", None)
         trials, tuner.oracle.trials = tuner.oracle.trials, {}
-        whole = execute, tuner, arguments, keywords
+        search = execute, tuner, arguments, keywords
         try:
-            pickled = cloudpickle.dumps(whole) if put else mapped_pickle(whole, folder)
+            pickled = cloudpickle.dumps(search) if put else mapped_pickle(search, folder)
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # A pickler raises whatever the object's own code raises.
+        except Exception as error:  # The code of a pickled object may raise anything.
             parts = {f"argument {i + 1}": value for i, value in enumerate(arguments)}
             parts |= keywords | {"the hypermodel": tuner.hypermodel}
-            names = [name for name, value in parts.items() if not _travels(value)]
+            names = [name for name, value in parts.items() if not _can_be_pickled(value)]
             raise InputError(
-                "Model, data and callbacks travel to the workers of an executor: give arrays or a "
-                "function `batch_size -> tf.data.Dataset`, and let functions open what holds a "
-                f"file, a lock or a connection themselves. Received: {' and '.join(names)}: {error}"
+                "With `executor`, model, data and callbacks must be picklable: give arrays or a "
+                "function `batch_size -> tf.data.Dataset`, and open files, locks and connections "
+                f"inside of functions. Received: {' and '.join(names)}: {error}"
             ) from error
         finally:
             tuner.oracle.trials = trials
         try:
             return put(pickled) if put else pickled
-        except Exception as error:  # Whatever the engine raises.
-            raise self._engine_error("did not accept the data", error) from error
+        except Exception as error:  # An executor may raise anything.
+            raise self._executor_error("did not accept the data", error) from error
 
 
-def _travels(value: Any) -> bool:
+def _can_be_pickled(value: Any) -> bool:
     try:
         cloudpickle.dumps(value)
-    except Exception:  # As above.
+    except Exception:  # The code of a pickled object may raise anything.
         return False
     return True
 
 
-def _lost_twice(*lost: TaskResult) -> Exception:
-    """Make the failure of an execution that was lost twice, with both causes."""
-    causes = " and by ".join(textwrap.shorten(one.text, 120) for one in lost)
-    kind = MemoryError if any(one.out_of_memory for one in lost) else RuntimeError
+def _error_of_lost(*results: TaskResult) -> Exception:
+    """Make the error of a training run that was lost twice, with both causes."""
+    causes = " and by ".join(textwrap.shorten(result.text, 120) for result in results)
+    kind = MemoryError if any(result.out_of_memory for result in results) else RuntimeError
     error = kind(f"The training run was lost twice, by {causes}")
-    error.add_note("\n".join(one.text for one in lost))
+    error.add_note("\n".join(result.text for result in results))
     return error
 
 
 def execute(
     project: Path, task: Task, tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Run a task in a folder with what it needs of the search; return its status, and an error."""
+    """Run a task in a folder with the files that it needs; return its status and its error."""
     fail_at_once_without_memory()
     oracle, hypermodel = tuner.oracle, tuner.hypermodel
     move_project(tuner, project)
@@ -316,7 +308,7 @@ def execute(
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
         tuner.run_executions(trial, FitCall.of_search(arguments, keywords), task.asked)
-    except Exception as error:  # Whatever a training raises is recorded, and told to the search.
+    except Exception as error:  # A training may raise anything: the search is told of it.
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
         return ("mistake", str(error)) if mistake else ("failed", failure_traceback(error))
@@ -326,6 +318,6 @@ def execute(
 
 
 def explored_space(tuner: Any) -> Any:
-    """Find the search space in another process, so that this one never takes the device."""
+    """Find the search space in another process, so that this process does not take the device."""
     with Worker(worker_device()) as worker:
         return worker.call(tuner.explore)

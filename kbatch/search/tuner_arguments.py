@@ -1,4 +1,4 @@
-"""The arguments of a tuner: their checks, default batch sizes, and short tracebacks of errors."""
+"""The arguments of `BatchSizeTuner`: checks, default batch sizes, and short tracebacks."""
 
 import functools
 import math
@@ -32,14 +32,14 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
 
 
-def given_hypermodel(build: Any, batch_sizes: Iterable[int] | None) -> BatchSizeHyperModel | None:
-    """Return a hypermodel for one search, or None if its sizes follow from the data later."""
+def hypermodel_of(build: Any, batch_sizes: Iterable[int] | None) -> BatchSizeHyperModel | None:
+    """Return a hypermodel for one search. If `search` has to choose the sizes, return None."""
     if not isinstance(build, BatchSizeHyperModel):
         return None if batch_sizes is None else BatchSizeHyperModel(build, batch_sizes)
     if batch_sizes is not None:
         raise InputError(
             "A `BatchSizeHyperModel` has its own `batch_sizes`: leave them out of "
-            f"`BatchSizeTuner`. Received: batch_sizes={batch_sizes!r}, and there "
+            f"`BatchSizeTuner`. Received: batch_sizes={batch_sizes!r}, and a hypermodel with "
             f"{build.batch_sizes}."
         )
     return build.for_search()
@@ -48,13 +48,13 @@ def given_hypermodel(build: Any, batch_sizes: Iterable[int] | None) -> BatchSize
 def check_objective(objective: Any, build: keras_tuner.HyperModel) -> None:
     if objective is None and has_stock_fit(build):
         raise InputError(
-            "`objective` may be None if a `HyperModel.fit` of your own returns the value: "
+            "`objective` can be None only if your own `HyperModel.fit` returns the value: "
             'give the name of a metric, such as "val_loss". Received: objective=None.'
         )
 
 
 def reason_for_grid(objective: Any, build: keras_tuner.HyperModel) -> GridReason | None:
-    """Return why a search cannot be a race; None if it can."""
+    """Return why a search cannot be a race. If it can, return None."""
     if objective is None:
         return "returned_number"
     if isinstance(objective, (list, tuple)):
@@ -76,90 +76,92 @@ def check_strategy(
     distribution_strategy: Any,
 ) -> None:
     if strategy not in ("grid", "race"):
-        raise ValueError(f"`strategy` must be one of grid, race. Received: strategy={strategy!r}.")
+        raise ValueError(f'`strategy` must be "race" or "grid". Received: strategy={strategy!r}.')
     if executor is not None and distribution_strategy is not None:
         raise ValueError(
-            "A `distribution_strategy` holds the devices of this process: leave it out, or "
-            "`executor`. Received: both."
+            "A `distribution_strategy` uses the devices of this process, and an `executor` trains "
+            "in other processes: leave out one of them. "
+            f"Received: executor={executor!r}, distribution_strategy={distribution_strategy!r}."
         )
     if is_oracle_elsewhere():
         raise ValueError(
-            "`BatchSizeTuner` runs trials beside each other by `executor=`, without keras-tuner's "
-            "chief and workers: unset their variables, and run the script once. Received: "
+            "`BatchSizeTuner` does not use keras-tuner's chief and workers: unset their "
+            "environment variables, run the script once, and give `executor=` to run trials at "
+            "the same time. Received: "
             f"KERASTUNER_ORACLE_IP={os.environ.get('KERASTUNER_ORACLE_IP')}."
         )
     if search_learning_rate not in (None, True, False) or (
         search_learning_rate and strategy == "grid"
     ):
         raise InputError(
-            "`search_learning_rate` must be None, or whether a race looks for the learning rate: "
-            'give `strategy="race"`, or leave it out. Received: '
+            "`search_learning_rate` must be None, True or False, and a grid never looks for the "
+            'learning rate: leave it out, or give `strategy="race"`. Received: '
             f"search_learning_rate={search_learning_rate!r}, strategy={strategy!r}."
         )
-    given = {"time_budget_s": time_budget_s, "max_trainings": max_trainings}
-    for name, value in given.items():
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if value is not None and not (number and 0 < value < math.inf):
+    limits = {"time_budget_s": time_budget_s, "max_trainings": max_trainings}
+    for name, value in limits.items():
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 < value < math.inf):
             raise InputError(f"`{name}` must be a positive number. Received: {name}={value!r}.")
     if max_trainings is not None and strategy == "grid":
         raise InputError(
-            '`max_trainings` limits a race: give `strategy="race"`, or `executions_per_trial` for '
-            f'a grid. Received: max_trainings={max_trainings}, strategy="grid".'
+            '`max_trainings` limits a race only: give `strategy="race"`, or set '
+            "`executions_per_trial` for a grid. "
+            f'Received: max_trainings={max_trainings}, strategy="grid".'
         )
     if races and executions_per_trial != 1:
         raise ValueError(
-            "A race decides how often each trial trains: leave out `executions_per_trial` and "
-            'limit all of them together by `max_trainings`, or give `strategy="grid"`. '
+            "A race decides how often each trial trains: leave out `executions_per_trial` and set "
+            '`max_trainings` to limit the search, or give `strategy="grid"`. '
             f"Received: executions_per_trial={executions_per_trial}."
         )
 
 
 def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
-    """Refuse what a search cannot hand to `fit`, before its first trial."""
+    """Refuse arguments of `search` that no trial could use."""
     if stock_fit and (size := call.named["batch_size"]) is not None:
         raise InputError(
             "The search sets `batch_size` itself: leave it out of `search`, and give the sizes to "
             f"try as `batch_sizes` of `BatchSizeTuner`. Received: batch_size={size}."
         )
-    if not all(isinstance(one, keras.callbacks.Callback) for one in call.callbacks):
+    if not all(isinstance(item, keras.callbacks.Callback) for item in call.callbacks):
         raise InputTypeError(
             "`callbacks` must be a `keras.callbacks.Callback` or a list of them. Received: "
             f"callbacks={call.named['callbacks']!r}."
         )
-    # In a race metrics would be alike by design.
-    if races and any(isinstance(one, StopAtTarget) for one in call.callbacks):
+    if races and any(isinstance(item, StopAtTarget) for item in call.callbacks):
         raise InputError(
-            "A race compares sizes by a metric, and with `StopAtTarget` all end at the same value: "
-            'leave it out, or give `strategy="grid"` and `objective="seconds_to_target"`. '
-            "Received: a `StopAtTarget`."
+            "A race compares sizes by a metric, but with `StopAtTarget` every size ends at the "
+            'same value: leave it out, or give `strategy="grid"` and '
+            f'`objective="seconds_to_target"`. Received: callbacks={call.named["callbacks"]!r}.'
         )
 
 
 def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> None:
-    """Refuse to continue a race that looks for the rate: its trials would train at the rule's."""
+    """Refuse to continue a race that looks for the rate as a search that does not."""
     if FACTOR_NAME in names:
         raise InputError(
-            "The folder holds a race that looks for the learning rate, and another search cannot "
-            'continue its trials: give `strategy="race"`, another `project_name`, or '
+            "The project directory holds a race that looks for the learning rate, which this "
+            'search does not: give `strategy="race"`, another `project_name`, or '
             f"`overwrite=True` to start over. Received: strategy={decides_by['strategy']!r}, "
             f"search_learning_rate={decides_by.get('search_learning_rate')!r}."
         )
 
 
 def check_executor(executor: Any, max_parallel: Any) -> None:
-    submits = callable(getattr(executor, "submit", None)) and not isinstance(executor, type)
-    if not (executor is None or submits or (isinstance(executor, str) and executor == "local")):
+    can_submit = callable(getattr(executor, "submit", None)) and not isinstance(executor, type)
+    is_local = isinstance(executor, str) and executor == "local"
+    if not (executor is None or can_submit or is_local):
         raise ValueError(
-            '`executor` must be "local", or have `submit(function, *arguments)`, as '
+            '`executor` must be "local", or an object with `submit(function, *arguments)`, such as '
             "`concurrent.futures.ProcessPoolExecutor(4)`, `submitit.AutoExecutor(folder)`, Dask's "
-            "`Client` and `kbatch.ray_executor()` have. Received: "
-            f"executor={executor!r}."
+            f"`Client` or `kbatch.ray_executor()`. Received: executor={executor!r}."
         )
     if max_parallel is not None:
         check_size(max_parallel, "max_parallel", unit="")
         if executor is None:
             raise ValueError(
-                "`max_parallel` limits the trials of an executor: give one too, such as "
+                "`max_parallel` limits the trials of an executor: give an executor, such as "
                 f'`executor="local"`. Received: max_parallel={max_parallel}, executor=None.'
             )
 
@@ -167,18 +169,18 @@ def check_executor(executor: Any, max_parallel: Any) -> None:
 def check_directory(
     directory: str | Path | None, project_name: str | None, *, overwrite: bool
 ) -> Path:
-    """Make the project directory; return its path, the same wherever the process goes later."""
+    """Make the project directory and return its absolute path."""
     folder = Path(directory or ".", project_name or "search")
     check_local(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # A search that has ended is read, from a disk that cannot be written too.
-        is_read = (folder / RECORD_NAME).exists() and not overwrite
-        if not is_read and not os.access(folder, os.W_OK):
+        # A search that has ended can be read from a read-only disk.
+        is_recorded = (folder / RECORD_NAME).exists() and not overwrite
+        if not is_recorded and not os.access(folder, os.W_OK):
             raise PermissionError("it cannot be written")
     except OSError as error:
         raise ValueError(
-            "`directory` must be a folder in which the search can make its own: give another "
+            "`directory` must be a folder in which the search can write: give another "
             f"`directory` or `project_name`. Received: directory={str(directory)!r}, "
             f"project_name={project_name!r} ({error.strerror or error})."
         ) from error
@@ -188,9 +190,9 @@ def check_directory(
 def default_batch_sizes(
     build: keras_tuner.HyperModel, data: TrainingData, *, parallel: bool
 ) -> tuple[int, ...]:
-    """Return the powers of two from 16 to what the training data of `fit` fill eight times."""
+    """Return the powers of two from 16 to 1,024 with at least eight batches in an epoch."""
     examples = None
-    # A process that only hands trials out makes no dataset, which would take the GPU.
+    # If workers train, this process must not take the GPU, which making a dataset would do.
     if not (parallel and gives_batches(data.x)):
         examples = data.count_examples(
             lambda: BatchSizeHyperModel(build, (SMALLEST,)).build(keras_tuner.HyperParameters()),
@@ -198,42 +200,42 @@ def default_batch_sizes(
         )
     if examples is None:
         raise InputError(
-            "The length of the training data is not known before training: give `batch_sizes`, "
-            "such as `kbatch.powers_of_two(16, 1024)`, or a dataset that knows its length "
-            "(`tf.data.experimental.assert_cardinality`). "
+            "The number of training examples is unknown before training: give `batch_sizes`, "
+            "such as `kbatch.powers_of_two(16, 1024)`, or set the length of the dataset with "
+            "`tf.data.experimental.assert_cardinality`. "
             f"Received: batch_sizes=None, x of type {type(data.x).__name__}."
         )
     if examples < FEWEST_BATCHES * SMALLEST:
         raise InputError(
-            f"The training data fill a batch of {SMALLEST} fewer than {FEWEST_BATCHES} times: give "
+            f"An epoch has fewer than {FEWEST_BATCHES} batches of {SMALLEST} examples: give "
             f"`batch_sizes`. Received: batch_sizes=None for {examples} examples."
         )
     return powers_of_two(SMALLEST, min(LARGEST, examples // FEWEST_BATCHES))
 
 
 def as_public_method(method: Method) -> Method:
-    """Keep the global dtype policy, and leave the frames of libraries out of a method's errors.
+    """Keep the global dtype policy, and leave the frames of libraries out of tracebacks.
 
-    keras-tuner clears Keras's session, and the policy with it. Frames stay if Keras shows them.
+    keras-tuner clears Keras's session, which resets the policy. Frames stay if Keras shows them.
     """
 
     @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         policy = keras.config.dtype_policy()
         try:
             return method(*args, **kwargs)
-        except Exception as error:  # Whatever it is, it is raised again with a shorter traceback.
+        except Exception as error:  # Any error is raised again, with a shorter traceback.
             if keras.config.is_traceback_filtering_enabled():
                 _drop_library_frames(error)
             raise
         finally:
             keras.config.set_dtype_policy(policy)
 
-    return cast(Method, called)
+    return cast(Method, call)
 
 
 def _drop_library_frames(error: BaseException) -> None:
-    """Leave a person's own frames in a traceback, as Keras does, and causes that have some."""
+    """Keep only the frames of the user's code, as Keras does, and drop causes without any."""
     names = ("kbatch", "keras", "keras_tuner", "optree", "tensorflow")
     files = [sys.modules[name].__file__ or "" for name in names if name in sys.modules]
     folders = tuple(os.path.dirname(file) + os.sep for file in files)
@@ -241,11 +243,13 @@ def _drop_library_frames(error: BaseException) -> None:
     while entry is not None:
         entries.append(entry)
         entry = entry.tb_next
-    kept = None
+    shortened = None
     for entry in reversed(entries):
         if not entry.tb_frame.f_code.co_filename.startswith(folders):
-            kept = types.TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    error.__traceback__ = kept
+            shortened = types.TracebackType(
+                shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno
+            )
+    error.__traceback__ = shortened
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
         _drop_library_frames(cause)
