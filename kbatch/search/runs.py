@@ -365,7 +365,9 @@ class TrialRuns:
         """Note values that were not finite. If float16 may be the cause, ask for another run."""
         record = trained.record
         note, overflows = None, overflow_text(model, record.epochs)
-        if overflows or record.diverged:
+        # If another run has completed, only a higher learning rate made this one diverge.
+        raised_rate = self._raises_rate(hp) and any(completed_trials(files.project))
+        if overflows or (record.diverged and not raised_rate):
             note = self._measured(why_not_finite, model_fingerprint(model), hp, call)
         data_not_finite = note is not None and note.code == "data_not_finite"
         if overflows and not data_not_finite:
@@ -392,11 +394,13 @@ class TrialRuns:
 
     def _may_move_to_float32(self, policy: str | None, hp: keras_tuner.HyperParameters) -> bool:
         """Return whether a failure under a policy lets the search train in float32."""
-        hypermodel = self._hypermodel
+        chosen_by_plan = self._hypermodel.stock_fit and not self._hypermodel.dtype_policies
         # A race tries rates that are too high under any policy.
-        too_fast = hypermodel.searches_rate and hp.get(FACTOR_NAME) > 1
-        chosen_by_plan = hypermodel.stock_fit and not hypermodel.dtype_policies
-        return chosen_by_plan and policy == HALF and not too_fast
+        return chosen_by_plan and policy == HALF and not self._raises_rate(hp)
+
+    def _raises_rate(self, hp: keras_tuner.HyperParameters) -> bool:
+        """Return whether the search tries a higher learning rate than the rule's."""
+        return self._hypermodel.searches_rate and hp.get(FACTOR_NAME) > 1
 
     def _keep_short_run(self, key: tuple[str, int], short: ShortRun) -> None:
         """Keep a short run in memory: all runs if they share a small model, else the best run."""

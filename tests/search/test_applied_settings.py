@@ -74,9 +74,7 @@ def trains_as(model, decision, weights):
     [(averaging, None), pytest.param(lambda: normalised("adam"), 8, marks=pytest.mark.slow)],
     ids=["averages of a schedule", "BatchNormalization in parts"],
 )
-def test_a_model_that_settings_are_applied_to_trains_as_the_trial_did(
-    tmp_path, build, micro_batch_size
-):
+def test_apply_model_trains_as_the_trial(tmp_path, build, micro_batch_size):
     given = {"micro_batch_size": micro_batch_size, "steps_per_execution": "auto"}
     decision, weights = decided(tmp_path, build, **given)
     assert decision.fit_arguments == {"epochs": 2}
@@ -94,7 +92,7 @@ def decay(tmp_path_factory):
     return decided(tmp_path_factory.mktemp("decay"), decaying, micro_batch_size=16)
 
 
-def test_values_are_set_whatever_the_model_has_and_what_was_changed_is_listed(decay):
+def test_apply_replaces_other_settings_of_a_traced_model(decay):
     decision, weights = decay
     assert decision.learning_rate == 2e-2
     assert decision.settings == {
@@ -112,7 +110,7 @@ def test_values_are_set_whatever_the_model_has_and_what_was_changed_is_listed(de
     trains_as(decision.apply(model), decision, weights)
 
 
-def test_another_policy_is_refused_with_the_line_that_sets_it(decay):
+def test_apply_refuses_another_dtype_policy(decay):
     with dtype_policy_scope("mixed_float16"):
         model = decaying()
     with pytest.raises(ValueError, match="set_dtype_policy"):
@@ -242,7 +240,7 @@ SLOW = ("examples", "function", "continued", "stopping")
         if form == "arrays" or call == "plain"
     ],
 )
-def test_the_recipe_makes_the_updates_of_the_trial(tmp_path, form, call):
+def test_printed_lines_make_the_updates_of_the_trial(tmp_path, form, call):
     def fit():
         return CALLS[call] | {"callbacks": CALLS[call].get("callbacks", list)()}
 
@@ -276,7 +274,7 @@ def test_the_recipe_makes_the_updates_of_the_trial(tmp_path, form, call):
     assert (len(run.epochs) < asked) is ended
 
 
-def test_apply_lets_xla_compile_what_it_compiled_in_the_trial():
+def test_apply_sets_jit_compile_of_the_trial():
     noted = (Note.of("compiled_by_xla", speedup="2.1"),)
     for compiled, notes in ((False, ()), (True, noted)):
         run = make_execution(

@@ -97,8 +97,12 @@ AT_ONCE = [
     (tuner(directory="s3://bucket/results"), ValueError, "local files"),
     (tuner(executor="slurm"), ValueError, "submit"),
     (tuner(executor=StubExecutor(), max_parallel=0), ValueError, "positive"),
-    (tuner(max_parallel=2), ValueError, "give one too"),
-    (tuner(executor=StubExecutor(), distribution_strategy=3), ValueError, "leave it out"),
+    (tuner(max_parallel=2), ValueError, "give an executor"),
+    (
+        tuner(executor=StubExecutor(), distribution_strategy=3),
+        ValueError,
+        "distribution_strategy=3",
+    ),
     (race(executions_per_trial=3), ValueError, "executions_per_trial"),
     (race(max_trainings=0), ValueError, "max_trainings"),
     *((race(time_budget_s=s), ValueError, "time_budget_s") for s in (-1, "600", math.inf, True)),
@@ -110,7 +114,7 @@ AT_ONCE = [
 
 
 @pytest.mark.parametrize(("call", "error", "word"), AT_ONCE)
-def test_arguments_are_checked_at_once(tmp_path, call, error, word):
+def test_invalid_argument_raises_before_any_trial(tmp_path, call, error, word):
     with pytest.raises(error, match=word):
         call(tmp_path)
     assert not list(tmp_path.glob("search/trial_*"))
@@ -177,7 +181,7 @@ ENDED = [
     (searched(objective=TO_TARGET, **SMALL), "StopAtTarget"),
     (
         searched(data=lambda: (dataset().batch(8),), fit={"validation_data": None}, **SENT),
-        "cannot travel",
+        "must not be a dataset",
     ),
     (searched(fit={"callbacks": [HOLDS]}, **SENT), "Received: callbacks: "),
     (raced(build=five), "at most 4 combinations"),
@@ -186,9 +190,7 @@ ENDED = [
 
 
 @pytest.mark.parametrize(("search", "word"), ENDED)
-def test_a_search_that_no_size_can_run_ends_before_its_second_trial(
-    tmp_path, monkeypatch, search, word
-):
+def test_search_ends_before_second_trial_if_no_size_can_train(tmp_path, monkeypatch, search, word):
     # The model that shows the search space is built in this process, which is quicker.
     monkeypatch.setattr("kbatch.search.tuner.explored_space", lambda tuner: tuner.explore())
     with pytest.raises(ValueError, match=word):
@@ -208,7 +210,7 @@ def dense_of_four():
         (searched(fit={"epochs": 0}, **OWN), "search"),
     ],
 )
-def test_an_error_has_the_frames_of_the_user_alone(tmp_path, call, last):
+def test_error_traceback_has_only_frames_of_the_user(tmp_path, call, last):
     with pytest.raises(ValueError) as raised:
         call(tmp_path)
     frames = traceback.extract_tb(raised.value.__traceback__)
@@ -218,7 +220,7 @@ def test_an_error_has_the_frames_of_the_user_alone(tmp_path, call, last):
 
 
 @pytest.mark.parametrize("place", ["file", "project"])
-def test_a_file_where_the_folder_shall_be_is_refused(tmp_path, place):
+def test_tuner_refuses_a_file_as_directory(tmp_path, place):
     (tmp_path / "file").write_text("")
     (tmp_path / "search").write_text("")
     directory = tmp_path if place == "project" else tmp_path / place
@@ -226,7 +228,7 @@ def test_a_file_where_the_folder_shall_be_is_refused(tmp_path, place):
         searches.tuner(directory, searches.stock(), kbatch.BatchSizeTuner)
 
 
-def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
+def test_search_ends_if_directory_cannot_be_written(tmp_path):
     tuner = searches.tuner(tmp_path, searches.hypermodel())
     (tmp_path / "search" / "kbatch.json").mkdir()
     with pytest.raises((OSError, ValueError), match=r"kbatch\.json"):
@@ -234,7 +236,7 @@ def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
 
 
 @pytest.mark.parametrize("sizes", [(8, 64), (64, 128)])
-def test_sizes_may_be_left_out_as_an_error_advises_if_no_trial_has_a_result(tmp_path, sizes):
+def test_batch_sizes_can_change_until_a_trial_has_a_result(tmp_path, sizes):
     def searched(sizes):
         found = searches.stock(batch_sizes=sizes, base_batch_size=None)
         return searches.quick(tmp_path, found, kbatch.BatchSizeTuner, data=models.rows(40))
@@ -247,20 +249,20 @@ def test_sizes_may_be_left_out_as_an_error_advises_if_no_trial_has_a_result(tmp_
         searched((16,))
 
 
-def test_a_training_outside_of_a_trial_is_refused():
+def test_hypermodel_fit_refuses_callbacks_without_a_trial():
     hypermodel, hp = searches.stock(), keras_tuner.HyperParameters()
     with pytest.raises(ValueError, match="TunerCallback"):
         hypermodel.fit(hp, hypermodel.build(hp), *models.rows(16))
 
 
-def test_keras_tuners_chief_is_refused(tmp_path, monkeypatch):
+def test_tuner_refuses_chief_of_keras_tuner(tmp_path, monkeypatch):
     for name in ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID"):
         monkeypatch.setenv(name, "1")
     with pytest.raises(ValueError, match="executor="):
         tuner()(tmp_path)
 
 
-def test_throughput_as_objective_needs_steps_to_measure(tmp_path):
+def test_objective_samples_per_second_fails_with_too_few_steps(tmp_path):
     objective = keras_tuner.Objective("samples_per_second", "max")
     hypermodel = searches.stock(batch_sizes=(94,))
     tuner = searches.search(tmp_path, hypermodel, objective=objective, fit={"epochs": 1})

@@ -66,15 +66,13 @@ def searched(folder, optimizer, *callbacks):
         ((16, 32), np.int64(8), 8, (8, 16, 32)),
     ],
 )
-def test_the_base_is_keras_default_or_the_nearest_size_and_always_tried(
-    batch_sizes, chosen, base, tried
-):
+def test_base_batch_size_is_32_or_nearest_and_always_tried(batch_sizes, chosen, base, tried):
     found = searches.stock(batch_sizes=batch_sizes, base_batch_size=chosen)
     assert (found.base_batch_size, found.batch_sizes) == (base, tried)
     assert found.base_added == (base not in batch_sizes)
 
 
-def test_averages_of_weights_keep_their_half_life_in_examples():
+def test_build_scales_ema_to_keep_half_life_in_examples():
     def averaging(batch_size):
         return optimizers.SGD(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=10)
 
@@ -87,7 +85,7 @@ def test_averages_of_weights_keep_their_half_life_in_examples():
         assert (one.ema_momentum, one.ema_overwrite_frequency) == (0.9, 10)
 
 
-def test_averages_that_were_validated_are_kept_and_compared(tmp_path):
+def test_search_with_swap_ema_keeps_validated_weights(tmp_path):
     swap = keras.callbacks.SwapEMAWeights()
     averaging = {"use_ema": True, "ema_momentum": 0.9}
     tuner, study = searched(tmp_path, lambda: optimizers.SGD(0.1, **averaging), swap)
@@ -119,7 +117,7 @@ class Own(schedules.LearningRateSchedule):
         (lambda b: 0.1 * b / 8, (0.4, 0.4)),
     ],
 )
-def test_what_build_fits_to_the_size_is_not_scaled_again(optimizer, expected):
+def test_build_does_not_scale_rates_that_read_the_batch_size(optimizer, expected):
     found, read = optimizer_of(lambda b: optimizers.SGD(optimizer(b))), []
     for step in (0, 5):
         found.iterations.assign(step)
@@ -131,7 +129,7 @@ def test_what_build_fits_to_the_size_is_not_scaled_again(optimizer, expected):
     ("optimizer", "rule", "ratio"),
     [(optimizers.SGD, "auto", 4.0), (optimizers.AdamW, "auto", 2.0), (optimizers.SGD, None, 1.0)],
 )
-def test_a_rate_is_its_factor_times_the_one_by_the_rule(optimizer, rule, ratio):
+def test_build_multiplies_the_scaled_rate_by_the_factor(optimizer, rule, ratio):
     for factor in (0.25, 8.0):
         settings = {"factor": factor, "learning_rate_scaling": rule}
         found = optimizer_of(lambda b: optimizer(0.01, weight_decay=0.01), **settings)
@@ -146,7 +144,7 @@ def test_a_rate_is_its_factor_times_the_one_by_the_rule(optimizer, rule, ratio):
         assert config["decay_steps"] == (20 if rule else 80)
 
 
-def test_rates_that_a_callback_sets_are_recorded(tmp_path):
+def test_record_has_rates_that_a_callback_sets(tmp_path):
     scheduler = keras.callbacks.LearningRateScheduler(
         lambda epoch, rate: rate if epoch < 1 else 0.01
     )
@@ -250,7 +248,7 @@ def test_build_refuses_to_train_a_part_of_an_earlier_model(name, policy):
 
 
 @pytest.mark.parametrize("name", UNCHANGED)
-def test_trials_start_alike_with_a_part_that_does_not_change(name):
+def test_build_with_a_frozen_shared_part_starts_each_trial_equally(name):
     hypermodel, started = searches.stock(UNCHANGED[name](), (8, 32)), []
     for _ in range(3):
         model = hypermodel.build(keras_tuner.HyperParameters())
@@ -260,7 +258,7 @@ def test_trials_start_alike_with_a_part_that_does_not_change(name):
         assert all(np.array_equal(values[0], one) for one in values)
 
 
-def test_build_refuses_statistics_that_training_has_changed():
+def test_build_refuses_shared_statistics_that_training_changed():
     norm = layers.BatchNormalization(center=False, scale=False)
     hypermodel = searches.stock(of(lambda: norm), (8, 32))
     for _ in range(2):

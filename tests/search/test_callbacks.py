@@ -16,7 +16,7 @@ from kbatch.memory.workload import Workload
 from kbatch.training.data.training_data import TrainingData
 
 
-def test_each_trial_writes_its_own_checkpoint_and_log(tmp_path):
+def test_callbacks_write_to_a_folder_for_each_run(tmp_path):
     checkpoint = keras.callbacks.ModelCheckpoint(
         tmp_path / "saved" / "{epoch}.weights.h5", save_weights_only=True
     )
@@ -70,7 +70,7 @@ def hyperparameters(folder):
 
 
 @pytest.mark.slow
-def test_every_trial_has_its_figures_among_the_scalars_of_keras(tmp_path):
+def test_tensorboard_has_scalars_of_kbatch_for_each_trial(tmp_path):
     logs = tmp_path / "logs"
     hypermodel = searches.hypermodel(batch_sizes=(8, 32), dtype_policy="float32")
     fit = {"callbacks": [keras.callbacks.TensorBoard(str(logs))], "epochs": 3}
@@ -111,7 +111,7 @@ def tracked(monkeypatch):
     return found
 
 
-def test_a_tracker_that_wraps_fit_sees_the_trials_and_their_batch_sizes(tmp_path, tracked):
+def test_wrapped_fit_sees_batch_sizes_of_trials(tmp_path, tracked):
     searches.quick(tmp_path, searches.stock(batch_sizes=(8, 32)), kbatch.BatchSizeTuner)
     assert tracked == [8, 32]
     data = TrainingData(*models.rows(40))

@@ -51,7 +51,7 @@ def kept(project):
 
 
 @pytest.mark.parametrize("strategy", ["grid", "race"])
-def test_the_tuner_names_the_decided_trial_first_and_then_the_best(tmp_path, strategy):
+def test_get_best_hyperparameters_returns_decided_trial_first(tmp_path, strategy):
     hypermodel = searches.stock(batch_sizes=(16, 32, 64))
     settings = hypermodel.settings | ({"strategy": "race"} if strategy == "race" else {})
     interrupted = 64 if strategy == "race" else None
@@ -75,7 +75,7 @@ def test_the_tuner_names_the_decided_trial_first_and_then_the_best(tmp_path, str
         ({16: VALUES[64], 32: VALUES[32], 64: VALUES[16]}, {64}),
     ],
 )
-def test_the_best_and_the_decided_keep_their_weights(tmp_path, values, at_its_end):
+def test_delete_checkpoints_keeps_best_and_decided_trial(tmp_path, values, at_its_end):
     hypermodel = searches.stock(batch_sizes=(16, 32, 64))
     write_search(tmp_path / "search", values, **hypermodel.settings)
     tuner = searches.tuner(tmp_path, hypermodel, kbatch.BatchSizeTuner, executions_per_trial=3)
@@ -83,7 +83,7 @@ def test_the_best_and_the_decided_keep_their_weights(tmp_path, values, at_its_en
     assert kept(tmp_path / "search") == at_its_end
 
 
-def test_one_checkpoint_is_written_after_training_which_leaves_the_model_as_it_was(tmp_path):
+def test_checkpoint_of_custom_fit_leaves_model_at_last_epoch(tmp_path):
     ended = []
 
     class Watches(keras.callbacks.Callback):
@@ -137,7 +137,7 @@ SUM = (Objective("multi_objective", "min"), (ACCURACY, LOSS))
         (SUM, BOTH, -1.3, None),
     ],
 )
-def test_a_checkpoint_is_the_best_epoch_of_all_executions(
+def test_best_epoch_writes_weights_of_best_epoch_of_all_runs(
     tmp_path, objective, epochs, before, kept
 ):
     assert checkpoint_of(BestEpoch(*objective), epochs, tmp_path, before) == kept

@@ -39,7 +39,7 @@ def whole(tmp_path_factory):
     return searched(tmp_path_factory.mktemp("whole"), build, None)
 
 
-def test_the_exact_mode_trains_every_trial_as_the_whole(tmp_path, whole, recwarn):
+def test_search_of_exact_accumulation_trains_as_whole_batches(tmp_path, whole, recwarn):
     study = searched(tmp_path, lambda: kbatch.accumulate_gradients(build(), 12, exact=True))
     assert last_losses(study) == pytest.approx(last_losses(whole), rel=1e-5)
     assert [trial.executions[0].micro_batch_size for trial in study.trials] == [8, 12]
@@ -47,7 +47,7 @@ def test_the_exact_mode_trains_every_trial_as_the_whole(tmp_path, whole, recwarn
     assert not [one for one in recwarn if "Not equal" in str(one.message)]
 
 
-def test_plain_parts_stay_and_are_compared(tmp_path, whole):
+def test_search_of_plain_accumulation_warns_that_parts_differ(tmp_path, whole):
     def cut():
         return kbatch.accumulate_gradients(build(), 12)
 

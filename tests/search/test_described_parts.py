@@ -366,7 +366,7 @@ SETTINGS += ("excluded from decay",)
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_builds_that_differ_in_a_part_are_two_searches_and_share_nothing(name):
+def test_model_facts_and_shared_graph_tell_builds_apart(name):
     build, first, other = PARTS[name]
     here, same, there = (facts_and_fingerprint(build(value)) for value in (first, first, other))
     assert here == same
@@ -378,7 +378,7 @@ def test_builds_that_differ_in_a_part_are_two_searches_and_share_nothing(name):
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_equal_builds_share_a_graph(name):
+def test_shared_graph_serves_equal_builds(name):
     build, value, _ = PARTS[name]
     graph = SharedGraph()
     kept = graph.model_for(build(value))
@@ -434,14 +434,14 @@ ALONE = {name: functools.partial(*PARTS[name][:2]) for name in UNSHARED} | {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_builds_that_may_differ_unseen_never_share(name):
+def test_shared_graph_refuses_builds_that_cannot_be_compared(name):
     graph = SharedGraph()
     for _ in range(2):
         built = ALONE[name]()
         assert graph.model_for(built) is built
 
 
-def test_models_that_have_a_layer_in_common_share_no_graph():
+def test_shared_graph_refuses_models_with_a_common_layer():
     layer, graph = L.BatchNormalization(), SharedGraph()
     first, second = graph.model_for(model(layer)), model(layer)
     assert graph.model_for(second) is second is not first
@@ -460,7 +460,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_model_that_a_callback_changed_is_not_used_again(name):
+def test_shared_graph_drops_a_changed_model(name):
     def build():
         return model(L.Dense(4), L.BatchNormalization(), optimizer=keras.optimizers.AdamW(1e-2))
 
@@ -489,7 +489,7 @@ def test_model_facts_name_the_part_that_differs(name, parts):
     assert {key for key in first if first[key] != other.get(key)} == parts
 
 
-def test_descriptions_are_equal_in_any_process():
+def test_model_facts_are_equal_in_another_process():
     folder = str(Path(__file__).parent)
     code = f"import json, sys; sys.path.insert(0, {folder!r}); import test_described_parts as t;"
     assert printed("-c", f"{code} print(json.dumps(t.all_facts()))") == all_facts()
@@ -502,7 +502,7 @@ def all_facts():
     return json.loads(json.dumps(found | {"fit": fit_facts(FitCall((), call))}))
 
 
-def test_a_description_leaves_out_comments_names_and_places():
+def test_description_ignores_comments_and_names():
     def first(y, p):
         """Compute a loss."""
         return squared(y, p) + {"a": 1, "b": 2}["a"]
@@ -516,13 +516,13 @@ def test_a_description_leaves_out_comments_names_and_places():
     assert one["code"] == other["code"]
 
 
-def test_a_method_is_described_by_the_attributes_that_it_reads():
+def test_description_of_method_has_attributes_that_it_reads():
     first, moved, other = Settings(1.0, "here"), Settings(1.0, "there"), Settings(2.0, "here")
     of = [Description().of(one.scaled) for one in (first, moved, other)]
     assert of[0] == of[1] != of[2]
 
 
-def test_what_follows_the_batch_size_is_no_other_model():
+def test_model_fingerprint_ignores_settings_that_follow_the_batch_size():
     def scaled(batch_size):
         found = model(L.BatchNormalization(), optimizer="adamw")
         sizes = {"batch_size": batch_size, "base_batch_size": 8}
@@ -532,7 +532,7 @@ def test_what_follows_the_batch_size_is_no_other_model():
     assert scaled(8) == scaled(16) == scaled(64)
 
 
-def test_training_does_not_change_what_a_model_is():
+def test_model_facts_are_unchanged_by_training():
     metrics = ["mae", keras.metrics.AUC(), keras.metrics.F1Score()]
     trained = model(L.BatchNormalization(), L.Dropout(0.1), optimizer="adamw", metrics=metrics)
     before = facts_and_fingerprint(trained)
@@ -571,7 +571,7 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("shape", ORDINARY)
-def test_ordinary_models_share_a_graph_also_after_training(shape):
+def test_shared_graph_serves_common_layers_after_training(shape):
     def build():
         keras.backend.clear_session()
         inputs = outputs = keras.Input(shape)

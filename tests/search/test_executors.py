@@ -48,7 +48,7 @@ def statuses(found):
     return {t.batch_size: t.status for t in kbatch.load_study(found).trials}
 
 
-def test_trials_run_beside_each_other_and_the_executions_of_one_in_order(tmp_path):
+def test_executor_runs_trials_in_parallel_and_runs_of_a_trial_in_order(tmp_path):
     executor = StubExecutor(turn=-1, accuracy=lambda size, number: size / 100)
     found = search(tmp_path, executor, executions_per_trial=2)
     assert executor.most_open == 4
@@ -63,14 +63,14 @@ def test_trials_run_beside_each_other_and_the_executions_of_one_in_order(tmp_pat
     assert [path.name for path in tmp_path.rglob(".*") if path.is_dir()] == []
 
 
-def test_no_more_trials_are_open_than_asked_for(tmp_path):
+def test_max_parallel_limits_open_trials(tmp_path):
     executor = StubExecutor()
     search(tmp_path, executor, max_parallel=3)
     assert executor.most_open == 3
     assert executor.ran == [(size, 0) for size in SIZES]
 
 
-def test_what_one_execution_decides_for_all_is_decided_first(tmp_path):
+def test_executor_makes_the_plan_before_it_opens_further_trials(tmp_path):
     hypermodel = searches.stock(batch_sizes=SIZES, dtype_policy=None)
     failed = {0: TaskResult({}, "failed", "Traceback: no room")}
     executor = StubExecutor(outcomes=failed)
@@ -78,7 +78,7 @@ def test_what_one_execution_decides_for_all_is_decided_first(tmp_path):
     assert executor.log == [(8, 0, 0), (16, 0, 0), (32, 0, 0), (64, 0, 1)]
 
 
-def test_the_executions_of_a_race_run_beside_each_other(tmp_path, capsys):
+def test_executor_runs_a_race_in_parallel(tmp_path, capsys):
     executor = StubExecutor(turn=-1, accuracy=lambda size, number: size / 100 + number / 1000)
     arguments = {"strategy": "race", "tolerance": 0.1, "search_learning_rate": False}
     search(tmp_path, executor, fit={"verbose": 1}, **arguments)
@@ -89,7 +89,7 @@ def test_the_executions_of_a_race_run_beside_each_other(tmp_path, capsys):
     assert "race has ended" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_lost_execution_is_tried_once_more_and_nothing_else_is_lost(tmp_path):
+def test_lost_run_is_submitted_once_more(tmp_path):
     executor = StubExecutor(outcomes={1: EOFError("the worker is gone")})
     found = search(tmp_path, executor, executions_per_trial=2)
     assert executor.ran.count((16, 0)) == 2
@@ -117,7 +117,7 @@ GONE = EOFError("gone")
         ((TaskResult({}, "died", "Segmentation fault", -11),), "out_of_memory", "Segmentation"),
     ],
 )
-def test_an_execution_that_is_lost_twice_or_crashes_is_a_result(tmp_path, outcomes, status, causes):
+def test_run_that_is_lost_twice_or_crashes_fails_its_trial(tmp_path, outcomes, status, causes):
     executor = StubExecutor(outcomes=dict(zip((1, 4), outcomes, strict=False)))
     found = search(tmp_path, executor)
     assert len(executor.ran) == 3 + len(outcomes)
@@ -146,7 +146,7 @@ class Gone(StubExecutor):
 
 
 @pytest.mark.parametrize(("method", "kept"), [("submit", 0), ("done", 2), ("result", 2)])
-def test_an_engine_that_is_gone_is_named_and_nothing_is_blamed_on_trials(tmp_path, method, kept):
+def test_broken_executor_ends_the_search_without_failed_trials(tmp_path, method, kept):
     with pytest.raises(RuntimeError, match=r"Gone .*run the same script again.*no scheduler"):
         search(tmp_path, Gone(method, ConnectionError("no scheduler"), turn=None))
     if kept:
@@ -156,7 +156,7 @@ def test_an_engine_that_is_gone_is_named_and_nothing_is_blamed_on_trials(tmp_pat
     assert statuses(found) == dict.fromkeys(SIZES, "completed")
 
 
-def test_a_mistake_ends_the_search_and_what_had_completed_is_kept(tmp_path):
+def test_mistake_in_a_task_ends_the_search_and_keeps_completed_runs(tmp_path):
     executor = StubExecutor(turn=-1, outcomes={1: TaskResult({}, "mistake", "no such metric")})
     with pytest.raises(ValueError, match="no such metric"):
         search(tmp_path, executor)
@@ -164,7 +164,7 @@ def test_a_mistake_ends_the_search_and_what_had_completed_is_kept(tmp_path):
     assert [future.cancelled for future in executor.open] == [True]
 
 
-def test_the_workers_of_this_host_share_its_devices_and_end_with_the_executor(monkeypatch):
+def test_local_executor_shares_gpus_and_ends_its_workers(monkeypatch):
     monkeypatch.setattr("kbatch.search.executors.usable_gpus", lambda: ("GPU-a", "GPU-b"))
     executor = LocalExecutor()
     both = threading.Barrier(2)
@@ -216,9 +216,7 @@ class Ends:
         (signal.SIGSEGV, "died", False),
     ],
 )
-def test_what_ends_a_process_decides_whether_it_runs_again(
-    tmp_path, monkeypatch, number, status, memory
-):
+def test_run_task_returns_lost_or_died_by_the_signal(tmp_path, monkeypatch, number, status, memory):
     """A kill that the kernel counted was for want of memory."""
     kills = itertools.count(4)
     monkeypatch.setattr("kbatch.search.executors.read_memory_kills", lambda: next(kills))
@@ -246,7 +244,7 @@ class Looks(StubExecutor):
 LARGE = {"validation_data": models.rows(40_000)}
 
 
-def test_large_arrays_are_read_from_the_project_directory(tmp_path):
+def test_executor_maps_large_arrays_from_the_project_directory(tmp_path):
     executor = Looks(tmp_path / "search")
     search(tmp_path, executor, fit=LARGE)
     assert executor.files == [["array-0.npy"]] * 4
@@ -257,7 +255,7 @@ def test_large_arrays_are_read_from_the_project_directory(tmp_path):
     assert (status, "`directory`" in text) == ("mistake", True)
 
 
-def test_an_executor_that_holds_data_is_given_them_once(tmp_path):
+def test_executor_with_put_receives_data_once(tmp_path):
     held = []
 
     class Holds(Looks):
@@ -275,7 +273,7 @@ def test_an_executor_that_holds_data_is_given_them_once(tmp_path):
 @pytest.mark.parametrize(
     ("gpus", "options", "asked"), [(2.0, {}, 1), (2.0, {"num_gpus": 0.5}, 0.5), (0.0, {}, None)]
 )
-def test_a_task_of_ray_gets_one_gpu_if_there_is_any(monkeypatch, gpus, options, asked):
+def test_ray_executor_asks_for_one_gpu_if_there_is_any(monkeypatch, gpus, options, asked):
     given = []
     task = types.SimpleNamespace(remote=lambda *arguments: arguments)
     fake = types.SimpleNamespace(

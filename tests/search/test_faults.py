@@ -53,7 +53,7 @@ class ChangesDirectory(keras.callbacks.Callback):
         os.chdir(self.to)
 
 
-def test_a_callback_that_changes_the_working_directory_splits_no_search(tmp_path, monkeypatch):
+def test_search_keeps_directory_if_a_callback_changes_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     run("results", fit={"callbacks": [ChangesDirectory(tmp_path / "elsewhere")]})
@@ -74,7 +74,7 @@ class Renames(keras.callbacks.Callback):
             self.folder.rename(self.folder.with_name("renamed"))
 
 
-def test_a_directory_that_is_renamed_stops_the_search_and_nothing_is_lost(tmp_path):
+def test_search_ends_if_its_directory_is_renamed_and_continues_after(tmp_path):
     folder = tmp_path / "results"
     with pytest.raises(ValueError, match=f"{folder}/search was moved, renamed or deleted"):
         run(folder, fit={"callbacks": [Renames(folder)]})
@@ -84,7 +84,7 @@ def test_a_directory_that_is_renamed_stops_the_search_and_nothing_is_lost(tmp_pa
     assert [t.status for t in kbatch.load_study(tuner).trials] == ["completed"] * 2
 
 
-def test_search_lock_excludes_a_search_within_a_search(tmp_path):
+def test_search_lock_excludes_search_in_same_process(tmp_path):
     with search_lock(tmp_path):
         with pytest.raises(ValueError, match="search within a search"), search_lock(tmp_path):
             pass
@@ -94,7 +94,7 @@ def test_search_lock_excludes_a_search_within_a_search(tmp_path):
         pass
 
 
-def test_a_live_plot_that_fails_ends_nothing(tmp_path):
+def test_search_continues_if_live_plot_fails(tmp_path):
     (tmp_path / "taken").write_text("")
     live = kbatch.LivePlot(tmp_path / "taken" / "live.png", interval_s=0)
     with pytest.warns(UserWarning, match="`LivePlot` could not be shown"):
@@ -114,7 +114,7 @@ def says_another_size(file):
 
 
 @pytest.mark.parametrize("damage", [emptied, says_another_size])
-def test_the_record_is_the_truth_where_the_file_of_keras_tuner_is_damaged(finished, damage, capsys):
+def test_search_resumes_from_records_if_trial_json_is_damaged(finished, damage, capsys):
     records = contents(finished, "kbatch.json")
     was = json.loads((finished / "trial_0000" / "trial.json").read_text())
     for file in finished.glob("trial_*/trial.json"):
@@ -131,7 +131,7 @@ def test_the_record_is_the_truth_where_the_file_of_keras_tuner_is_damaged(finish
     assert best.get("batch_size") == kbatch.load_study(tuner).decide().batch_size
 
 
-def test_a_record_that_cannot_be_read_is_kept_beside_the_new_one(finished):
+def test_search_keeps_an_unreadable_record_under_another_name(finished):
     text = '{"kbatch_schema": 99, "kind": "TrialRecord"}'
     (finished / "trial_0001" / "kbatch.json").write_text(text)
     study = kbatch.load_study(run(finished.parent))
@@ -139,7 +139,7 @@ def test_a_record_that_cannot_be_read_is_kept_beside_the_new_one(finished):
     assert (finished / "trial_0001" / "kbatch.json.unread").read_text() == text
 
 
-def test_a_damaged_project_file_names_its_remedy_which_helps(finished):
+def test_search_with_damaged_search_record_says_how_to_continue(finished):
     file, trials = finished / "kbatch.json", contents(finished, "trial_*/kbatch.json")
     file.write_text(file.read_text()[:100])
     (problem,) = kbatch.load_study(finished).problems
@@ -153,7 +153,7 @@ def test_a_damaged_project_file_names_its_remedy_which_helps(finished):
     assert contents(finished, "trial_*/kbatch.json") == trials
 
 
-def test_settings_with_a_lone_surrogate_can_be_shown(finished, tmp_path):
+def test_report_of_settings_with_a_lone_surrogate(finished, tmp_path):
     file = finished / "kbatch.json"
     record = json.loads(file.read_text())
     record["record"]["settings"] |= {"a": ["\ud800"], "b": {"\ud800": {"\ud800": "\ud800"}}}
@@ -163,7 +163,7 @@ def test_settings_with_a_lone_surrogate_can_be_shown(finished, tmp_path):
     kbatch.write_report(study, tmp_path / "report.html")
 
 
-def test_trials_are_built_under_the_policy_of_their_records_if_the_plan_is_damaged(tmp_path):
+def test_restore_takes_policy_of_records_if_plan_is_damaged(tmp_path):
     folder = write_search(tmp_path / "search", make_trial(8), make_trial(16))
     (folder / PLAN_NAME).write_text("{")
     hypermodel = kbatch.BatchSizeHyperModel(models.stock, (8, 16))
@@ -171,7 +171,7 @@ def test_trials_are_built_under_the_policy_of_their_records_if_the_plan_is_damag
     assert hypermodel.policy_of(keras_tuner.HyperParameters()) == "mixed_float16"
 
 
-def test_load_study_names_the_file_of_a_damaged_confidence(finished):
+def test_load_study_names_file_with_invalid_confidence(finished):
     file = finished / "kbatch.json"
     record = json.loads(file.read_text())
     record["record"]["settings"]["confidence"] = 1.95
@@ -181,7 +181,7 @@ def test_load_study_names_the_file_of_a_damaged_confidence(finished):
     assert study.decide().batch_size in SIZES
 
 
-def test_a_resumed_search_names_a_damaged_checkpoint_and_removes_drafts(finished):
+def test_resumed_search_names_damaged_checkpoint_and_removes_drafts(finished):
     for trial in finished.glob("trial_*"):
         (trial / "draft.weights.h5").write_bytes(b"half")
         (trial / ".kbatch.json.12-34").write_bytes(b"{")
@@ -189,18 +189,16 @@ def test_a_resumed_search_names_a_damaged_checkpoint_and_removes_drafts(finished
         file.write_bytes(file.read_bytes()[:500])
     tuner = run(finished.parent)
     assert not [*finished.rglob("draft.weights.h5"), *finished.rglob(".kbatch.json.*")]
-    with pytest.raises(RuntimeError, match=r"checkpoint.weights.h5 cannot be read"):
+    with pytest.raises(RuntimeError, match="checkpoint of trial .* cannot be read"):
         tuner.get_best_models()
 
 
 @pytest.mark.parametrize(
     ("changed", "difference"),
-    [({"epochs": 3}, "epochs=3, there"), ({"sizes": (8, 32)}, "there 16"), ({"seed": 7}, "seed=7")],
+    [({"epochs": 3}, "epochs=3, but 1"), ({"sizes": (8, 32)}, "but 16"), ({"seed": 7}, "seed=7")],
     ids=["epochs", "sizes", "seed"],
 )
-def test_a_search_without_its_settings_refuses_runs_of_other_arguments(
-    finished, changed, difference
-):
+def test_search_without_search_record_refuses_other_arguments(finished, changed, difference):
     (finished / "kbatch.json").unlink()
     hypermodel = searches.stock(
         batch_sizes=changed.get("sizes", (8, 16)), seed=changed.get("seed", 0)
@@ -220,7 +218,7 @@ print(kbatch.load_study(tuner).decide().batch_size, len(tuner.get_best_models())
 
 
 @pytest.mark.slow
-def test_a_search_that_ended_opens_on_a_disk_that_cannot_be_written(finished):
+def test_ended_search_opens_on_read_only_disk(finished):
     script = READS.format(path=sys.path, folder=str(finished.parent))
     mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
     command = ["unshare", "-m", "sh", "-c", mount, str(finished), sys.executable, "-c", script]

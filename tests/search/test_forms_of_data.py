@@ -26,7 +26,7 @@ def line():
     return model
 
 
-def test_a_sequence_trains_as_in_a_plain_fit(tmp_path):
+def test_search_pydataset_trains_as_plain_fit(tmp_path):
     fit = {"validation_data": Rows((X, SIDES), 94), "shuffle": False}
     hypermodel = searches.hypermodel(
         line, (8, 16), micro_batch_size="auto", dtype_policy="float32", learning_rate_scaling=None
@@ -55,7 +55,7 @@ def judged_by_f1():
     return model
 
 
-def test_a_metric_that_is_an_array_of_one_number_is_a_metric(tmp_path):
+def test_search_objective_may_be_an_array_of_one_number(tmp_path):
     objective = keras_tuner.Objective("val_f1_score", "max")
     stop = kbatch.StopAtTarget("val_f1_score", 1.1, mode="max")
     fit = {"validation_split": 0.25, "validation_data": None, "callbacks": [stop]}
@@ -139,7 +139,7 @@ TEXTS = (TOKENS, LABELS)
     ],
     ids=["token in parts", "generator", "lengths", "metric"],
 )
-def test_what_no_size_can_train_ends_the_search_with_its_cause(
+def test_search_ends_with_cause_if_no_size_can_train(
     tmp_path, build, data, objective, cause, request
 ):
     parts = 4 if "parts" in request.node.name else None
@@ -255,7 +255,7 @@ def test_search_with_deterministic_operations_repeats_its_metrics(tmp_path):
 
 
 @pytest.mark.parametrize("broken", [8, pytest.param(16, marks=pytest.mark.slow)])
-def test_search_each_size_answers_for_its_own_errors(tmp_path, broken):
+def test_search_records_data_errors_for_each_size(tmp_path, broken):
     rows = tf.data.Dataset.from_tensor_slices((X, SIDES))
 
     def data(batch_size):
@@ -279,7 +279,7 @@ def test_search_each_size_answers_for_its_own_errors(tmp_path, broken):
     ],
     ids=["in steps", "in few steps"],
 )
-def test_a_cache_is_full_before_the_first_clock_starts(tmp_path, rest, steps, full):
+def test_search_fills_dataset_cache_before_timing(tmp_path, rest, steps, full):
     made, at_start = [], []
 
     def make(row):

@@ -40,7 +40,7 @@ class Kills(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_search(tmp_path, capfd):
+def test_isolated_search_continues_after_killed_process(tmp_path, capfd):
     hypermodel = searches.stock(batch_sizes=(8, 32))
     same = {"data": (a_function,), "executions_per_trial": 2}
     fit = {"callbacks": [Kills()]}
@@ -63,7 +63,7 @@ def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_searc
     assert search(tmp_path, hypermodel, fit=fit, **same).remaining_trials == 0
 
 
-def test_trials_whose_processes_end_are_results_and_leave_no_memory_behind(tmp_path):
+def test_isolated_trials_whose_processes_end_fail_and_free_memory(tmp_path):
     """In one process each of them would leave 30 MB."""
     resident = []
 
@@ -98,7 +98,7 @@ def test_trials_whose_processes_end_are_results_and_leave_no_memory_behind(tmp_p
     assert resident[6] - resident[2] < 100e6, resident
 
 
-def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
+def test_process_pool_trains_as_this_process(tmp_path):
     hypermodel = searches.hypermodel(batch_sizes=(32,), dtype_policy="float32")
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as processes:

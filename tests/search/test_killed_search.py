@@ -186,7 +186,7 @@ def main(directory, kills, seed, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "kills"), [("grid", 8), ("race", 4)])
-def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(case, kills, tmp_path):
+def test_killed_search_ends_as_undisturbed_search(case, kills, tmp_path):
     searches = printed(__file__, tmp_path, kills, 1, case)
     assert sum(len(search["kills"]) for search in searches) >= kills
     assert [search["status"] for search in searches] == [0] * len(searches)

@@ -35,7 +35,7 @@ def conditional():
 
 
 @pytest.mark.parametrize("space", [plain, conditional])
-def test_the_order_is_that_of_keras_tuners_grid_search_from_wherever_it_goes_on(space):
+def test_grid_has_order_of_keras_tuner_from_any_start(space):
     oracle = keras_tuner.oracles.GridSearchOracle(
         keras_tuner.Objective("loss", "min"), hyperparameters=space()
     )
@@ -52,7 +52,7 @@ def test_the_order_is_that_of_keras_tuners_grid_search_from_wherever_it_goes_on(
         assert list(untried_in_grid(space(), found[:ended])) == found[ended:]
 
 
-def test_a_hyperparameter_found_later_counts_as_its_default_in_the_trials_before():
+def test_untried_in_grid_counts_default_of_later_hyperparameter_as_tried():
     space = plain()
     tried = list(grid(space))
     space.Choice("late", ["a", "b"])
@@ -61,7 +61,7 @@ def test_a_hyperparameter_found_later_counts_as_its_default_in_the_trials_before
     assert {values["late"] for values in left} == {"b"}
 
 
-def test_a_range_without_a_step_gives_ascending_samples_after_its_default():
+def test_grid_of_range_without_step_ascends():
     space = keras_tuner.HyperParameters()
     space.Float("rate", 0.0, 1.0)
     found = [values["rate"] for values in grid(space)]
@@ -85,7 +85,7 @@ def state(folder, number):
     return folder / f"trial_{number:04d}" / "trial.json"
 
 
-def test_trials_come_back_by_their_ids_as_keras_tuner_says(tmp_path):
+def test_read_trials_in_order_with_status_of_keras_tuner(tmp_path):
     for number in (11, 2, 1):
         written(tmp_path, number, accuracy=number / 100)
     written(tmp_path, 12, status="RUNNING", ended="failed")
@@ -97,7 +97,7 @@ def test_trials_come_back_by_their_ids_as_keras_tuner_says(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", '{"status": 1', "[]", "\x00", "[" * 100_000, None])
-def test_a_damaged_state_is_made_again_from_the_record(tmp_path, text):
+def test_read_trials_restores_damaged_state_from_record(tmp_path, text):
     written(tmp_path, 0)
     state(tmp_path, 0).unlink() if text is None else state(tmp_path, 0).write_text(text)
     (found,) = read_trials(tmp_path)
@@ -105,11 +105,11 @@ def test_a_damaged_state_is_made_again_from_the_record(tmp_path, text):
     assert (found.trial_id, found.status) == ("0000", "RUNNING")
     assert found.hyperparameters.get("batch_size") == 16
     (tmp_path / "trial_0000" / "kbatch.json").write_text("{")
-    with pytest.warns(UserWarning, match="0000 is run again"):
+    with pytest.warns(UserWarning, match="0000 runs again"):
         assert read_trials(tmp_path) == []
 
 
-def test_a_trial_without_a_score_is_not_among_the_best(tmp_path):
+def test_get_best_trials_leaves_out_trials_without_score(tmp_path):
     for number, value in enumerate((0.5, float("nan"), 0.7)):
         written(tmp_path, number, value)
     oracle = BatchSizeOracle(keras_tuner.Objective("val_accuracy", "max"))
@@ -119,7 +119,7 @@ def test_a_trial_without_a_score_is_not_among_the_best(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_child_of_a_killed_search_does_not_keep_its_lock(tmp_path):
+def test_search_lock_is_free_after_kill_despite_forked_child(tmp_path):
     """A pool of `concurrent.futures` forks its workers, which outlive a driver that is killed."""
     waiting, ending = os.pipe()
     driver = os.fork()

@@ -21,7 +21,7 @@ def search(directory, build, micro_batch_size, *, y=None, objective, validation=
     return kbatch.load_study(tuner)
 
 
-def test_a_search_trains_it_whole_and_notes_a_micro_batch_size_that_it_cannot_follow(tmp_path):
+def test_search_trains_custom_step_whole_with_a_note(tmp_path):
     trials = search(tmp_path, own_steps.gan, 8, objective="g_loss").trials
     small, large = (trial.executions[0] for trial in trials)
     for run, updates in ((small, 24), (large, 6)):
@@ -49,7 +49,7 @@ class Unscaled(own_steps.TestedVAE):
         return {"loss": self.loss_tracker.result()}
 
 
-def test_a_step_that_does_not_scale_its_loss_is_searched_in_float32(tmp_path):
+def test_search_trains_custom_step_without_loss_scale_in_float32(tmp_path):
     build = models.Locked(lambda: own_steps.vae(kind=Unscaled))
     arguments = {"objective": "val_loss", "validation": (VALIDATION,)}
     arguments |= {"batch_sizes": (32,), "base_batch_size": 32}

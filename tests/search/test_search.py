@@ -19,7 +19,7 @@ def grid(tmp_path_factory):
     return kbatch.load_study(searches.search(tmp_path_factory.mktemp("grid"), hypermodel))
 
 
-def test_every_trial_holds_what_really_happened(grid):
+def test_grid_search_records_settings_and_counts_of_each_run(grid):
     record = grid.search
     assert grid.problems == ()
     assert (record.settings["batch_sizes"], record.settings["seed"]) == ([8, 32], 0)
@@ -45,7 +45,7 @@ def test_every_trial_holds_what_really_happened(grid):
         assert run.learning_rate == pytest.approx(1e-3 * (trial.batch_size / 8) ** 0.5, rel=1e-5)
 
 
-def test_a_tuner_of_keras_tuner_sees_batch_size_from_the_first_trial_on(tmp_path):
+def test_hyperband_sees_batch_size_from_first_trial(tmp_path):
     hypermodel = searches.stock(batch_sizes=(16, 32))
     study = kbatch.load_study(
         searches.quick(tmp_path, hypermodel, keras_tuner.Hyperband, max_epochs=2)
@@ -71,7 +71,7 @@ class Returns(keras_tuner.HyperModel):
         return self.results(hp.get("batch_size"))
 
 
-def test_a_hypermodel_of_the_users_keeps_its_space_and_its_fit(tmp_path):
+def test_custom_hypermodel_keeps_space_and_fit(tmp_path):
     class OwnFit(Returns):
         """Prepares its data and names its arguments."""
 
@@ -92,14 +92,14 @@ def test_a_hypermodel_of_the_users_keeps_its_space_and_its_fit(tmp_path):
         assert trial.metrics.exists("samples_per_second")
 
 
-def test_what_a_fit_of_the_users_returns_is_what_counts(tmp_path):
+def test_search_without_objective_minimises_number_of_custom_fit(tmp_path):
     hypermodel = searches.stock(Returns(lambda size: -float(size)), (8, 32))
     tuner = searches.quick(tmp_path, hypermodel, objective=None)
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == 32
     assert kbatch.load_study(tuner).decide().best.batch_size == 32
 
 
-def test_a_fit_that_goes_on_by_itself_does_not_go_on_from_another_trial(tmp_path):
+def test_custom_fit_epoch_by_epoch_records_one_run(tmp_path):
     class EpochByEpoch(Returns):
         def fit(self, hp, model, *args, epochs, **kwargs):
             for epoch in range(epochs):
@@ -124,7 +124,7 @@ class KeepWeights(keras.callbacks.Callback):
     on_train_end = on_train_begin
 
 
-def test_a_trial_trains_as_a_plain_fit_of_the_whole_batch_does(tmp_path):
+def test_trial_with_micro_batches_trains_as_plain_fit(tmp_path):
     """Accumulation, seed and scaled schedule, seen in the weights."""
     decay = keras.optimizers.schedules.ExponentialDecay
 
@@ -146,7 +146,7 @@ def test_a_trial_trains_as_a_plain_fit_of_the_whole_batch_does(tmp_path):
     np.testing.assert_array_equal(hypermodel.build(trial.hyperparameters).get_weights()[0], KEPT[2])
 
 
-def test_skipped_updates_are_not_counted(tmp_path):
+def test_record_counts_overflowed_updates(tmp_path):
     def build():
         sgd = keras.optimizers.SGD(0.01)
         return models.mlp(optimizer=keras.optimizers.LossScaleOptimizer(sgd, 2.0**18))

@@ -103,7 +103,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
-def test_another_search_is_refused_before_any_trial_and_the_difference_named(found, difference):
+def test_search_refuses_other_search_and_names_difference(found, difference):
     changed, told = DIFFERENCES[difference]
     with pytest.raises(ValueError, match=told) as error:
         again(found, **changed)
@@ -112,7 +112,7 @@ def test_another_search_is_refused_before_any_trial_and_the_difference_named(fou
     assert len(kbatch.load_study(found / "search").trials) == 1
 
 
-def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
+def test_search_refuses_second_process_until_first_ends(tmp_path):
     project = tmp_path / "search"
     project.mkdir()
     reader, writer = os.pipe()
@@ -133,7 +133,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
     assert len(kbatch.load_study(search(tmp_path)).trials) == 1
 
 
-def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
+def test_search_continues_with_more_sizes_and_executions(tmp_path):
     counts = Counts(tmp_path / "begun")
     fit = {"callbacks": [counts]}
     # Its build function may read the batch size.
@@ -159,7 +159,7 @@ def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
     assert kbatch.load_study(tuner).search.settings["executions_asked"] == [1, 2]
 
 
-def test_a_tuner_of_keras_tuner_refuses_other_settings_before_its_next_trial(tmp_path):
+def test_keras_tuner_search_refuses_other_settings_but_not_epochs(tmp_path):
     arguments = {"kind": keras_tuner.RandomSearch, "sizes": (8, 16)}
     search(tmp_path, max_trials=1, **arguments)
     with pytest.raises(ValueError, match="seed: 0 then, 1 now"):
@@ -174,14 +174,14 @@ def told(**given):
     return fit_facts(FitCall((), given))
 
 
-def test_large_data_are_told_by_rows_at_fixed_places(tmp_path):
+def test_fit_facts_of_large_array_compare_some_rows(tmp_path):
     x = np.zeros((400_000, 16), "float32")
     same, other = x.copy(), x.copy()
     other[-1] = 1
     assert told(x=x) == told(x=same.astype("float64")) != told(x=other)
 
 
-def test_what_fit_is_given_is_told_by_its_values_whatever_their_order_and_names():
+def test_fit_facts_compare_values_of_arguments():
     assert told(class_weight={0: 1, 1: 2}) == told(class_weight={1: 2, 0: 1})
     assert told(x={"name": np.zeros(3)}) != told(x={"name": np.ones(3)})
     assert told(epochs=np.array(3)) == told(epochs=np.int64(3)) != told(epochs=np.array(4))
@@ -190,7 +190,7 @@ def test_what_fit_is_given_is_told_by_its_values_whatever_their_order_and_names(
     assert told(callbacks=[keras.callbacks.History(), keras.callbacks.ProgbarLogger()]) == told()
 
 
-def test_a_policy_that_was_not_given_is_no_part_of_a_model():
+def test_model_facts_without_policy_are_equal_for_all_policies():
     facts = []
     for policy in ("float32", "mixed_float16"):
         with dtype_policy_scope(policy):

@@ -51,19 +51,19 @@ def shared(tmp_path_factory):
     return found, np.diff([*seen, len(calls)])
 
 
-def test_the_step_of_a_search_is_traced_once(shared):
+def test_search_traces_train_step_once(shared):
     _, traced = shared
     assert sorted(traced) == [0] * (len(traced) - 1) + [traced.max()]
     assert traced.max() > 0
 
 
-def test_trials_train_as_if_each_had_a_graph_of_its_own(shared, tmp_path):
+def test_shared_graph_trains_as_separate_graphs(shared, tmp_path):
     # With a function of the user's own in the model nothing is shared.
     assert shared[0] == searched(tmp_path, lambda: build(keras.layers.Lambda(lambda x: x)))
 
 
 @pytest.mark.slow
-def test_xla_changes_no_value_of_a_search(tmp_path):
+def test_search_with_xla_has_equal_metrics(tmp_path):
     # 94 rows end in a batch that is not full at both sizes.
     def compiled():
         model = build()
@@ -78,7 +78,7 @@ def test_xla_changes_no_value_of_a_search(tmp_path):
             np.testing.assert_allclose([*one.values()], [*other.values()], rtol=1e-6, atol=1e-7)
 
 
-def test_description_of_a_nested_model_stays_when_it_is_trained():
+def test_description_of_nested_model_is_unchanged_by_training():
     inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
     model = models.compiled([inner, keras.layers.Dense(2)], "adam", "mse")
     model.optimizer.build(model.trainable_variables)
@@ -107,7 +107,7 @@ def test_compiled_if_full_compiles_no_other_batch():
     assert not model.jit_compile
 
 
-def test_a_build_function_that_draws_by_tensorflow_draws_the_same_for_each_size(tmp_path):
+def test_build_draws_equal_tensorflow_numbers_for_each_size(tmp_path):
     drawn = []
 
     def drawing():

@@ -35,7 +35,7 @@ def run_of(study):
     return run
 
 
-def test_a_trial_holds_what_it_took_of_the_gpu(library, tmp_path):
+def test_search_records_gpu_energy_and_utilization(library, tmp_path):
     tuner = searches.quick(tmp_path, searches.stock(batch_sizes=(16,)))
     study = kbatch.load_study(tuner)
     run = run_of(study)
