@@ -196,6 +196,7 @@ def train(
         seeds = seeded(seed_of(settings.seed, 1))
         with seeds, dtype_policy_scope(begun.dtype_policy), timed:
             results = fit(hp, model, *call.arguments, **call.keywords)
+        _check_history(results)
         results = _with_measures(results, timed, files)
         reported = files.reported(results)
         if files.of_kbatch_tuner:
@@ -587,6 +588,7 @@ class TimedFit:
             all_s = time.perf_counter() - began_s
             self.total_s += all_s
             self.spans.append((began_at, (self.clock.train_s or 0.0) - trained_s, all_s))
+        _check_history(history, of_model=True)
         if names := metrics_of_parts(self.model, size):
             self.notes.append(Note.of("metrics_of_parts", names=", ".join(names)))
         if self._done:
@@ -658,3 +660,16 @@ def _for_trackers(dataset: Any, batch_size: int) -> Any:
 
     dataset.batch_size, dataset.as_numpy_iterator = batch_size, refuse
     return dataset
+
+
+def _check_history(results: Any, *, of_model: bool = False) -> None:
+    """Check that a history of a custom `fit` has a list of values for each metric."""
+    is_history = isinstance(results, keras.callbacks.History)
+    history = results.history if is_history else {}
+    numbers = {name: value for name, value in history.items() if not hasattr(value, "__len__")}
+    if numbers or (of_model and not is_history):
+        raise InputError(
+            "A custom `fit` must return the history of Keras's `fit`, which has a list for each "
+            "metric with one value per epoch. `HyperModel.fit` may also return a dict of numbers. "
+            f"Received: {numbers or results!r}."
+        )

@@ -366,7 +366,7 @@ SETTINGS += ("excluded from decay",)
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_model_facts_and_shared_graph_tell_builds_apart(name):
+def test_model_facts_and_shared_graph_distinguish_builds(name):
     build, first, other = PARTS[name]
     here, same, there = (facts_and_fingerprint(build(value)) for value in (first, first, other))
     assert here == same

@@ -189,7 +189,7 @@ def test_resumed_search_names_damaged_checkpoint_and_removes_drafts(finished):
         file.write_bytes(file.read_bytes()[:500])
     tuner = run(finished.parent)
     assert not [*finished.rglob("draft.weights.h5"), *finished.rglob(".kbatch.json.*")]
-    with pytest.raises(RuntimeError, match="checkpoint of trial .* cannot be read"):
+    with pytest.raises(RuntimeError, match=r"checkpoint of trial .* cannot be read"):
         tuner.get_best_models()
 
 

@@ -112,6 +112,44 @@ def test_custom_fit_epoch_by_epoch_records_one_run(tmp_path):
     assert trial.notes == ()
 
 
+class HistoryOfNumbers(Returns):
+    """Replaces the values of the epochs in the history by the best of them."""
+
+    def fit(self, hp, model, *args, **kwargs):
+        history = model.fit(*args, **kwargs)
+        history.history["val_accuracy"] = max(history.history["val_accuracy"])
+        return history
+
+
+class FitOfNumbers(keras.Sequential):
+    """Replaces the same values in the `fit` of the model."""
+
+    def fit(self, *args, **kwargs):
+        history = super().fit(*args, **kwargs)
+        history.history["val_accuracy"] = history.history["val_accuracy"][-1]
+        return history
+
+
+class FitOfDict(keras.Sequential):
+    """Returns a dict of the last values."""
+
+    def fit(self, *args, **kwargs):
+        return {name: one[-1] for name, one in super().fit(*args, **kwargs).history.items()}
+
+
+@pytest.mark.parametrize("kind", [HistoryOfNumbers, FitOfNumbers, FitOfDict])
+def test_search_refuses_history_without_lists(tmp_path, kind):
+    def build():
+        layers = keras.layers.Input((8,)), keras.layers.Dense(3, activation="softmax")
+        return models.compiled(kind(layers), "sgd", models.own_loss, metrics=["accuracy"])
+
+    custom = kind() if issubclass(kind, Returns) else build
+    with pytest.raises(ValueError, match=r"custom `fit`.*Received: .*val_accuracy"):
+        searches.search(tmp_path, searches.stock(custom, (32,)))
+    (trial,) = kbatch.load_study(tmp_path / "search").trials
+    assert trial.status == "failed"
+
+
 KEPT = []
 
 
