@@ -135,7 +135,7 @@ class TrialFiles:
         return run if run and (run.status, run.length) == ("completed", "short") else None
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
-        """Write the record of a training run, and drop those of later ones."""
+        """Write the record of a training run, and drop the records of later runs."""
         before = read_record(TrialRecord, self._file).executions[:index] if index else ()
         if execution.status == "running" and not self.of_kbatch_tuner:
             write_progress(self.project)

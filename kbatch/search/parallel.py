@@ -225,7 +225,7 @@ class ParallelTrials:
         return contents
 
     def _write(self, result: TaskResult) -> None:
-        """Write the files of a task that are newer than those of the search."""
+        """Write the files of a task that are newer than the files here."""
         # A record states that there are weights, so it is written after them.
         for name, content in sorted(result.files.items(), key=lambda file: RECORD_NAME in file[0]):
             path = Path(name)
@@ -308,7 +308,7 @@ def execute(
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
         tuner.run_executions(trial, FitCall.of_search(arguments, keywords), task.asked)
-    except Exception as error:  # A training may raise anything: the search is told of it.
+    except Exception as error:  # A training may raise anything. The search decides what to do.
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
         return ("mistake", str(error)) if mistake else ("failed", failure_traceback(error))

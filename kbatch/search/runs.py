@@ -242,7 +242,7 @@ class TrialRuns:
     ) -> dict[int, tuple[float, float]]:
         """Return the expected seconds of a training run of each size, by a plan.
 
-        The first number is the time of the steps, the second that of the whole run. The result is
+        The first number is for the train steps alone, the second for the whole run. The result is
         empty if it is not known how long steps or epochs are.
         """
         hypermodel, plan = self._hypermodel, plan or self.plan

@@ -208,7 +208,7 @@ def default_batch_sizes(
     if examples < FEWEST_BATCHES * SMALLEST:
         raise InputError(
             f"An epoch has fewer than {FEWEST_BATCHES} batches of {SMALLEST} examples: give "
-            f"`batch_sizes`. Received: batch_sizes=None for {examples} examples."
+            f"`batch_sizes`. Received: batch_sizes=None, {examples} examples."
         )
     return powers_of_two(SMALLEST, min(LARGEST, examples // FEWEST_BATCHES))
 

@@ -381,7 +381,7 @@ def test_default_batch_sizes_have_eight_batches_per_epoch(arguments, largest):
     [
         ((DATASET.repeat(),), False, "give `batch_sizes`"),
         ((of_size,), True, "give `batch_sizes`"),
-        (zeros(127), False, "for 127 examples"),
+        (zeros(127), False, "127 examples"),
     ],
 )
 def test_default_batch_sizes_need_data_of_known_length(arguments, parallel, message):
