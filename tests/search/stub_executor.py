@@ -1,4 +1,4 @@
-"""An executor whose tasks train nothing: each leaves a record, one after the other."""
+"""An executor whose tasks train nothing and only write a record."""
 
 import json
 
@@ -10,7 +10,7 @@ from kbatch.search.executors import TaskResult
 
 
 class StubFuture:
-    """A task, done when it is its turn: one ends whenever a driver looks at all that are open."""
+    """A task that is done when it is its turn. One task ends each time that all are polled."""
 
     def __init__(self, executor, outcome):
         self._executor, self._outcome = executor, outcome
@@ -31,16 +31,17 @@ class StubFuture:
 
 
 class StubExecutor:
-    """Ends the oldest of its tasks first, the newest where `turn` is -1, or all at once for None.
+    """Ends its oldest task first; with `turn=-1` the newest, with `turn=None` all at once.
 
-    `outcomes` maps the number of a submission, from 0, to what stands in for its result, or is
-    raised; `accuracy(batch_size, number)` is that of an execution.
+    Args:
+        outcomes: A result or an error in place of a record, by the number of a submission from 0.
+        accuracy: Returns the validation accuracy for a batch size and the number of the run.
     """
 
     def __init__(self, *, turn=0, outcomes=None, accuracy=lambda size, number: 0.5):
         self.turn, self._outcomes, self._accuracy = turn, outcomes or {}, accuracy
         self.open, self.tasks, self.most_open = [], [], 0
-        self.log = []  # Batch size and number of each execution, and how many were open then.
+        self.log = []  # Batch size and number of each run, and the number of open tasks.
 
     @property
     def ran(self):
@@ -61,7 +62,7 @@ def values_of(task):
 
 
 def trained(task, accuracy):
-    """What a task leaves that trained."""
+    """The result of a task that has trained."""
     file, values = f"trial_{task.trial_id}/{RECORD_NAME}", values_of(task)
     size, number = values["batch_size"], task.asked.executions - 1
     execution = make_execution(size, seed=number, accuracies=(accuracy(size, number),))

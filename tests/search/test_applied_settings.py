@@ -1,4 +1,4 @@
-"""A model that a decision is applied to trains as that of the decision's trial did."""
+"""A model after `decision.apply` trains as the model of the decided trial."""
 
 import dataclasses
 
@@ -16,11 +16,11 @@ from kbatch.records.notes import Note
 from kbatch.training.dtype_policy import dtype_policy_scope
 
 layers, optimizers, schedules = keras.layers, keras.optimizers, keras.optimizers.schedules
-KEPT = {}  # The weights that trials end with, by their steps an epoch.
+KEPT = {}  # The last weights of trials, by the number of steps per epoch.
 
 
 class Keep(keras.callbacks.Callback):
-    """Keeps the weights that a trial ends with."""
+    """Keeps the last weights of a trial."""
 
     def on_train_end(self, logs=None):
         KEPT[self.params["steps"]] = [np.array(one) for one in self.model.get_weights()]
@@ -46,7 +46,7 @@ def averaging():
 
 
 def decided(directory, build, **arguments):
-    """Search with four times the base size; return a decision for it, and its trial's weights."""
+    """Search with a size of 4 times the base; return its decision and the weights of its trial."""
     KEPT.clear()
     given = {"base_batch_size": 8, "micro_batch_size": None} | arguments
     tuner = searches.search(
@@ -61,8 +61,8 @@ def decided(directory, build, **arguments):
 
 
 def trains_as(model, decision, weights):
-    """Train a model that the decision was applied to, and compare its weights."""
-    size = decision.trial.batch_size  # Of the trial that replaced the decided one.
+    """Train a model after `decision.apply`, and compare its weights."""
+    size = decision.trial.batch_size  # `decided` has replaced the trial.
     dataset = kbatch.training_dataset(*models.rows(94), size, shuffle=False)
     model.fit(dataset, shuffle=False, verbose=0, **decision.fit_arguments)
     for mine, its in zip(model.get_weights(), weights, strict=True):
@@ -82,13 +82,13 @@ def test_apply_model_trains_as_the_trial(tmp_path, build, micro_batch_size):
     keras.utils.set_random_seed(0)
     model = build()
     assert decision.apply(model) is model
-    decision.apply(model)  # Twice is as once.
+    decision.apply(model)  # A second call changes nothing.
     trains_as(model, decision, weights)
 
 
 @pytest.fixture(scope="module")
 def decay(tmp_path_factory):
-    """A decision for a model whose weights decay, in parts, and its trial's weights."""
+    """A decision for a model with weight decay and micro-batches, and the weights of its trial."""
     return decided(tmp_path_factory.mktemp("decay"), decaying, micro_batch_size=16)
 
 
@@ -102,7 +102,7 @@ def test_apply_replaces_other_settings_of_a_traced_model(decay):
         "micro_batch_size": 16,
     }
     model = decaying(0.3, 0.7, beta_2=0.5)
-    model.fit(*models.rows(94), verbose=0)  # It has been traced, with other settings.
+    model.fit(*models.rows(94), verbose=0)  # Traces the step with other settings.
     keras.utils.set_random_seed(0)
     fresh = decaying(0.3, 0.7, beta_2=0.5)
     model.set_weights(fresh.get_weights())
@@ -118,7 +118,7 @@ def test_apply_refuses_another_dtype_policy(decay):
 
 
 class Block(layers.Layer):
-    """Makes its layers for its first batch."""
+    """Makes its layers for the first batch."""
 
     def __init__(self, units):
         super().__init__()
@@ -156,7 +156,7 @@ def as_it_is(model):
 
 
 def built_by_shape(model):
-    model.build((None, 8))  # Keras marks it as built, without its layers.
+    model.build((None, 8))  # Keras marks the model as built, but the layers of `Block` are not.
 
 
 def called(model):
@@ -201,14 +201,14 @@ def test_apply_builds_under_the_policy_and_the_hyperparameters_of_the_trial(buil
     )
     assert [layer.units for layer in model.layers if layer.weights][-2] == 5
     assert model.steps_per_execution == 8
-    # An average of weights starts at 0 if `fit` builds the optimizer: `ScheduleFreeAdamW`.
+    # If `fit` builds a `ScheduleFreeAdamW`, its average of the weights starts at 0.
     assert model.optimizer.built
     assert decision.apply(build, steps_per_execution=False).steps_per_execution == 1
     with pytest.raises(TypeError, match="`build`"):
         decision.apply(3)
 
 
-# What a search takes as data, and what its callbacks are.
+# Forms of data, and arguments of `search`.
 FORMS = {
     "arrays": lambda: models.rows(94),
     "examples": lambda: (examples(94),),
@@ -244,7 +244,7 @@ def test_printed_lines_make_the_updates_of_the_trial(tmp_path, form, call):
     def fit():
         return CALLS[call] | {"callbacks": CALLS[call].get("callbacks", list)()}
 
-    # One step an execution would make an update more at the end of data of unknown length.
+    # With several steps per execution, data of unknown length could not end after each update.
     steps = 2 if form == "arrays" else 1
     tuner = searches.search(
         tmp_path,
@@ -255,7 +255,7 @@ def test_printed_lines_make_the_updates_of_the_trial(tmp_path, form, call):
     )
     decision = tuner.study.decide()
     run = decision.trial.last
-    if call == "plain":  # As the page prints it.
+    if call == "plain":  # Run the lines of the printed page.
         names = {"kbatch": kbatch, "decision": decision, "build": lambda: classifier("adam")}
         names |= dict(zip("xy" if form == "arrays" else ("data",), FORMS[form](), strict=True))
         exec("\n".join(line.strip() for line in decision.page.use[1:]), names)

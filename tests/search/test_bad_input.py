@@ -1,4 +1,4 @@
-"""What a search refuses: at once, or before its second trial. One word of each message."""
+"""Errors of invalid arguments, at once or before the second trial."""
 
 import math
 import threading
@@ -22,7 +22,7 @@ class Mine(keras_tuner.HyperModel):
 
 
 class Held:
-    """Holds what cannot be sent to a worker."""
+    """Has a lock, so it cannot be pickled."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -191,7 +191,7 @@ ENDED = [
 
 @pytest.mark.parametrize(("search", "word"), ENDED)
 def test_search_ends_before_second_trial_if_no_size_can_train(tmp_path, monkeypatch, search, word):
-    # The model that shows the search space is built in this process, which is quicker.
+    # Exploring the space in this process is faster.
     monkeypatch.setattr("kbatch.search.tuner.explored_space", lambda tuner: tuner.explore())
     with pytest.raises(ValueError, match=word):
         search(tmp_path)
@@ -205,7 +205,6 @@ def dense_of_four():
 @pytest.mark.parametrize(
     ("call", "last"),
     [
-        # Within their own code an error shows where, and of ours it is enough what to give.
         (tuner(build=dense_of_four, batch_sizes=(8,)), "dense_of_four"),
         (searched(fit={"epochs": 0}, **OWN), "search"),
     ],

@@ -1,4 +1,4 @@
-"""What a search makes of the model that `build` gives: its rate, and what follows the size."""
+"""Models of a search: settings that follow the batch size, and parts that must be new."""
 
 import keras
 import keras_tuner
@@ -24,9 +24,9 @@ def classifier(optimizer):
 
 
 def built(build, batch_size=32, *, factor=None, **settings):
-    """The model of a trial of a search whose base is 8; `build` makes it from a size.
+    """Build the model of a trial, by a function of the batch size. The base size is 8.
 
-    A race tries a factor of the learning rate.
+    If a factor of the learning rate is given, a race tries it.
     """
     given = {"learning_rate_scaling": "linear", "base_batch_size": 8} | settings
     hypermodel = searches.stock(lambda hp: build(hp.get("batch_size")), (8, 32), **given)
@@ -44,7 +44,7 @@ def optimizer_of(make, batch_size=32, **settings):
 
 
 def searched(folder, optimizer, *callbacks):
-    """Search sizes 8 and 32 by the linear rule; the tuner and its study."""
+    """Search sizes 8 and 32 with the linear rule; return the tuner and its study."""
     given = {"learning_rate_scaling": "linear", "base_batch_size": 8}
     tuner = searches.search(
         folder,
@@ -108,7 +108,7 @@ class Own(schedules.LearningRateSchedule):
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
-        # What the build function leaves follows the rule: the rate of a schedule over the steps.
+        # Only the part that does not read the size is scaled: the rates, the steps, or both.
         (lambda b: schedules.CosineDecay(0.1, 320 // b), (0.4, 0.2)),
         (lambda b: schedules.CosineDecay(0.1 * b / 8, 40), (0.4, 0.2)),
         (lambda b: schedules.CosineDecay(0.1, 40), (0.4, 0.2)),
@@ -134,10 +134,10 @@ def test_build_multiplies_the_scaled_rate_by_the_factor(optimizer, rule, ratio):
         settings = {"factor": factor, "learning_rate_scaling": rule}
         found = optimizer_of(lambda b: optimizer(0.01, weight_decay=0.01), **settings)
         np.testing.assert_allclose(float(found.learning_rate), 0.01 * ratio * factor, rtol=1e-6)
-        # The decay of an example stays.
+        # The weight decay per example does not change.
         decay = float(found.learning_rate) * found.weight_decay
         assert decay == pytest.approx(0.01 * 0.01 * 4)
-        # Of a schedule the peak is scaled, and its steps are those of as many examples.
+        # The peak of a schedule is scaled, and its steps cover the same number of examples.
         found = optimizer_of(lambda b: optimizer(schedules.CosineDecay(0.1, 80)), **settings)
         config = found._learning_rate.get_config()
         assert config["initial_learning_rate"] == pytest.approx(0.1 * ratio * factor)
@@ -156,7 +156,7 @@ def test_record_has_rates_that_a_callback_sets(tmp_path):
 
 
 class Holder(keras_tuner.HyperModel):
-    """A HyperModel with what it has made once."""
+    """A HyperModel whose models share a part."""
 
     def __init__(self, part):
         super().__init__()
@@ -170,7 +170,7 @@ PRETRAINED = []
 
 
 def holding(part):
-    """A model with a layer, or of an optimizer or a metric, that is given."""
+    """A model with a given layer, optimizer or metric."""
     is_layer = isinstance(part, keras.layers.Layer)
     inputs = keras.Input((4,))
     model = keras.Model(inputs, layers.Dense(1)(part(inputs) if is_layer else inputs))
@@ -218,7 +218,7 @@ def unfrozen_later():
     return build
 
 
-# What builds of a search have in common, and the word of the message that names it.
+# Functions that make a build function with a shared part, and the words that name it.
 TRAINED = {
     "layer": (lambda: of(dense), "layer 'dense"),
     "layer without weights yet": (lambda: of(lambda: layers.Dense(4, name="late")), "layer 'late'"),

@@ -1,4 +1,4 @@
-"""Callbacks of a search: each trial has its own files, and its figures in TensorBoard."""
+"""Callbacks of a search: files for each run, scalars in TensorBoard, and trackers."""
 
 import contextlib
 import functools
@@ -41,10 +41,9 @@ def test_callbacks_write_to_a_folder_for_each_run(tmp_path):
             model.load_weights(tmp_path / "saved" / folder.relative_to(tmp_path) / "1.weights.h5")
             result = model.evaluate(*models.rows(40, seed=1), verbose=0, return_dict=True)
             assert result["accuracy"] == pytest.approx(run.epochs[0].metrics["val_accuracy"])
-        # The paths of a trial are told once, in the words of all.
         assert [note for note in trial.notes if "<trial id>/execution<number>/log.csv" in note]
-    told = {tuple(n for n in trial.notes if n.code == "own_path") for trial in study.trials}
-    assert len(told) == 1
+    notes = {tuple(n for n in trial.notes if n.code == "own_path") for trial in study.trials}
+    assert len(notes) == 1  # The notes of all trials are equal.
 
 
 def events_of(folder):
@@ -54,7 +53,7 @@ def events_of(folder):
 
 
 def scalars(folder):
-    """The values of each scalar of a run, one an epoch."""
+    """The values of each scalar of a run, one per epoch."""
     events = events_of(folder)
     return {
         tag: [float(tf.make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)]
@@ -89,7 +88,7 @@ def test_tensorboard_has_scalars_of_kbatch_for_each_trial(tmp_path):
             if min(one.get(f"gradient_{name}") or 0 for name in ("variance", "squared_norm")) > 0
         ]
         assert found.get("noise_scale", []) == ratios
-        assert bool(ratios) == (trial.batch_size > 8)  # Where the batch was cut.
+        assert bool(ratios) == (trial.batch_size > 8)  # Only these batches are cut.
         assert hyperparameters(run)["batch_size"] == trial.batch_size
         accuracies = scalars(run / "validation")["epoch_accuracy"]
         assert accuracies == [pytest.approx(one["val_accuracy"]) for one in epochs]
@@ -97,7 +96,7 @@ def test_tensorboard_has_scalars_of_kbatch_for_each_trial(tmp_path):
 
 @pytest.fixture
 def tracked(monkeypatch):
-    """Wraps `fit` as MLflow's autolog does; lists the batch size of each call."""
+    """Wrap `fit` as MLflow's autolog does, and list the batch size of each call."""
     plain, found = keras.Model.fit, []
 
     @functools.wraps(plain)

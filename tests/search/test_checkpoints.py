@@ -1,4 +1,4 @@
-"""Which trial a tuner names first, and whose weights it keeps: those of the study's decision."""
+"""The order of the best trials, and the checkpoints that a search keeps."""
 
 import keras
 import keras_tuner
@@ -16,13 +16,13 @@ from kbatch.search.files import CHECKPOINT_NAME
 from kbatch.search.oracle import write_trial
 from kbatch.study.trial import Objective
 
-# 64 lies within 1 % of 16, the best mean, and is four times as fast; 32 is far worse.
+# 16 has the best mean. 64 is within 0.01 of it and four times as fast. 32 is much worse.
 VALUES = {16: (0.951, 0.953, 0.952), 32: (0.700, 0.702, 0.701), 64: (0.950, 0.952, 0.951)}
 RATES = {16: 1_000.0, 32: 2_000.0, 64: 4_000.0}
 
 
 def write_search(project, values, *, interrupted=None, **of_search):
-    """Write the files of a search whose trials all have weights; one is interrupted."""
+    """Write the files of a search with a checkpoint for each trial. One may be interrupted."""
     write_record(make_search(tolerance=0.01, **of_search), project / "kbatch.json")
     for number, (size, accuracies) in enumerate(values.items()):
         runs = [
@@ -70,7 +70,7 @@ def test_get_best_hyperparameters_returns_decided_trial_first(tmp_path, strategy
 @pytest.mark.parametrize(
     ("values", "at_its_end"),
     [
-        # The best mean, and the decided; where both are one, that alone.
+        # The trials with the best mean and of the decision, which may be the same.
         (VALUES, {16, 64}),
         ({16: VALUES[64], 32: VALUES[32], 64: VALUES[16]}, {64}),
     ],
@@ -130,7 +130,7 @@ SUM = (Objective("multi_objective", "min"), (ACCURACY, LOSS))
     [
         ((ACCURACY,), ACCURACIES, 0.4, 1.0),
         ((ACCURACY,), ACCURACIES, 0.5, None),
-        # The last one, where the objective is known only after training.
+        # The last epoch, because the objective is known only after training.
         ((Objective("mine", "max"),), ACCURACIES, 0.4, 3.0),
         ((Objective("f1", "max"),), LATE, None, 1.0),
         (SUM, BOTH, -1.1, 2.0),
@@ -144,7 +144,7 @@ def test_best_epoch_writes_weights_of_best_epoch_of_all_runs(
 
 
 def checkpoint_of(best, epochs, folder, before):
-    """The epoch whose weights are written, None where none are."""
+    """Return the epoch whose weights are written. If none are, return None."""
     model = models.mlp()
     best.set_model(model)
     for epoch, logs in enumerate(epochs):

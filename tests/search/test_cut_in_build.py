@@ -1,4 +1,4 @@
-"""A search leaves a model that its build function has cut as it is."""
+"""Searches of models whose build function has called `accumulate_gradients`."""
 
 import keras
 import pytest
@@ -11,7 +11,7 @@ ops = keras.ops
 
 
 def coupled(y_true, y_pred):
-    """A mean over rows that are related by their spread."""
+    """A loss that depends on the spread of all rows."""
     return ops.mean(ops.square(ops.one_hot(y_true, 3) - y_pred)) / (0.1 + ops.std(y_pred))
 
 

@@ -1,4 +1,4 @@
-"""Two builds that differ in a part share no graph, and are two searches; equal builds are one."""
+"""Descriptions of models: equal builds share a graph and a search, different builds do not."""
 
 import dataclasses
 import enum
@@ -36,7 +36,7 @@ def model(*layers, optimizer="adam", loss="mse", units=2, **compiled):
 
 
 class OwnModel(keras.Model):
-    """Does not describe itself, and is told by its weights."""
+    """Has no configuration, so it is described by its weights."""
 
     def __init__(self, units):
         super().__init__()
@@ -72,7 +72,7 @@ class Settings:
 
 
 class Own:
-    """Holds a factor that no configuration has."""
+    """Has a factor that is not in its configuration."""
 
     def __init__(self, factor, *arguments):
         super().__init__(*arguments)
@@ -252,8 +252,8 @@ def focal(alpha):
     return model(loss=K.CategoricalFocalCrossentropy(alpha=np.array(alpha)))
 
 
-# A build of a value, and two values if these are not 1.0 and 2.0. Equal builds of the first table
-# share a graph.
+# A build function of a value, and two values if these are not 1.0 and 2.0. Equal builds of the
+# first table share a graph. Those of the second have custom code, so they are never shared.
 SHARED = {
     "delta": (lambda v: model(loss=K.Huber(delta=v)), 0.1, 5.0),
     "axis": (lambda v: model(loss=K.CosineSimilarity(axis=v)), -1, 0),
@@ -360,7 +360,7 @@ def facts_and_fingerprint(built):
     return model_facts(built), model_fingerprint(built)
 
 
-# Settings of an optimizer: what was found of the memory and the steps of a model holds for both.
+# Settings of an optimizer are not in the fingerprint, because they change neither memory nor steps.
 SETTINGS = ("optimizer", "loss scale", "clipping", "own optimizer", "schedule")
 SETTINGS += ("excluded from decay",)
 
@@ -368,21 +368,17 @@ SETTINGS += ("excluded from decay",)
 @pytest.mark.parametrize("name", PARTS)
 def test_model_facts_and_shared_graph_distinguish_builds(name):
     build, first, other = PARTS[name]
-    here, same, there = (facts_and_fingerprint(build(value)) for value in (first, first, other))
-    assert here == same
-    assert here[0] != there[0]
-    assert (here[1] == there[1]) == (name in SETTINGS)
-    graph = SharedGraph()
-    kept = graph.model_for(build(first))
-    assert graph.model_for(build(other)) is not kept
-
-
-@pytest.mark.parametrize("name", SHARED)
-def test_shared_graph_serves_equal_builds(name):
-    build, value, _ = PARTS[name]
-    graph = SharedGraph()
-    kept = graph.model_for(build(value))
-    assert graph.model_for(build(value)) is kept
+    graph, described, trained = SharedGraph(), [], []
+    for value in (first, first, other):
+        built = build(value)
+        described.append(facts_and_fingerprint(built))
+        trained.append((built, graph.model_for(built)))
+    assert described[0] == described[1]
+    assert described[0][0] != described[2][0]
+    assert (described[0][1] == described[2][1]) == (name in SETTINGS)
+    (first_built, shared), (same_built, same), (other_built, different) = trained
+    assert shared is first_built and different is other_built
+    assert same is (first_built if name in SHARED else same_built)
 
 
 def noisy(y, p):
@@ -420,8 +416,8 @@ def stateful():
 
 
 FLOAT64 = {"scale": False, "center": False, "dtype": "float64"}
-# Builds with a part of the user's own, or of models that may keep state elsewhere.
-ALONE = {name: functools.partial(*PARTS[name][:2]) for name in UNSHARED} | {
+# Models that may have state or random numbers outside of Keras's variables.
+ALONE = {
     "variable of a layer": with_a_counter,
     "own loss of the model": with_an_own_loss,
     "vocabulary": with_a_vocabulary,
@@ -434,7 +430,7 @@ ALONE = {name: functools.partial(*PARTS[name][:2]) for name in UNSHARED} | {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_shared_graph_refuses_builds_that_cannot_be_compared(name):
+def test_shared_graph_refuses_models_with_state_elsewhere(name):
     graph = SharedGraph()
     for _ in range(2):
         built = ALONE[name]()
@@ -550,7 +546,7 @@ def with_operations(x):
     return keras.ops.concatenate([x * 2 + 1, keras.ops.clip(x, 0, 1), x[:, ::2]], axis=1)
 
 
-# By shape of the rows: what public models are made of.
+# Layers of common models, by the shape of a row.
 ORDINARY = {
     (4, 6): [
         attending,

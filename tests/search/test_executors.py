@@ -1,4 +1,4 @@
-"""Searches by an executor: which executions it is given, and what becomes of its faults."""
+"""Searches with an executor: the order of its tasks, and its errors."""
 
 import concurrent.futures
 import itertools
@@ -24,7 +24,7 @@ SIZES = (8, 16, 32, 64)
 
 @pytest.fixture(autouse=True)
 def explored_here(monkeypatch):
-    """The model that shows the search space is built in this process, which is quicker."""
+    """Explore the space in this process, which is faster."""
     monkeypatch.setattr("kbatch.search.tuner.explored_space", lambda tuner: tuner.explore())
 
 
@@ -59,7 +59,7 @@ def test_executor_runs_trials_in_parallel_and_runs_of_a_trial_in_order(tmp_path)
     assert [(t.status, len(t.executions)) for t in study.trials] == [("completed", 2)] * 4
     assert found.get_best_hyperparameters()[0].get("batch_size") == 64
     assert found.remaining_trials == 0
-    # The data have gone with the search.
+    # The folder of the data is deleted at the end.
     assert [path.name for path in tmp_path.rglob(".*") if path.is_dir()] == []
 
 
@@ -84,7 +84,7 @@ def test_executor_runs_a_race_in_parallel(tmp_path, capsys):
     search(tmp_path, executor, fit={"verbose": 1}, **arguments)
     assert executor.most_open > 1
     assert len(set(executor.ran)) == len(executor.ran)
-    # The base size, the largest and one between go first.
+    # The base size and the largest are among the first three runs.
     assert {8, 64} < {size for size, _ in executor.ran[:3]}
     assert "race has ended" in capsys.readouterr().out.splitlines()[-1]
 
@@ -113,7 +113,7 @@ GONE = EOFError("gone")
         ),
         ((GONE, KILLED._replace(out_of_memory=True)), "out_of_memory", "signal 9"),
         ((GONE, RuntimeError("no output (state: OUT_OF_MEMORY)")), "out_of_memory", "OUT_OF"),
-        # A process that crashed is a result, and is not tried again.
+        # A run whose process crashed is not repeated.
         ((TaskResult({}, "died", "Segmentation fault", -11),), "out_of_memory", "Segmentation"),
     ],
 )
@@ -127,7 +127,7 @@ def test_run_that_is_lost_twice_or_crashes_fails_its_trial(tmp_path, outcomes, s
 
 
 class Gone(StubExecutor):
-    """Its engine is gone: one of its methods raises, from the third task on."""
+    """One of its methods raises, from the third task on."""
 
     def __init__(self, method, error, **stub):
         super().__init__(**stub)
@@ -193,7 +193,7 @@ A_TASK = Task({"trial_0000/trial.json": b"{}"}, "0000")
 
 
 class Ends:
-    """A worker whose process ends by a signal, after it wrote a record."""
+    """A worker whose process writes a record and ends by a signal."""
 
     def __init__(self, folder, number):
         self.folder, self._number, self.closed = folder, number, False
@@ -210,14 +210,14 @@ class Ends:
     ("number", "status", "memory"),
     [
         (9, "lost", True),
-        # SLURM sends these to all processes of a job.
+        # SLURM sends these two signals to all processes of a job.
         (signal.SIGTERM, "lost", False),
         (signal.SIGUSR2, "lost", False),
         (signal.SIGSEGV, "died", False),
     ],
 )
 def test_run_task_returns_lost_or_died_by_the_signal(tmp_path, monkeypatch, number, status, memory):
-    """A kill that the kernel counted was for want of memory."""
+    """The kernel counts a kill if memory ran out."""
     kills = itertools.count(4)
     monkeypatch.setattr("kbatch.search.executors.read_memory_kills", lambda: next(kills))
     found = run_task(b"", A_TASK, worker := Ends(tmp_path, number))
@@ -227,7 +227,7 @@ def test_run_task_returns_lost_or_died_by_the_signal(tmp_path, monkeypatch, numb
 
 
 class Looks(StubExecutor):
-    """Keeps what lies in the project directory, and what travels, while a search runs."""
+    """Lists the files of the data, and the pickled searches, while a search runs."""
 
     def __init__(self, project):
         super().__init__()
@@ -250,7 +250,7 @@ def test_executor_maps_large_arrays_from_the_project_directory(tmp_path):
     assert executor.files == [["array-0.npy"]] * 4
     (travelling,) = set(executor.searches)
     assert len(travelling) < 1e6
-    # The directory is gone by now, as it is for a worker on another host.
+    # The data are deleted now, so a worker cannot read them.
     status, text = train(tmp_path / "project", travelling, Task({}, "0000"))
     assert (status, "`directory`" in text) == ("mistake", True)
 

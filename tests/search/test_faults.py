@@ -1,4 +1,4 @@
-"""Faults of disks, displays and files: nothing readable is lost, and each says what to do."""
+"""Searches with damaged files, moved directories and failing displays."""
 
 import json
 import os
@@ -29,13 +29,13 @@ def run(directory, sizes=SIZES, **given):
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     run(folder, sizes=(16,))
-    run(folder)  # The grid begins with 8 now, which is the second trial.
+    run(folder)  # Adds size 8 as the second trial.
     return folder
 
 
 @pytest.fixture
 def finished(made, tmp_path):
-    """The folder of a search that ended, for this test to damage."""
+    """A copy of the folder of a search that has ended."""
     shutil.copytree(made / "search", tmp_path / "search")
     return tmp_path / "search"
 

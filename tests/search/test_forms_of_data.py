@@ -1,4 +1,4 @@
-"""Data and metrics in the forms that Keras takes, searched as `fit` trains them."""
+"""Searches with the forms of data and metrics that Keras takes."""
 
 import re
 
@@ -45,7 +45,7 @@ def test_search_pydataset_trains_as_plain_fit(tmp_path):
     for trial in study.trials:
         found = [epoch.metrics["val_loss"] for epoch in trial.executions[0].epochs]
         np.testing.assert_allclose(found, plain[trial.batch_size].history["val_loss"], rtol=1e-5)
-    # Described alike in another start of the script, the search has nothing left to do.
+    # In a second search equal data have equal descriptions, so nothing is left to do.
     assert search().remaining_trials == 0
 
 
@@ -70,7 +70,7 @@ def test_search_objective_may_be_an_array_of_one_number(tmp_path):
     trials = kbatch.load_study(tuner).trials
     assert [trial.status for trial in trials] == ["completed"] * 2
     assert all(0 < trial.judged_value < 1 for trial in trials)
-    logged = max(trial.metrics["val_f1_score"] for trial in trials)  # As Keras has it.
+    logged = max(trial.metrics["val_f1_score"] for trial in trials)  # The value that Keras logs.
     assert tuner.oracle.get_best_trials(1)[0].score == logged
 
 
@@ -153,7 +153,7 @@ def test_search_ends_with_cause_if_no_size_can_train(
 
 
 class Tagger(keras.Model):
-    """Declares no inputs, so that its data alone show their shapes."""
+    """Declares no inputs, so only the data have shapes."""
 
     def __init__(self):
         super().__init__()
@@ -274,7 +274,7 @@ def test_search_records_data_errors_for_each_size(tmp_path, broken):
     ("rest", "steps", "full"),
     [
         (lambda cached: cached.repeat(), 6, True),
-        # What training leaves unread is not read for the cache.
+        # Rows that training does not read are not cached.
         (lambda cached: cached.repeat(), 1, False),
     ],
     ids=["in steps", "in few steps"],
@@ -298,5 +298,5 @@ def test_search_fills_dataset_cache_before_timing(tmp_path, rest, steps, full):
     fit = {"validation_data": (X, SIDES), "callbacks": [Begun()], "steps_per_epoch": steps}
     hypermodel = searches.stock(line, (8, 16))
     searches.search(tmp_path, hypermodel, data=(data,), objective="val_loss", fit=fit)
-    # Rows are sampled before it.
+    # The search reads some rows before.
     assert (at_start[0] >= 94 and set(at_start) == {len(made)}) is full

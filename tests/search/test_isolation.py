@@ -1,4 +1,4 @@
-"""Executions in processes of their own: one after the other, and as tasks of a pool."""
+"""Searches whose runs have their own processes, one by one or as tasks of a pool."""
 
 import concurrent.futures
 import multiprocessing
@@ -29,7 +29,7 @@ def a_function(size):
 
 
 class Kills(keras.callbacks.Callback):
-    """Kills a process that trains the smaller size and is not the one that it was made in."""
+    """Kills a process that trains the smaller size, but not the process that made it."""
 
     def __init__(self):
         super().__init__()
@@ -59,12 +59,12 @@ def test_isolated_search_continues_after_killed_process(tmp_path, capfd):
     (line,) = [text for text in capfd.readouterr().out.splitlines() if "trial 2/2" in text]
     assert re.search(r"batch    32, .*val_accuracy", line)
     assert len(tuner.get_best_models()) == 1
-    # In this process it is no other search, and at its end.
+    # The search can continue in this process, and has nothing left to do.
     assert search(tmp_path, hypermodel, fit=fit, **same).remaining_trials == 0
 
 
 def test_isolated_trials_whose_processes_end_fail_and_free_memory(tmp_path):
-    """In one process each of them would leave 30 MB."""
+    """In one process each trial would leave 30 MB."""
     resident = []
 
     def build(hp):
@@ -110,7 +110,7 @@ def test_process_pool_trains_as_this_process(tmp_path):
         assert one.notes == other.notes
         assert one.executions[0].device == other.executions[0].device
         assert one.executions[0].device.endswith(f", {len(os.sched_getaffinity(0))} cores")
-    # The one that a study decides on may be another: of sizes that tie, the faster one.
+    # The decided trials may differ, because the decision depends on the time.
     best = [t.oracle.get_best_trials(1)[0] for t in (there, here)]
     assert best[0].score == best[1].score
     models_of_both = [t.load_model(trial) for t, trial in zip((there, here), best, strict=True)]

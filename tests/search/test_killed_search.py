@@ -1,9 +1,9 @@
-"""A search that is killed, again and again, ends as one that was left alone.
+"""A search that is killed several times ends as an undisturbed search.
 
 `python test_killed_search.py DIRECTORY KILLS SEED grid|race` kills searches. It starts TensorFlow
-once and forks a real process a search, which SIGKILL ends before a random one of its own file
-operations: on disk every other moment is as one of these. Then another one goes on in the same
-directory, until the search ends. It prints what happened as JSON.
+once and forks a process for each search. SIGKILL ends the process before a random file operation,
+because the files do not change at any other moment. Another process continues in the same
+directory, until the search ends. The script prints the results as JSON.
 """
 
 import json
@@ -24,7 +24,7 @@ from own_process import printed
 
 import kbatch
 
-# What a clock says differs from run to run.
+# Columns that do not depend on the time.
 KEPT = ["trial_id", "status", "batch_size", "executions", "learning_rate", "updates", "accuracy"]
 KEPT += ["loss", "val_accuracy", "val_loss", "examples_seen"]
 
@@ -41,7 +41,7 @@ def learnable(count, *, seed=0):
 
 
 class Case(NamedTuple):
-    """What is searched, and how."""
+    """The arguments of a search."""
 
     build: Callable[[], keras.Model]
     batch_sizes: tuple[int, ...]
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     tuner: dict[str, object]
     rows: Callable[..., tuple]
     validation_rows: int
-    operations: int  # About as many as the whole search has on files.
+    operations: int  # The approximate number of file operations of the search.
 
 
 CASES = {
@@ -62,7 +62,7 @@ CASES = {
         40,
         100,
     ),
-    # Sizes of 24 updates an epoch and of 1, so that no clock decides what runs next.
+    # Sizes with 24 updates and with 1 per epoch, so that the next run does not depend on the time.
     "race": Case(
         learner,
         (4, 94),
@@ -105,7 +105,7 @@ def search(case, directory, log):
 
 
 def fork(case, directory, log, operations=None):
-    """Starts a search in a process of its own, which ends itself before a file operation."""
+    """Start a search in a new process, which kills itself before a file operation."""
     pid = os.fork()
     if pid:
         return pid
@@ -134,12 +134,12 @@ def _die_at(operations, directory):
 
 
 def begun(log):
-    """Counts the executions that began, by batch size."""
+    """Count the runs that began, by batch size."""
     return Counter(log.read_text().split() if log.exists() else [])
 
 
 def finished(directory):
-    """Counts the executions on disk that completed, by batch size."""
+    """Count the completed runs on disk, by batch size."""
     counts = Counter()
     for file in (directory / "search").glob("trial_*/kbatch.json"):
         for execution in json.loads(file.read_text())["record"]["executions"]:
@@ -204,14 +204,14 @@ def test_killed_search_ends_as_undisturbed_search(case, kills, tmp_path):
 
 
 def _decided(study):
-    """What a study decides."""
+    """The parts of a decision that do not depend on the time."""
     found = study.decide()
-    judged = found.judgement  # Which of those that are as good is named depends on their times.
+    judged = found.judgement
     return found.tied, found.worse, judged.rounds, judged.certified, judged.gaps
 
 
 def _ran(study):
-    """What each execution of each trial drew and gave, its throughput aside."""
+    """The seeds and results of each run, without throughput."""
     return {
         trial.trial_id: [
             (
@@ -226,7 +226,7 @@ def _ran(study):
 
 
 def _told(directory):
-    """What keras-tuner holds of each trial, its throughput aside."""
+    """The results of each trial in keras-tuner's files, without throughput."""
     trials = {}
     for file in (directory / "search").glob("trial_*/trial.json"):
         trial = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""The oracle: the grid in one order, its trials on disk, and the best of them."""
+"""The oracle: the order of the grid, trials on disk, and the best trials."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def test_grid_of_range_without_step_ascends():
 
 
 def written(folder, number, accuracy=0.5, *, status="COMPLETED", ended="completed"):
-    """Write both files of a trial."""
+    """Write the record and the state of a trial."""
     space = keras_tuner.HyperParameters()
     space.Choice("batch_size", [16, 32])
     trial = Trial(space, f"{number:04d}", status)
@@ -101,7 +101,6 @@ def test_read_trials_restores_damaged_state_from_record(tmp_path, text):
     written(tmp_path, 0)
     state(tmp_path, 0).unlink() if text is None else state(tmp_path, 0).write_text(text)
     (found,) = read_trials(tmp_path)
-    # The executions of its record are not trained again.
     assert (found.trial_id, found.status) == ("0000", "RUNNING")
     assert found.hyperparameters.get("batch_size") == 16
     (tmp_path / "trial_0000" / "kbatch.json").write_text("{")
@@ -120,7 +119,7 @@ def test_get_best_trials_leaves_out_trials_without_score(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_search_lock_is_free_after_kill_despite_forked_child(tmp_path):
-    """A pool of `concurrent.futures` forks its workers, which outlive a driver that is killed."""
+    """The workers of a forked pool outlive a search that is killed."""
     waiting, ending = os.pipe()
     driver = os.fork()
     if driver == 0:

@@ -1,4 +1,4 @@
-"""Searches over models with a `train_step` of the user's own."""
+"""Searches of models with a custom `train_step`."""
 
 import keras_tuner
 import own_steps
@@ -25,7 +25,7 @@ def test_search_trains_custom_step_whole_with_a_note(tmp_path):
     trials = search(tmp_path, own_steps.gan, 8, objective="g_loss").trials
     small, large = (trial.executions[0] for trial in trials)
     for run, updates in ((small, 24), (large, 6)):
-        # Of two epochs, not those of an optimizer that nothing uses.
+        # The model also has an optimizer that makes no updates.
         assert (run.status, run.updates, run.optimizer) == ("completed", updates, "Adam")
         assert run.micro_batch_size == run.batch_size == run.batch_size_seen
     assert ["own_step_whole" in [note.code for note in trial.notes] for trial in trials] == [
@@ -38,7 +38,7 @@ def test_search_trains_custom_step_whole_with_a_note(tmp_path):
 
 
 class Unscaled(own_steps.TestedVAE):
-    """Its step knows nothing of a loss scale, as most that are written for float32."""
+    """Its step does not scale the loss, like most steps that are written for float32."""
 
     def train_step(self, data):
         with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""Searches with stock tuners, and what is recorded of them."""
+"""Searches with keras-tuner's own tuners and with custom `fit` methods."""
 
 import keras
 import keras_tuner
@@ -29,7 +29,7 @@ def test_grid_search_records_settings_and_counts_of_each_run(grid):
     for trial in grid.trials:
         (run,) = trial.executions
         assert trial.hyperparameters["batch_size"] == trial.batch_size
-        # The noise scale is measured where the batch is cut.
+        # The noise scale is measured only if the batch is cut.
         assert ("gradient_variance" in trial.metrics) == (trial.batch_size == 32)
         assert (run.status, run.seed) == ("completed", 0)
         assert run.batch_size_seen == trial.batch_size
@@ -57,7 +57,7 @@ def test_hyperband_sees_batch_size_from_first_trial(tmp_path):
 
 
 class Returns(keras_tuner.HyperModel):
-    """Returns an objective of its own, by the batch size."""
+    """Returns a function of the batch size from `fit`."""
 
     def __init__(self, results=None):
         super().__init__()
@@ -163,7 +163,7 @@ class KeepWeights(keras.callbacks.Callback):
 
 
 def test_trial_with_micro_batches_trains_as_plain_fit(tmp_path):
-    """Accumulation, seed and scaled schedule, seen in the weights."""
+    """The weights show accumulation, seed and scaled schedule."""
     decay = keras.optimizers.schedules.ExponentialDecay
 
     def build(rate=0.1, steps=16):
@@ -179,7 +179,7 @@ def test_trial_with_micro_batches_trains_as_plain_fit(tmp_path):
     np.testing.assert_array_equal(KEPT[2], plain.get_weights()[0])
     plain.fit(*models.rows(94), batch_size=32, epochs=2, shuffle=False, verbose=0)
     np.testing.assert_allclose(KEPT[3], plain.get_weights()[0], rtol=1e-4)
-    # A model built after the search starts from the weights of its trial.
+    # A model that is built after the search has the first weights of its trial.
     (trial,) = (t for t in tuner.oracle.trials.values() if t.hyperparameters["batch_size"] == 32)
     np.testing.assert_array_equal(hypermodel.build(trial.hyperparameters).get_weights()[0], KEPT[2])
 

@@ -1,4 +1,4 @@
-"""A directory's search is taken for the present one only where it is that one."""
+"""A search continues in a directory only if the directory holds the same search."""
 
 import os
 import signal
@@ -67,7 +67,7 @@ def again(directory, **changed):
 
 
 class Counts(keras.callbacks.Callback):
-    """Of the user's own; `file` gains a line at each training."""
+    """Writes a line to a file in each training."""
 
     def __init__(self, file):
         super().__init__()
@@ -94,7 +94,7 @@ DIFFERENCES = {
         {"fit": {"validation_data": models.rows(30, seed=1)}},
         r"validation_data: \['40 rows .* then, \['30 rows .* now",
     ),
-    "settings, model, and a seed that nobody gave": (
+    "settings, model and a drawn seed": (
         {"sizes": (16,), "build": wide, "model": {"seed": None}},
         r"Received: batch_sizes: \[8\] then, \[16\] now; base_batch_size: [^;]*; model: Seq",
     ),
@@ -104,8 +104,8 @@ DIFFERENCES = {
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
 def test_search_refuses_other_search_and_names_difference(found, difference):
-    changed, told = DIFFERENCES[difference]
-    with pytest.raises(ValueError, match=told) as error:
+    changed, message = DIFFERENCES[difference]
+    with pytest.raises(ValueError, match=message) as error:
         again(found, **changed)
     assert "`project_name`" in str(error.value)
     assert "overwrite=True" in str(error.value)
@@ -136,7 +136,7 @@ def test_search_refuses_second_process_until_first_ends(tmp_path):
 def test_search_continues_with_more_sizes_and_executions(tmp_path):
     counts = Counts(tmp_path / "begun")
     fit = {"callbacks": [counts]}
-    # Its build function may read the batch size.
+    # The build function reads the batch size.
     search(tmp_path, by_size, sizes=(16,), fit=fit)
     (old,) = kbatch.load_study(tmp_path / "search").trials
     tuner = search(tmp_path, by_size, sizes=(8, 16, 32), fit=fit, executions_per_trial=2)
@@ -147,7 +147,7 @@ def test_search_continues_with_more_sizes_and_executions(tmp_path):
     assert kept.trial_id == old.trial_id
     assert kept.executions[0] == old.executions[0]
     assert counts.file.read_text().count("begun") == 1 + 5
-    # What the first run derived from its sizes stays, or its trials would be other ones.
+    # These settings of the first search stay, because its trials depend on them.
     assert study.search.settings["base_batch_size"] == 16
     assert study.search.settings["validation_batch_size"] == 16
     assert study.search.settings["batch_sizes"] == [8, 16, 32]
@@ -165,12 +165,12 @@ def test_keras_tuner_search_refuses_other_settings_but_not_epochs(tmp_path):
     with pytest.raises(ValueError, match="seed: 0 then, 1 now"):
         search(tmp_path, max_trials=2, model={"seed": 1}, **arguments)
     assert len(kbatch.load_study(tmp_path / "search").trials) == 1
-    # Its trials may train for other numbers of epochs.
+    # Trials may train for different numbers of epochs.
     study = kbatch.load_study(search(tmp_path, max_trials=2, fit={"epochs": 2}, **arguments))
     assert [trial.status for trial in study.trials] == ["completed", "completed"]
 
 
-def told(**given):
+def facts(**given):
     return fit_facts(FitCall((), given))
 
 
@@ -178,16 +178,16 @@ def test_fit_facts_of_large_array_compare_some_rows(tmp_path):
     x = np.zeros((400_000, 16), "float32")
     same, other = x.copy(), x.copy()
     other[-1] = 1
-    assert told(x=x) == told(x=same.astype("float64")) != told(x=other)
+    assert facts(x=x) == facts(x=same.astype("float64")) != facts(x=other)
 
 
 def test_fit_facts_compare_values_of_arguments():
-    assert told(class_weight={0: 1, 1: 2}) == told(class_weight={1: 2, 0: 1})
-    assert told(x={"name": np.zeros(3)}) != told(x={"name": np.ones(3)})
-    assert told(epochs=np.array(3)) == told(epochs=np.int64(3)) != told(epochs=np.array(4))
+    assert facts(class_weight={0: 1, 1: 2}) == facts(class_weight={1: 2, 0: 1})
+    assert facts(x={"name": np.zeros(3)}) != facts(x={"name": np.ones(3)})
+    assert facts(epochs=np.array(3)) == facts(epochs=np.int64(3)) != facts(epochs=np.array(4))
     one, two = (EarlyStopping(baseline=tf.constant(n, tf.bfloat16)) for n in (1.0, 2.0))
-    assert told(callbacks=[one]) != told(callbacks=[two])
-    assert told(callbacks=[keras.callbacks.History(), keras.callbacks.ProgbarLogger()]) == told()
+    assert facts(callbacks=[one]) != facts(callbacks=[two])
+    assert facts(callbacks=[keras.callbacks.History(), keras.callbacks.ProgbarLogger()]) == facts()
 
 
 def test_model_facts_without_policy_are_equal_for_all_policies():

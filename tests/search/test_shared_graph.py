@@ -1,4 +1,4 @@
-"""A search in one process traces the step once, and its trials train as fresh builds do."""
+"""The shared graph of a search: traced once, with the results of separate models."""
 
 import keras
 import numpy as np
@@ -17,8 +17,8 @@ def build(*more):
 
 
 def searched(directory, build, *callbacks):
-    """The metrics of each epoch of each execution, throughput aside."""
-    # The first trial has another size than the base: its settings follow it.
+    """Return the metrics of each epoch of each run, without throughput."""
+    # The first trial does not have the base size, so its settings are scaled.
     trials = searches.stock(build, (8, 32), base_batch_size=32)
     given = {"executions_per_trial": 2, "fit": {"callbacks": list(callbacks)}}
     tuner = searches.search(directory, trials, kbatch.BatchSizeTuner, **given)
@@ -34,7 +34,7 @@ def searched(directory, build, *callbacks):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """A search, and how often the loss was traced from each build to the next."""
+    """A search, and how often the loss was traced between builds."""
     calls, seen, plain = [], [], keras.Model.compute_loss
 
     def counted(*args, **kwargs):
@@ -58,13 +58,13 @@ def test_search_traces_train_step_once(shared):
 
 
 def test_shared_graph_trains_as_separate_graphs(shared, tmp_path):
-    # With a function of the user's own in the model nothing is shared.
+    # A model with a custom function is not shared.
     assert shared[0] == searched(tmp_path, lambda: build(keras.layers.Lambda(lambda x: x)))
 
 
 @pytest.mark.slow
 def test_search_with_xla_has_equal_metrics(tmp_path):
-    # 94 rows end in a batch that is not full at both sizes.
+    # At both sizes, 94 rows end with a batch that is not full.
     def compiled():
         model = build()
         model.jit_compile = True
@@ -115,4 +115,4 @@ def test_build_draws_equal_tensorflow_numbers_for_each_size(tmp_path):
         return build()
 
     searched(tmp_path, drawing)
-    assert len(set(drawn)) == 2  # Of the two executions of each size.
+    assert len(set(drawn)) == 2  # One for each of the two runs of a size.

@@ -1,4 +1,4 @@
-"""What a search records of GPUs and host, over a fake NVML and a fake list of devices."""
+"""Usage of GPUs in the record of a search, with a fake NVML and a fake list of devices."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ def library(monkeypatch):
     monkeypatch.setattr(
         tf.config, "list_logical_devices", lambda kind: [SimpleNamespace(name="CPU:0")]
     )
-    # It spends 5 J from one reading to the next.
+    # The GPU takes 5 J between two readings.
     metered = FakeGpu(utilization_percent=40, energy_step_mj=5_000)
     return fake_nvml.install(monkeypatch, FakeNvml(metered))
 

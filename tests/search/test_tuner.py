@@ -1,4 +1,4 @@
-"""A search with `BatchSizeTuner`: its sizes, its results, its failures, how it goes on."""
+"""Searches with `BatchSizeTuner`: sizes, results, failures and interruptions."""
 
 import inspect
 import math
@@ -39,13 +39,13 @@ def test_the_two_constructors_have_at_most_26_arguments():
     assert sum(len(inspect.signature(door).parameters) for door in doors) <= 26
 
 
-# Not by accuracy, which may be equal: then the fastest is named.
+# Accuracies may be equal. Then the decision would depend on the time.
 TWICE = {"executions_per_trial": 2, "objective": "val_loss"}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """A search of two sizes, with its study."""
+    """The tuner and the study of a search of two sizes."""
     tuner = search(tmp_path_factory.mktemp("found"), **TWICE)
     return tuner, kbatch.load_study(tuner)
 
@@ -56,7 +56,7 @@ def test_grid_search_equals_keras_tuner_grid_search(found, tmp_path):
     of_stock = kbatch.load_study(stock)
     assert len(of_stock.runs_to_dataframe()) == 4
     for mine, theirs in zip(study.trials, of_stock.trials, strict=True):
-        # keras-tuner's own tuners do not say which execution of a trial comes.
+        # keras-tuner's own tuners do not number the runs of a trial.
         assert [run.seed for run in theirs.executions] == [0, 1]
         assert (mine.trial_id, mine.metrics) == (theirs.trial_id, theirs.metrics)
         trials = [t.oracle.get_trial(mine.trial_id) for t in (tuner, stock)]
@@ -99,7 +99,7 @@ def test_ended_search_trains_nothing(found, capsys):
 
 
 class Fails(keras.callbacks.Callback):
-    """Raises at the end of the first epoch, in all executions or the one that it counts to."""
+    """Raises an error at the end of an epoch, in every run or in run number `at`."""
 
     def __init__(self, error, *, file=None, at=None):
         super().__init__()
@@ -117,7 +117,7 @@ class Fails(keras.callbacks.Callback):
 
 
 def test_search_continues_after_four_failed_trials(tmp_path, capsys):
-    sizes = (4, 8, 16, 32)  # keras-tuner gives up after three in a row.
+    sizes = (4, 8, 16, 32)  # keras-tuner ends a search after three failed trials in a row.
     fit = {"callbacks": [Fails(MemoryError("18 GiB wanted"))]}
     failed = quick(tmp_path, searches.stock(batch_sizes=sizes), fit=fit | {"verbose": 1})
     assert capsys.readouterr().out.count("as before") == 3
@@ -173,7 +173,9 @@ def test_search_records_failed_build_as_failed_trial(tmp_path):
     assert "no such layer" in tuner.oracle.get_trial("0001").message
 
 
-@pytest.mark.parametrize("policy", ["float32", None])  # Without one it is built under two.
+@pytest.mark.parametrize(
+    "policy", ["float32", None]
+)  # With None, models are built under two policies.
 def test_search_refuses_build_that_returns_same_model(tmp_path, policy):
     model = models.stock()
     with pytest.raises(ValueError, match="must make a new model at each call"):
@@ -186,7 +188,7 @@ def test_diverged_trial_has_status_failed(tmp_path, large):
         rate = large if hp.get("batch_size") == 8 else 0.01
         dead = rate == "dead"
         model = models.stock(optimizer=keras.optimizers.SGD(0.0 if dead else rate))
-        if dead:  # All outputs are equal, and each class is as likely.
+        if dead:  # All outputs are equal.
             model.set_weights([0 * weight for weight in model.get_weights()])
         return model
 
@@ -237,19 +239,19 @@ def test_search_seeks_no_other_cause_if_only_a_raised_learning_rate_diverges(tmp
 
 @pytest.mark.parametrize("at", [3, 4])
 def test_interrupted_search_continues(found, tmp_path, at):
-    """In the first or second execution of the second trial."""
+    """The interruption comes in the first or second run of the second trial."""
     file = tmp_path / "begun"
     interrupts = Fails(KeyboardInterrupt(), file=file, at=at)
     with pytest.raises(KeyboardInterrupt, match="run the same script again") as interrupted:
         search(tmp_path, fit={"callbacks": [interrupts]}, **TWICE)
-    assert "batch size 8 and learning rate" in str(interrupted.value)  # The answer so far.
+    assert "batch size 8 and learning rate" in str(interrupted.value)
     assert f"kbatch report {tmp_path / 'search'}" in str(interrupted.value)
     stopped = kbatch.load_study(tmp_path / "search")
     assert [trial.status for trial in stopped.trials] == ["completed", "interrupted"]
     file.write_text("")
     study = kbatch.load_study(search(tmp_path, fit={"callbacks": [interrupts]}, **TWICE))
     assert interrupts.begun() == 5 - at
-    if at == 3:  # The figure of the search still shows the run that was lost.
+    if at == 3:  # The times of the interrupted run are kept.
         assert study.trials[1].executions[0].spans[:-1] == stopped.trials[1].last.spans
     for trial, undisturbed in zip(study.trials, found[1].trials, strict=True):
         assert trial.metrics == undisturbed.metrics
@@ -280,7 +282,7 @@ def test_validation_freq_judges_validated_epochs(tmp_path):
         losses = {e.epoch: e.metrics.get("val_loss") for e in trial.executions[0].epochs}
         assert [epoch for epoch, loss in losses.items() if loss is not None] == [1, 3]
         assert trial.status == "completed"
-        # Each half of the validation rows has chosen one of them.
+        # The judged value is a mean of the validated epochs.
         assert min(losses[1], losses[3]) - 1e-6 <= trial.judged_value
         assert trial.judged_value <= max(losses[1], losses[3]) + 1e-6
 
@@ -311,12 +313,12 @@ def test_tuner_without_batch_sizes_chooses_them_by_the_data(tmp_path):
         tuner.get_best_hyperparameters()
     tuner.search(*data, validation_split=0.2, verbose=0)
     study = tuner.study
-    # 320 rows train: they fill 32 ten times.
+    # 320 training rows are ten batches of 32.
     assert [trial.batch_size for trial in study.trials] == [16, 32]
     assert study.search.settings["base_batch_size"] == 32
     assert study.search.settings["base_added"] is False
     assert [trial.executions[0].scaling.rule for trial in study.trials] == ["linear", "linear"]
-    # Without a seed one is drawn, which all sizes share.
+    # A drawn seed is the same for all sizes.
     (seed,) = {trial.executions[0].seed for trial in study.trials}
     assert seed is not None and seed == study.search.settings["seed"]
     again.search(*data, validation_split=0.2, verbose=0)
@@ -330,18 +332,18 @@ def test_search_can_be_called_again_after_build_failed(tmp_path):
     fixed, data = [], models.rows(400)
 
     def build(hp):
-        hp.Fixed("lr_decay", 0.9)  # This is no learning rate.
+        hp.Fixed("lr_decay", 0.9)  # This is not a learning rate.
         return models.stock() if fixed else None
 
     given = {"strategy": "race", "max_trainings": 2, "directory": tmp_path}
     tuner = kbatch.BatchSizeTuner(build, "accuracy", **given)
     with pytest.raises(ValueError, match="return model"):
-        tuner.search(*models.rows(200), verbose=0)  # For which there is one size.
+        tuner.search(*models.rows(200), verbose=0)  # Only size 16 has eight batches.
     fixed.append(True)
     tuner.search(*data, verbose=0)
     study = tuner.study
     assert [trial.batch_size for trial in study.trials] == [16, 32]
-    # What it is, and that its rate is looked for, is known as after a first call.
+    # The record and the factors of the rate are complete after the second call.
     assert "model" in study.search.facts
     assert all("learning_rate_factor" in trial.hyperparameters for trial in study.trials)
 
