@@ -325,6 +325,20 @@ def write_checkpoint(model: Any, folder: Path) -> None:
     os.replace(draft, folder / CHECKPOINT_NAME)
 
 
+def delete_checkpoints(folder: Path) -> None:
+    """Delete the weights of a trial."""
+    for name in (CHECKPOINT_NAME, DRAFT_NAME):
+        with contextlib.suppress(OSError):  # The disk may be read-only.
+            (folder / name).unlink(missing_ok=True)
+
+
+def delete_drafts(project: Path) -> None:
+    """Delete the half-written files that a killed process has left."""
+    for draft in (*project.rglob(DRAFT_NAME), *project.rglob(".*.json.*-*")):
+        with contextlib.suppress(OSError):  # The disk may be read-only.
+            draft.unlink()
+
+
 # Directories that this process has locked: `lockf` does not exclude a process from its own locks.
 _locked: set[Path] = set()
 

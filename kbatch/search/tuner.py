@@ -19,12 +19,7 @@ from kbatch.analysis.learning_rate import names_rate
 from kbatch.analysis.race import expected_trainings
 from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError, InputError, RecordError
-from kbatch.library_internals import (
-    kept_kernels,
-    project_directory,
-    trial_callbacks,
-    tuner_callback,
-)
+from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
 from kbatch.page.numbers import at_most, pluralize
 from kbatch.progress import check_verbose
 from kbatch.records.json_codec import load_if_readable
@@ -32,12 +27,12 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import PROGRESS_NAME, RECORD_NAME, AskedRun, Progress
 from kbatch.search import identity, tuner_arguments
 from kbatch.search.files import (
-    CHECKPOINT_NAME,
-    DRAFT_NAME,
     LOCK_NAME,
     TrialFiles,
     compare_runs,
     compare_search,
+    delete_checkpoints,
+    delete_drafts,
     readable_trials,
     recorded_search,
     search_lock,
@@ -83,13 +78,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             long as an epoch has at least eight batches. With the default, the first model is built
             when `search` is called.
         strategy: Which trials to run. `"race"` looks for the learning rate with short runs at
-            `base_batch_size`, then compares the sizes at their own rates and repeats only what
-            decides the answer. It takes up to four combinations of other hyperparameters, and
+            `base_batch_size`, then compares the sizes at their own rates and repeats only the runs
+            that decide the answer. It takes up to four combinations of other hyperparameters, and
             keeps the best at `base_batch_size`. It needs one metric of quality as objective and
             keras-tuner's own `fit`; otherwise the search is a grid, and a note says why. `"grid"`
-            trains every combination of batch size and other hyperparameters,
-            `executions_per_trial` times, at the learning rate that follows the size. Default:
-            `"race"`.
+            trains every combination of batch size and other hyperparameters, at the learning rate
+            that follows the size. Default: `"race"`.
         search_learning_rate: Whether a race also looks for the learning rate; a grid never does.
             Set False if yours is tuned. Default: a race looks for it, unless `build` declares a
             learning rate among its hyperparameters or is a HyperModel with its own `fit`.
@@ -103,7 +97,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             Default: no limit.
         max_trainings: Largest number of complete training runs of a race. A run of 2 of 10 epochs
             counts 0.2. Default: two for each batch size.
-        executions_per_trial: How many times a grid trains each trial, each time with another seed.
+        executions_per_trial: Number of runs of each trial of a grid, with different seeds.
             Default: 1.
         executor: Runs each training run in its own process, so that memory is freed and a crash
             ends that run only. `"local"` uses this host: one run at a time on each GPU, or on
@@ -281,10 +275,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     parallel.run()
                 self._delete_checkpoints()
         except KeyboardInterrupt:
-            script, sentences = sys.argv[0], self.study.decide().page.sentences
-            command = f": python {script}" if script.endswith(".py") else ""
+            answer = " ".join(self.study.decide().page.sentences[:2])
+            command = f": python {sys.argv[0]}" if sys.argv[0].endswith(".py") else ""
             raise KeyboardInterrupt(
-                f"The search was interrupted. {' '.join(sentences[:2])}\n"
+                f"The search was interrupted. {answer}\n"
                 f"To continue, run the same script again{command}\n"
                 f"To write a report: kbatch report {self.project_dir}"
             ) from None
@@ -407,8 +401,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _populate_initial_space(self) -> None:
         if self.hypermodel is None:  # `search` makes it when it knows the data.
             return
-        explore = BatchSizeTuner.explore if self.executor is None else explored_space
-        space, self._explored = explore(self)
+        space, self._explored = self.explore() if self.executor is None else explored_space(self)
         self.oracle.update_space(space)
         self.reload()
 
@@ -440,13 +433,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if search is None:
             compare_runs(project, call.epochs, self.hypermodel)
         self.oracle.drop_other_sizes(self.hypermodel.batch_sizes)
-        for draft in (*project.rglob(DRAFT_NAME), *project.rglob(".*.json.*-*")):
-            with contextlib.suppress(OSError):  # A process that was killed has left it.
-                draft.unlink()
+        delete_drafts(project)
         recorded: Any = search.settings if search else {}
         # If all trials have ended, no plan is made that would set these.
-        planned = {name for name in ("epochs", "short_runs", "training_s") if name in recorded}
-        self.decides_by = {name: recorded[name] for name in planned} | self.decides_by
+        names = ("epochs", "short_runs", "training_s")
+        self.decides_by = {n: recorded[n] for n in names if n in recorded} | self.decides_by
         self.decides_by["base_added"] = self.hypermodel.base_added
         if self._race is None:
             asked = [*recorded.get("executions_asked", ())]
@@ -513,7 +504,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _write_progress(self, left_s: float | None, runs: bool = True) -> None:
         """Write how far the search has come, for other processes."""
         write_progress(
-            project_directory(self.oracle),
+            Path(
+                self.directory, self.project_name
+            ),  # `project_dir` would make a moved folder again.
             runs=runs,
             search_s=self.time.earlier_s + self.time.spent_s(),
             most_trainings=self.time.most_trainings,
@@ -573,13 +566,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.progress.trial_begins(trial.hyperparameters.values, total=total, took_s=took_s)
 
     def _best_trials(self, number: int) -> list[Any]:
-        trials, decided = self.oracle.get_best_trials(10**6), self._decided_trial()
-        # If a race was interrupted, the decided trial may not have ended.
-        if decided is not None and decided not in trials:
-            trials.append(decided)
+        """Return the decided trial, which may not have ended in a race, and then the best ones."""
+        decided = self._decided_trial()
+        others = [t for t in self.oracle.get_best_trials(10**6) if t is not decided]
+        trials = others if decided is None else [decided, *others]
         if not trials:
             raise RuntimeError(self._no_best_trial())
-        return sorted(trials, key=lambda trial: trial is not decided)[:number]
+        return trials[:number]
 
     def _decided_trial(self) -> Any:
         """Return the trial that the study decides on. If there is none, return None."""
@@ -596,10 +589,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
             )
         study = self.study
         causes = [f"batch size {t.batch_size}: {t.failure or t.outcome}" for t in study.trials]
+        received = "; ".join(at_most(causes)) or "no training run has begun"
         return (
-            f"There is no best trial. {study.answer} {study.use} Trials that failed are kept "
-            "as results: give another `project_name`, or `overwrite=True`, to run them again. "
-            f"Received: {'; '.join(at_most(causes)) or 'no training run has begun'}."
+            f"There is no best trial. {study.answer} {study.use} To run failed trials again, give "
+            f"another `project_name`, or `overwrite=True`. Received: {received}."
         )
 
     def _delete_checkpoints(self) -> None:
@@ -607,6 +600,4 @@ class BatchSizeTuner(keras_tuner.Tuner):
         best = (self._decided_trial(), *self.oracle.get_best_trials())
         for trial in self.oracle.ended_trials:
             if trial not in best:
-                for name in (CHECKPOINT_NAME, DRAFT_NAME):
-                    with contextlib.suppress(OSError):  # The disk may be read-only.
-                        (Path(self.get_trial_dir(trial.trial_id)) / name).unlink(missing_ok=True)
+                delete_checkpoints(Path(self.get_trial_dir(trial.trial_id)))
