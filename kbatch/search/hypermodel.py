@@ -466,27 +466,17 @@ class BuiltParts:
 
 def _reuse_error(model: Any, part: Any) -> InputError:
     """Make the error for a part of an earlier model that trains in this one."""
-    if part is model:
-        return InputError(
-            "`build` must make a new model at each call, also for another trial or dtype policy: "
-            "make the model and its optimizer inside the function. "
-            f"Received: the same {type(model).__name__} {model.name!r} again."
+    name = f"{type(part).__name__} {part.name!r}"
+    if part is not model and not isinstance(part, keras.optimizers.Optimizer):
+        outer = (
+            layer.name
+            for layer in model.layers
+            if layer is part or any(item is part for item in (*layers_of(layer), *layer.weights))
         )
-    if isinstance(part, keras.optimizers.Optimizer):
-        return InputError(
-            "`build` must make a new optimizer at each call, or a trial would start with the state "
-            "of the trial before: make it inside the function. "
-            f"Received: the same optimizer again, {type(part).__name__} {part.name!r}."
-        )
-    names = [
-        layer.name
-        for layer in model.layers
-        if layer is part or any(item is part for item in (*layers_of(layer), *layer.weights))
-    ]
+        name = f"layer {next(outer, part.name)!r}"
     return InputError(
-        "`build` must make all trained layers at each call, or a trial would start with the "
-        "weights of the trial before: make them inside the function, and set or load pretrained "
-        "weights there. A layer that does not change may be made outside: set `trainable = False` "
-        "on it before the first call. Received: "
-        f"layer {', '.join(map(repr, names[:1]))} again, with weights that training changes."
+        "`build` must make a new model at each call, with new optimizers and trained layers, or a "
+        "trial would start with the state of the trial before: make them inside the function, and "
+        "load pretrained weights there. A layer that does not change may be made outside: set "
+        f"`trainable = False` on it before the first call. Received: {name} again."
     )

@@ -324,8 +324,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Train the runs of a trial that have not completed. keras-tuner calls this."""
-        asked = self.plan_executions(trial)
-        self.run_executions(trial, FitCall.of_search(args, kwargs), asked)
+        self.run_executions(trial, FitCall.of_search(args, kwargs), self.plan_executions(trial))
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)
@@ -399,11 +398,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             raise
 
     def _populate_initial_space(self) -> None:
-        if self.hypermodel is None:  # `search` makes it when it knows the data.
-            return
-        space, self._explored = self.explore() if self.executor is None else explored_space(self)
-        self.oracle.update_space(space)
-        self.reload()
+        if self.hypermodel is not None:  # Otherwise `search` calls this when it knows the data.
+            here = self.executor is None
+            space, self._explored = self.explore() if here else explored_space(self)
+            self.oracle.update_space(space)
+            self.reload()
 
     def explore(self) -> Any:
         """Build the model to find the space; return the space and the value of `_explored`."""
@@ -568,11 +567,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _best_trials(self, number: int) -> list[Any]:
         """Return the decided trial, which may not have ended in a race, and then the best ones."""
         decided = self._decided_trial()
-        others = [t for t in self.oracle.get_best_trials(10**6) if t is not decided]
-        trials = others if decided is None else [decided, *others]
-        if not trials:
+        others = [trial for trial in self.oracle.get_best_trials(10**6) if trial is not decided]
+        if decided is None and not others:
             raise RuntimeError(self._no_best_trial())
-        return trials[:number]
+        return [*([] if decided is None else [decided]), *others][:number]
 
     def _decided_trial(self) -> Any:
         """Return the trial that the study decides on. If there is none, return None."""
