@@ -28,8 +28,8 @@ def built(build, batch_size=32, *, factor=None, **settings):
 
     If a factor of the learning rate is given, a race tries it.
     """
-    given = {"learning_rate_scaling": "linear", "base_batch_size": 8} | settings
-    hypermodel = searches.stock(lambda hp: build(hp.get("batch_size")), (8, 32), **given)
+    settings = {"learning_rate_scaling": "linear", "base_batch_size": 8} | settings
+    hypermodel = searches.stock(lambda hp: build(hp.get("batch_size")), (8, 32), **settings)
     hp = keras_tuner.HyperParameters()
     hp.Choice("batch_size", [8, 32])
     hp.values["batch_size"] = batch_size
@@ -45,10 +45,10 @@ def optimizer_of(make, batch_size=32, **settings):
 
 def searched(folder, optimizer, *callbacks):
     """Search sizes 8 and 32 with the linear rule; return the tuner and its study."""
-    given = {"learning_rate_scaling": "linear", "base_batch_size": 8}
+    settings = {"learning_rate_scaling": "linear", "base_batch_size": 8}
     tuner = searches.search(
         folder,
-        searches.stock(lambda: classifier(optimizer()), (8, 32), **given),
+        searches.stock(lambda: classifier(optimizer()), (8, 32), **settings),
         kbatch.BatchSizeTuner,
         data=(ROWS, LABELS),
         fit={"validation_data": (ROWS, LABELS), "epochs": 3, "callbacks": list(callbacks)},
@@ -67,9 +67,9 @@ def searched(folder, optimizer, *callbacks):
     ],
 )
 def test_base_batch_size_is_32_or_nearest_and_always_tried(batch_sizes, chosen, base, tried):
-    found = searches.stock(batch_sizes=batch_sizes, base_batch_size=chosen)
-    assert (found.base_batch_size, found.batch_sizes) == (base, tried)
-    assert found.base_added == (base not in batch_sizes)
+    hypermodel = searches.stock(batch_sizes=batch_sizes, base_batch_size=chosen)
+    assert (hypermodel.base_batch_size, hypermodel.batch_sizes) == (base, tried)
+    assert hypermodel.base_added == (base not in batch_sizes)
 
 
 def test_build_scales_ema_to_keep_half_life_in_examples():
@@ -80,8 +80,8 @@ def test_build_scales_ema_to_keep_half_life_in_examples():
         large = optimizer_of(averaging, learning_rate_scaling=rule)
         assert large.ema_momentum == pytest.approx(0.9**4)
         assert large.ema_overwrite_frequency == 2
-    kept = optimizer_of(averaging, 8), optimizer_of(averaging, follow_batch_size=("beta_2",))
-    for one in kept:
+    unscaled = optimizer_of(averaging, 8), optimizer_of(averaging, follow_batch_size=("beta_2",))
+    for one in unscaled:
         assert (one.ema_momentum, one.ema_overwrite_frequency) == (0.9, 10)
 
 
@@ -93,8 +93,8 @@ def test_search_with_swap_ema_keeps_validated_weights(tmp_path):
     assert [run.outcomes.reason for run in runs] == [None, None]
     assert runs[1].scaling.made["ema_momentum"] == (pytest.approx(0.9**4),)
     best = study.decide().trial.metrics["val_loss"]
-    kept = tuner.get_best_models()[0].evaluate(ROWS, LABELS, verbose=0, return_dict=True)
-    assert kept["loss"] == pytest.approx(best, rel=1e-5)
+    evaluated = tuner.get_best_models()[0].evaluate(ROWS, LABELS, verbose=0, return_dict=True)
+    assert evaluated["loss"] == pytest.approx(best, rel=1e-5)
 
 
 class Own(schedules.LearningRateSchedule):
@@ -118,10 +118,10 @@ class Own(schedules.LearningRateSchedule):
     ],
 )
 def test_build_does_not_scale_rates_that_read_the_batch_size(optimizer, expected):
-    found, read = optimizer_of(lambda b: optimizers.SGD(optimizer(b))), []
+    optimizer, read = optimizer_of(lambda b: optimizers.SGD(optimizer(b))), []
     for step in (0, 5):
-        found.iterations.assign(step)
-        read.append(float(found.learning_rate))
+        optimizer.iterations.assign(step)
+        read.append(float(optimizer.learning_rate))
     assert read == pytest.approx(expected, rel=1e-5)
 
 
@@ -132,14 +132,14 @@ def test_build_does_not_scale_rates_that_read_the_batch_size(optimizer, expected
 def test_build_multiplies_the_scaled_rate_by_the_factor(optimizer, rule, ratio):
     for factor in (0.25, 8.0):
         settings = {"factor": factor, "learning_rate_scaling": rule}
-        found = optimizer_of(lambda b: optimizer(0.01, weight_decay=0.01), **settings)
-        np.testing.assert_allclose(float(found.learning_rate), 0.01 * ratio * factor, rtol=1e-6)
+        scaled = optimizer_of(lambda b: optimizer(0.01, weight_decay=0.01), **settings)
+        np.testing.assert_allclose(float(scaled.learning_rate), 0.01 * ratio * factor, rtol=1e-6)
         # The weight decay per example does not change.
-        decay = float(found.learning_rate) * found.weight_decay
+        decay = float(scaled.learning_rate) * scaled.weight_decay
         assert decay == pytest.approx(0.01 * 0.01 * 4)
         # The peak of a schedule is scaled, and its steps cover the same number of examples.
-        found = optimizer_of(lambda b: optimizer(schedules.CosineDecay(0.1, 80)), **settings)
-        config = found._learning_rate.get_config()
+        scaled = optimizer_of(lambda b: optimizer(schedules.CosineDecay(0.1, 80)), **settings)
+        config = scaled._learning_rate.get_config()
         assert config["initial_learning_rate"] == pytest.approx(0.1 * ratio * factor)
         assert config["decay_steps"] == (20 if rule else 80)
 
@@ -186,9 +186,9 @@ def dense():
 
 
 def base(*more, trainable=True):
-    found = keras.Sequential([keras.Input((4,)), layers.Dense(4), *more])
-    found.trainable = trainable
-    return found
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4), *more])
+    model.trainable = trainable
+    return model
 
 
 def adapted():

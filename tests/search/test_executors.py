@@ -39,26 +39,26 @@ def tuner(directory, executor, sizes=SIZES, hypermodel=None, **arguments):
 
 
 def search(directory, executor, sizes=SIZES, *, fit=None, **arguments):
-    found = tuner(directory, executor, sizes, **arguments)
-    found.search(*models.rows(94), **({"epochs": 1, "verbose": 0} | (fit or {})))
-    return found
+    searched = tuner(directory, executor, sizes, **arguments)
+    searched.search(*models.rows(94), **({"epochs": 1, "verbose": 0} | (fit or {})))
+    return searched
 
 
-def statuses(found):
-    return {t.batch_size: t.status for t in kbatch.load_study(found).trials}
+def statuses(searched):
+    return {t.batch_size: t.status for t in kbatch.load_study(searched).trials}
 
 
 def test_executor_runs_trials_in_parallel_and_runs_of_a_trial_in_order(tmp_path):
     executor = StubExecutor(turn=-1, accuracy=lambda size, number: size / 100)
-    found = search(tmp_path, executor, executions_per_trial=2)
+    searched = search(tmp_path, executor, executions_per_trial=2)
     assert executor.most_open == 4
     assert sorted(executor.ran) == [(size, number) for size in SIZES for number in (0, 1)]
     for size in SIZES:
         assert [number for one, number in executor.ran if one == size] == [0, 1]
-    study = kbatch.load_study(found)
+    study = kbatch.load_study(searched)
     assert [(t.status, len(t.executions)) for t in study.trials] == [("completed", 2)] * 4
-    assert found.get_best_hyperparameters()[0].get("batch_size") == 64
-    assert found.remaining_trials == 0
+    assert searched.get_best_hyperparameters()[0].get("batch_size") == 64
+    assert searched.remaining_trials == 0
     # The folder of the data is deleted at the end.
     assert [path.name for path in tmp_path.rglob(".*") if path.is_dir()] == []
 
@@ -91,12 +91,12 @@ def test_executor_runs_a_race_in_parallel(tmp_path, capsys):
 
 def test_lost_run_is_submitted_once_more(tmp_path):
     executor = StubExecutor(outcomes={1: EOFError("the worker is gone")})
-    found = search(tmp_path, executor, executions_per_trial=2)
+    searched = search(tmp_path, executor, executions_per_trial=2)
     assert executor.ran.count((16, 0)) == 2
     lost, again = (executor.tasks[i] for i, ran in enumerate(executor.ran) if ran == (16, 0))
     assert (lost.attempt, again.attempt) == (0, 1)
     assert len(executor.ran) == 9
-    assert set(statuses(found).values()) == {"completed"}
+    assert set(statuses(searched).values()) == {"completed"}
 
 
 KILLED = TaskResult({}, "lost", "signal 9 ended its process", -9)
@@ -119,10 +119,10 @@ GONE = EOFError("gone")
 )
 def test_run_that_is_lost_twice_or_crashes_fails_its_trial(tmp_path, outcomes, status, causes):
     executor = StubExecutor(outcomes=dict(zip((1, 4), outcomes, strict=False)))
-    found = search(tmp_path, executor)
+    searched = search(tmp_path, executor)
     assert len(executor.ran) == 3 + len(outcomes)
-    assert statuses(found) == dict.fromkeys(SIZES, "completed") | {16: status}
-    (failed,) = [t for t in kbatch.load_study(found).trials if t.batch_size == 16]
+    assert statuses(searched) == dict.fromkeys(SIZES, "completed") | {16: status}
+    (failed,) = [t for t in kbatch.load_study(searched).trials if t.batch_size == 16]
     assert re.search(causes, failed.failure)
 
 
@@ -146,14 +146,14 @@ class Gone(StubExecutor):
 
 
 @pytest.mark.parametrize(("method", "kept"), [("submit", 0), ("done", 2), ("result", 2)])
-def test_broken_executor_ends_the_search_without_failed_trials(tmp_path, method, kept):
+def test_broken_executor_ends_the_search_without_failed_trials(tmp_path, method, completed):
     with pytest.raises(RuntimeError, match=r"Gone .*run the same script again.*no scheduler"):
         search(tmp_path, Gone(method, ConnectionError("no scheduler"), turn=None))
-    if kept:
-        assert statuses(tmp_path / "search") == dict.fromkeys(SIZES[:kept], "completed")
-    found = search(tmp_path, second := StubExecutor())
-    assert second.ran == [(size, 0) for size in SIZES[kept:]]
-    assert statuses(found) == dict.fromkeys(SIZES, "completed")
+    if completed:
+        assert statuses(tmp_path / "search") == dict.fromkeys(SIZES[:completed], "completed")
+    resumed = search(tmp_path, second := StubExecutor())
+    assert second.ran == [(size, 0) for size in SIZES[completed:]]
+    assert statuses(resumed) == dict.fromkeys(SIZES, "completed")
 
 
 def test_mistake_in_a_task_ends_the_search_and_keeps_completed_runs(tmp_path):
@@ -220,10 +220,10 @@ def test_run_task_returns_lost_or_died_by_the_signal(tmp_path, monkeypatch, numb
     """The kernel counts a kill if memory ran out."""
     kills = itertools.count(4)
     monkeypatch.setattr("kbatch.search.executors.read_memory_kills", lambda: next(kills))
-    found = run_task(b"", A_TASK, worker := Ends(tmp_path, number))
+    result = run_task(b"", A_TASK, worker := Ends(tmp_path, number))
     assert worker.closed
-    assert (found.status, found.out_of_memory) == (status, memory)
-    assert found.files == {"kbatch.json": b"{}"}
+    assert (result.status, result.out_of_memory) == (status, memory)
+    assert result.files == {"kbatch.json": b"{}"}
 
 
 class Looks(StubExecutor):
@@ -274,12 +274,12 @@ def test_executor_with_put_receives_data_once(tmp_path):
     ("gpus", "options", "asked"), [(2.0, {}, 1), (2.0, {"num_gpus": 0.5}, 0.5), (0.0, {}, None)]
 )
 def test_ray_executor_asks_for_one_gpu_if_there_is_any(monkeypatch, gpus, options, asked):
-    given = []
+    options_of_tasks = []
     task = types.SimpleNamespace(remote=lambda *arguments: arguments)
     fake = types.SimpleNamespace(
         cluster_resources=lambda: {"CPU": 2.0} | ({"GPU": gpus} if gpus else {}),
-        remote=lambda **named: lambda function: given.append(named) or task,
+        remote=lambda **named: lambda function: options_of_tasks.append(named) or task,
     )
     monkeypatch.setitem(sys.modules, "ray", fake)
     kbatch.ray_executor(**options).submit(print, 1)
-    assert [one.get("num_gpus") for one in given] == [asked]
+    assert [one.get("num_gpus") for one in options_of_tasks] == [asked]

@@ -20,13 +20,13 @@ from kbatch.search.files import search_lock
 SIZES = (8, 16)
 
 
-def run(directory, sizes=SIZES, **given):
+def run(directory, sizes=SIZES, **arguments):
     tuned = searches.stock(batch_sizes=sizes, base_batch_size=16)
-    return searches.quick(directory, tuned, kbatch.BatchSizeTuner, **given)
+    return searches.quick(directory, tuned, kbatch.BatchSizeTuner, **arguments)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def ended_search(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     run(folder, sizes=(16,))
     run(folder)  # Adds size 8 as the second trial.
@@ -34,9 +34,9 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def finished(made, tmp_path):
+def finished(ended_search, tmp_path):
     """A copy of the folder of a search that has ended."""
-    shutil.copytree(made / "search", tmp_path / "search")
+    shutil.copytree(ended_search / "search", tmp_path / "search")
     return tmp_path / "search"
 
 

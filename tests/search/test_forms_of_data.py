@@ -43,8 +43,8 @@ def test_search_pydataset_trains_as_plain_fit(tmp_path):
     study = kbatch.load_study(tuner)
     assert {trial.batch_size for trial in study.trials} == {8, 16}
     for trial in study.trials:
-        found = [epoch.metrics["val_loss"] for epoch in trial.executions[0].epochs]
-        np.testing.assert_allclose(found, plain[trial.batch_size].history["val_loss"], rtol=1e-5)
+        losses = [epoch.metrics["val_loss"] for epoch in trial.executions[0].epochs]
+        np.testing.assert_allclose(losses, plain[trial.batch_size].history["val_loss"], rtol=1e-5)
     # In a second search equal data have equal descriptions, so nothing is left to do.
     assert search().remaining_trials == 0
 
@@ -280,10 +280,10 @@ def test_search_records_data_errors_for_each_size(tmp_path, broken):
     ids=["in steps", "in few steps"],
 )
 def test_search_fills_dataset_cache_before_timing(tmp_path, rest, steps, full):
-    made, at_start = [], []
+    rows_made, at_start = [], []
 
     def make(row):
-        made.append(row)
+        rows_made.append(row)
         return X[row], SIDES[row]
 
     def example(row):
@@ -292,11 +292,11 @@ def test_search_fills_dataset_cache_before_timing(tmp_path, rest, steps, full):
 
     class Begun(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            at_start.append(len(made))
+            at_start.append(len(rows_made))
 
     data = rest(tf.data.Dataset.range(94).map(example).cache())
     fit = {"validation_data": (X, SIDES), "callbacks": [Begun()], "steps_per_epoch": steps}
     hypermodel = searches.stock(line, (8, 16))
     searches.search(tmp_path, hypermodel, data=(data,), objective="val_loss", fit=fit)
     # The search reads some rows before.
-    assert (at_start[0] >= 94 and set(at_start) == {len(made)}) is full
+    assert (at_start[0] >= 94 and set(at_start) == {len(rows_made)}) is full

@@ -51,7 +51,7 @@ def search(directory, build=models.stock, *, fit=None, sizes=(8,), model=None, *
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def ended_search(tmp_path_factory):
     """The directory of a finished search of one trial."""
     directory = tmp_path_factory.mktemp("found")
     again(directory)
@@ -103,13 +103,13 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
-def test_search_refuses_other_search_and_names_difference(found, difference):
+def test_search_refuses_other_search_and_names_difference(ended_search, difference):
     changed, message = DIFFERENCES[difference]
     with pytest.raises(ValueError, match=message) as error:
-        again(found, **changed)
+        again(ended_search, **changed)
     assert "`project_name`" in str(error.value)
     assert "overwrite=True" in str(error.value)
-    assert len(kbatch.load_study(found / "search").trials) == 1
+    assert len(kbatch.load_study(ended_search / "search").trials) == 1
 
 
 def test_search_refuses_second_process_until_first_ends(tmp_path):
@@ -143,9 +143,9 @@ def test_search_continues_with_more_sizes_and_executions(tmp_path):
     study = kbatch.load_study(tuner)
     assert [trial.batch_size for trial in study.trials] == [8, 16, 32]
     assert [len(trial.executions) for trial in study.trials] == [2, 2, 2]
-    kept = next(trial for trial in study.trials if trial.batch_size == 16)
-    assert kept.trial_id == old.trial_id
-    assert kept.executions[0] == old.executions[0]
+    trial_16 = next(trial for trial in study.trials if trial.batch_size == 16)
+    assert trial_16.trial_id == old.trial_id
+    assert trial_16.executions[0] == old.executions[0]
     assert counts.file.read_text().count("begun") == 1 + 5
     # These settings of the first search stay, because its trials depend on them.
     assert study.search.settings["base_batch_size"] == 16
@@ -170,8 +170,8 @@ def test_keras_tuner_search_refuses_other_settings_but_not_epochs(tmp_path):
     assert [trial.status for trial in study.trials] == ["completed", "completed"]
 
 
-def facts(**given):
-    return fit_facts(FitCall((), given))
+def facts(**arguments):
+    return fit_facts(FitCall((), arguments))
 
 
 def test_fit_facts_of_large_array_compare_some_rows(tmp_path):

@@ -20,8 +20,8 @@ def searched(directory, build, *callbacks):
     """Return the metrics of each epoch of each run, without throughput."""
     # The first trial does not have the base size, so its settings are scaled.
     trials = searches.stock(build, (8, 32), base_batch_size=32)
-    given = {"executions_per_trial": 2, "fit": {"callbacks": list(callbacks)}}
-    tuner = searches.search(directory, trials, kbatch.BatchSizeTuner, **given)
+    arguments = {"executions_per_trial": 2, "fit": {"callbacks": list(callbacks)}}
+    tuner = searches.search(directory, trials, kbatch.BatchSizeTuner, **arguments)
     return {
         (run.batch_size, run.seed): [
             {name: value for name, value in epoch.metrics.items() if name != "samples_per_second"}
@@ -47,8 +47,8 @@ def shared(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras.Model, "compute_loss", counted)
-        found = searched(tmp_path_factory.mktemp("shared"), counting)
-    return found, np.diff([*seen, len(calls)])
+        metrics = searched(tmp_path_factory.mktemp("shared"), counting)
+    return metrics, np.diff([*seen, len(calls)])
 
 
 def test_search_traces_train_step_once(shared):
@@ -82,11 +82,11 @@ def test_description_of_nested_model_is_unchanged_by_training():
     inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
     model = models.compiled([inner, keras.layers.Dense(2)], "adam", "mse")
     model.optimizer.build(model.trainable_variables)
-    found = description(model, [])
-    assert found is not None
+    described = description(model, [])
+    assert described is not None
     model.fit(np.ones((4, 8)), np.ones((4, 2)), verbose=0)
     assert inner.jit_compile is False  # Keras finds the value when it is read.
-    assert description(model, []) == found
+    assert description(model, []) == described
 
 
 def test_compiled_if_full_compiles_no_other_batch():

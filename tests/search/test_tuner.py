@@ -44,15 +44,15 @@ TWICE = {"executions_per_trial": 2, "objective": "val_loss"}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def grid(tmp_path_factory):
     """The tuner and the study of a search of two sizes."""
     tuner = search(tmp_path_factory.mktemp("found"), **TWICE)
     return tuner, kbatch.load_study(tuner)
 
 
-def test_grid_search_equals_keras_tuner_grid_search(found, tmp_path):
+def test_grid_search_equals_keras_tuner_grid_search(grid, tmp_path):
     stock = searches.search(tmp_path, two_sizes(), **TWICE)
-    tuner, study = found
+    tuner, study = grid
     of_stock = kbatch.load_study(stock)
     assert len(of_stock.runs_to_dataframe()) == 4
     for mine, theirs in zip(study.trials, of_stock.trials, strict=True):
@@ -66,8 +66,8 @@ def test_grid_search_equals_keras_tuner_grid_search(found, tmp_path):
     assert best[0] == best[1]
 
 
-def test_get_best_models_loads_best_epoch_of_best_trial(found):
-    tuner, study = found
+def test_get_best_models_loads_best_epoch_of_best_trial(grid):
+    tuner, study = grid
     (trial,), (model,) = tuner.oracle.get_best_trials(), tuner.get_best_models()
     result = model.evaluate(*models.rows(40, seed=1), verbose=0, return_dict=True)
     (record,) = [t for t in study.trials if t.trial_id == trial.trial_id]
@@ -90,8 +90,8 @@ def only_explored():
     return build
 
 
-def test_ended_search_trains_nothing(found, capsys):
-    tuner, study = found
+def test_ended_search_trains_nothing(grid, capsys):
+    tuner, study = grid
     again = search(tuner.directory, two_sizes(only_explored()), **TWICE)
     assert again.remaining_trials == 0
     assert kbatch.load_study(again) == study
@@ -204,9 +204,9 @@ def test_diverged_trial_has_status_failed(tmp_path, large):
 def test_search_ends_after_first_run_if_data_are_not_finite(tmp_path, strategy, capsys):
     x, y = models.rows(94)
     x[3] = np.nan
-    found = searches.stock(batch_sizes=(8, 16), dtype_policy=None)
+    hypermodel = searches.stock(batch_sizes=(8, 16), dtype_policy=None)
     kinds = {"kind": kbatch.BatchSizeTuner, "strategy": strategy, "data": (x, y)}
-    study = searches.search(tmp_path, found, fit={"verbose": 1}, **kinds).study
+    study = searches.search(tmp_path, hypermodel, fit={"verbose": 1}, **kinds).study
     assert [len(trial.executions) for trial in study.trials] == [1]
     assert searches.noted(study) == {"data_not_finite"}
     said = capsys.readouterr().out
@@ -238,7 +238,7 @@ def test_search_seeks_no_other_cause_if_only_a_raised_learning_rate_diverges(tmp
 
 
 @pytest.mark.parametrize("at", [3, 4])
-def test_interrupted_search_continues(found, tmp_path, at):
+def test_interrupted_search_continues(grid, tmp_path, at):
     """The interruption comes in the first or second run of the second trial."""
     file = tmp_path / "begun"
     interrupts = Fails(KeyboardInterrupt(), file=file, at=at)
@@ -253,7 +253,7 @@ def test_interrupted_search_continues(found, tmp_path, at):
     assert interrupts.begun() == 5 - at
     if at == 3:  # The times of the interrupted run are kept.
         assert study.trials[1].executions[0].spans[:-1] == stopped.trials[1].last.spans
-    for trial, undisturbed in zip(study.trials, found[1].trials, strict=True):
+    for trial, undisturbed in zip(study.trials, grid[1].trials, strict=True):
         assert trial.metrics == undisturbed.metrics
         assert [run.seed for run in trial.executions] == [0, 1]
 
@@ -297,15 +297,15 @@ def test_hyperparameter_declared_by_fit_joins_the_grid(tmp_path):
             return model.fit(*args, **kwargs)
 
     study = kbatch.load_study(quick(tmp_path, searches.stock(Late(), (32,))))
-    found = sorted((t.batch_size, t.hyperparameters["patience"]) for t in study.trials)
-    assert found == [(32, 1), (32, 2)]
+    combinations = sorted((t.batch_size, t.hyperparameters["patience"]) for t in study.trials)
+    assert combinations == [(32, 1), (32, 2)]
 
 
 def test_tuner_without_batch_sizes_chooses_them_by_the_data(tmp_path):
     data = models.rows(400)
-    given = {"objective": "val_accuracy", "strategy": "grid", "directory": tmp_path}
+    settings = {"objective": "val_accuracy", "strategy": "grid", "directory": tmp_path}
     tuner, again, more = (
-        kbatch.BatchSizeTuner(models.stock, **given, executions_per_trial=n) for n in (1, 1, 2)
+        kbatch.BatchSizeTuner(models.stock, **settings, executions_per_trial=n) for n in (1, 1, 2)
     )
     with pytest.raises(FileNotFoundError):
         _ = tuner.study
@@ -335,8 +335,8 @@ def test_search_can_be_called_again_after_build_failed(tmp_path):
         hp.Fixed("lr_decay", 0.9)  # This is not a learning rate.
         return models.stock() if fixed else None
 
-    given = {"strategy": "race", "max_trainings": 2, "directory": tmp_path}
-    tuner = kbatch.BatchSizeTuner(build, "accuracy", **given)
+    settings = {"strategy": "race", "max_trainings": 2, "directory": tmp_path}
+    tuner = kbatch.BatchSizeTuner(build, "accuracy", **settings)
     with pytest.raises(ValueError, match="return model"):
         tuner.search(*models.rows(200), verbose=0)  # Only size 16 has eight batches.
     fixed.append(True)
@@ -348,12 +348,12 @@ def test_search_can_be_called_again_after_build_failed(tmp_path):
     assert all("learning_rate_factor" in trial.hyperparameters for trial in study.trials)
 
 
-def test_refused_argument_with_overwrite_deletes_nothing(found):
-    folder = Path(found[0].project_dir)
-    given = {"directory": folder.parent, "project_name": folder.name, "overwrite": True}
+def test_refused_argument_with_overwrite_deletes_nothing(grid):
+    folder = Path(grid[0].project_dir)
+    place = {"directory": folder.parent, "project_name": folder.name, "overwrite": True}
     with pytest.raises(ValueError, match="tolerance=1"):
-        kbatch.BatchSizeTuner(two_sizes(), "val_accuracy", tolerance=1, **given)
-    assert kbatch.load_study(folder).trials == found[1].trials
+        kbatch.BatchSizeTuner(two_sizes(), "val_accuracy", tolerance=1, **place)
+    assert kbatch.load_study(folder).trials == grid[1].trials
 
 
 def zeros(count):
