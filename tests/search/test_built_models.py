@@ -118,10 +118,10 @@ class Own(schedules.LearningRateSchedule):
     ],
 )
 def test_build_does_not_scale_rates_that_read_the_batch_size(optimizer, expected):
-    optimizer, read = optimizer_of(lambda b: optimizers.SGD(optimizer(b))), []
+    scaled, read = optimizer_of(lambda b: optimizers.SGD(optimizer(b))), []
     for step in (0, 5):
-        optimizer.iterations.assign(step)
-        read.append(float(optimizer.learning_rate))
+        scaled.iterations.assign(step)
+        read.append(float(scaled.learning_rate))
     assert read == pytest.approx(expected, rel=1e-5)
 
 

@@ -145,7 +145,7 @@ class Gone(StubExecutor):
         raise self._error
 
 
-@pytest.mark.parametrize(("method", "kept"), [("submit", 0), ("done", 2), ("result", 2)])
+@pytest.mark.parametrize(("method", "completed"), [("submit", 0), ("done", 2), ("result", 2)])
 def test_broken_executor_ends_the_search_without_failed_trials(tmp_path, method, completed):
     with pytest.raises(RuntimeError, match=r"Gone .*run the same script again.*no scheduler"):
         search(tmp_path, Gone(method, ConnectionError("no scheduler"), turn=None))
