@@ -207,6 +207,11 @@ def of(make):
     return lambda: holding(part)
 
 
+def of_model():
+    model = holding(dense())
+    return lambda: model
+
+
 def unfrozen_later():
     part, built = base(trainable=False), []
 
@@ -220,6 +225,7 @@ def unfrozen_later():
 
 # Functions that make a build function with a shared part, and the words that name it.
 TRAINED = {
+    "model": (of_model, "must make a new model at each call.*Functional 'functional"),
     "layer": (lambda: of(dense), "layer 'dense"),
     "layer without weights yet": (lambda: of(lambda: layers.Dense(4, name="late")), "layer 'late'"),
     "base": (lambda: of(base), "layer 'sequential"),
@@ -240,10 +246,10 @@ UNCHANGED = {
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_build_refuses_to_train_a_part_of_an_earlier_model(name, policy):
-    make, named = TRAINED[name]
+    make, message = TRAINED[name]
     hypermodel = searches.stock(make(), (8, 32), dtype_policy=policy)
     hypermodel.build(keras_tuner.HyperParameters())
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match=message):
         hypermodel.build(keras_tuner.HyperParameters())
 
 

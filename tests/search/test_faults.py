@@ -27,7 +27,7 @@ def run(directory, sizes=SIZES, **arguments):
 
 @pytest.fixture(scope="module")
 def ended_search(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made")
+    folder = tmp_path_factory.mktemp("ended")
     run(folder, sizes=(16,))
     run(folder)  # Adds size 8 as the second trial.
     return folder

@@ -173,14 +173,44 @@ TAGS = tf.data.Dataset.from_tensor_slices((TOKENS, TOKENS % 5))
 WHOLE = TAGS.batch(16, drop_remainder=True)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [WHOLE.cache(), lambda size: TAGS.batch(size, drop_remainder=True)],
-    ids=["dataset", "function"],
-)
-def test_search_undeclared_model_takes_batches_without_a_remainder(tmp_path, data):
-    hypermodel = searches.stock(tagger, (8,))
-    arguments = {"data": (data,), "objective": "val_loss", "fit": {"validation_data": WHOLE}}
+def flow(batch_size):
+    """Keras's iterator over images, which `fit` can read again."""
+    images = RNG.random((94, 2, 3, 1), "float32")
+    generator = keras.src.legacy.preprocessing.image.ImageDataGenerator()
+    return generator.flow(images, SIDES, batch_size=batch_size)
+
+
+def of_images():
+    parts = [keras.Input((2, 3, 1)), keras.layers.Flatten(), keras.layers.Dense(1)]
+    return small_models.compiled(parts, "sgd", "mse")
+
+
+class Undescribed(keras.optimizers.schedules.ExponentialDecay):
+    def get_config(self):
+        raise KeyError("decay")
+
+
+def undescribed():
+    return small_models.compiled(line(), keras.optimizers.SGD(Undescribed(0.1, 10, 0.9)), "mse")
+
+
+def whole_batches(size):
+    return TAGS.batch(size, drop_remainder=True)
+
+
+FORMS = {
+    "dataset without remainder": lambda: (tagger, (WHOLE.cache(),), WHOLE),
+    "function without remainder": lambda: (tagger, (whole_batches,), WHOLE),
+    "legacy iterator": lambda: (of_images, (flow(8),), flow(16)),
+    "schedule whose get_config raises": lambda: (undescribed, (X, SIDES), None),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_search_takes_form_of_data_or_model(tmp_path, form):
+    build, data, validation = FORMS[form]()
+    arguments = {"data": data, "objective": "loss", "fit": {"validation_data": validation}}
+    hypermodel = searches.stock(build, (8,))
     tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
     assert [trial.failure for trial in tuner.study.trials] == [None]
 
@@ -194,43 +224,6 @@ def test_search_undeclared_model_follows_the_advice_for_single_examples(tmp_path
     with pytest.raises(ValueError, match="give a function `batch_size -> dataset"):
         search(TAGS)
     assert search(lambda batch_size: TAGS.batch(batch_size)).study.trials[0].failure is None
-
-
-def test_search_takes_an_iterator_that_keras_reads_again(tmp_path):
-    images = np.random.default_rng(0).random((94, 2, 3, 1), "float32")
-
-    def flow(batch_size):
-        generator = keras.src.legacy.preprocessing.image.ImageDataGenerator()
-        return generator.flow(images, SIDES, batch_size=batch_size)
-
-    def build():
-        return small_models.compiled(
-            [keras.Input((2, 3, 1)), keras.layers.Flatten(), keras.layers.Dense(1)], "sgd", "mse"
-        )
-
-    hypermodel = searches.stock(build, (8,))
-    fit = {"validation_data": flow(16)}
-    arguments = {"data": (flow(8),), "objective": "val_loss", "fit": fit}
-    tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
-    assert tuner.study.trials[0].failure is None
-
-
-class Undescribed(keras.optimizers.schedules.ExponentialDecay):
-    def get_config(self):
-        raise KeyError("decay")
-
-
-def test_search_takes_a_part_whose_get_config_raises(tmp_path):
-    def build():
-        model = line()
-        model.compile(keras.optimizers.SGD(Undescribed(0.1, 10, 0.9)), "mse")
-        return model
-
-    arguments = {"data": (X, SIDES), "objective": "loss"}
-    tuner = searches.quick(
-        tmp_path, searches.stock(build, (8,)), kbatch.BatchSizeTuner, **arguments
-    )
-    assert tuner.study.trials[0].failure is None
 
 
 @pytest.fixture

@@ -21,14 +21,8 @@ EarlyStopping = keras.callbacks.EarlyStopping
 
 
 def wide():
-    """Another architecture."""
-    inputs = keras.Input((8,))
-    outputs = keras.layers.Dense(3, activation="softmax", dtype="float32")(
-        keras.layers.Dense(24)(inputs)
-    )
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", models.own_loss, metrics=["accuracy"])
-    return model
+    """Has another layer than `models.stock`."""
+    return models.mlp(inner=[keras.layers.Dense(24)], optimizer="sgd", loss=models.own_loss)
 
 
 def rated(hp):
@@ -53,7 +47,7 @@ def search(directory, build=models.stock, *, fit=None, sizes=(8,), model=None, *
 @pytest.fixture(scope="module")
 def ended_search(tmp_path_factory):
     """The directory of a finished search of one trial."""
-    directory = tmp_path_factory.mktemp("found")
+    directory = tmp_path_factory.mktemp("ended")
     again(directory)
     return directory
 
@@ -81,7 +75,7 @@ class Counts(keras.callbacks.Callback):
 DIFFERENCES = {
     "architecture": (
         {"build": wide},
-        r"model: Sequential of 2 layers .* then, Functional of 3 layers",
+        r"model: Sequential of 2 layers .* then, Sequential of 3 layers",
     ),
     "optimizer": ({"build": lambda: models.stock(optimizer="adam")}, "optimizer: SGD then, Adam"),
     "other values": ({"data": models.rows(94, seed=3)}, r"x: 94 rows of \(8,\) float32, values"),
