@@ -43,20 +43,6 @@ def optimizer_of(make, batch_size=32, **settings):
     return built(lambda size: classifier(make(size)), batch_size, **settings).optimizer
 
 
-def searched(folder, optimizer, *callbacks):
-    """Search sizes 8 and 32 with the linear rule; return the tuner and its study."""
-    settings = {"learning_rate_scaling": "linear", "base_batch_size": 8}
-    tuner = searches.search(
-        folder,
-        searches.stock(lambda: classifier(optimizer()), (8, 32), **settings),
-        kbatch.BatchSizeTuner,
-        data=(ROWS, LABELS),
-        fit={"validation_data": (ROWS, LABELS), "epochs": 3, "callbacks": list(callbacks)},
-        objective="val_loss",
-    )
-    return tuner, kbatch.load_study(tuner)
-
-
 @pytest.mark.parametrize(
     ("batch_sizes", "chosen", "base", "tried"),
     [
@@ -85,11 +71,29 @@ def test_build_scales_ema_to_keep_half_life_in_examples():
         assert (one.ema_momentum, one.ema_overwrite_frequency) == (0.9, 10)
 
 
-def test_search_with_swap_ema_keeps_validated_weights(tmp_path):
-    swap = keras.callbacks.SwapEMAWeights()
-    averaging = {"use_ema": True, "ema_momentum": 0.9}
-    tuner, study = searched(tmp_path, lambda: optimizers.SGD(0.1, **averaging), swap)
+def test_search_with_swap_ema_and_scheduler_keeps_validated_weights(tmp_path):
+    callbacks = [
+        keras.callbacks.SwapEMAWeights(),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 1 else 0.01),
+    ]
+    tuner = searches.search(
+        tmp_path,
+        searches.stock(
+            lambda: classifier(optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)),
+            (8, 32),
+            learning_rate_scaling="linear",
+            base_batch_size=8,
+        ),
+        kbatch.BatchSizeTuner,
+        data=(ROWS, LABELS),
+        fit={"validation_data": (ROWS, LABELS), "epochs": 3, "callbacks": callbacks},
+        objective="val_loss",
+    )
+    study = tuner.study
+    assert study.to_dataframe()["learning_rate"].round(6).tolist() == [0.1, 0.4]
     runs = [trial.executions[0] for trial in study.trials]
+    assert [epoch.learning_rate for epoch in runs[1].epochs] == pytest.approx([0.4, 0.01, 0.01])
+    assert runs[1].rate_callbacks == ("LearningRateScheduler",)
     assert [run.outcomes.reason for run in runs] == [None, None]
     assert runs[1].scaling.made["ema_momentum"] == (pytest.approx(0.9**4),)
     best = study.decide().trial.metrics["val_loss"]
@@ -142,17 +146,6 @@ def test_build_multiplies_the_scaled_rate_by_the_factor(optimizer, rule, ratio):
         config = scaled._learning_rate.get_config()
         assert config["initial_learning_rate"] == pytest.approx(0.1 * ratio * factor)
         assert config["decay_steps"] == (20 if rule else 80)
-
-
-def test_record_has_rates_that_a_callback_sets(tmp_path):
-    scheduler = keras.callbacks.LearningRateScheduler(
-        lambda epoch, rate: rate if epoch < 1 else 0.01
-    )
-    _, study = searched(tmp_path, lambda: optimizers.SGD(0.1), scheduler)
-    assert study.to_dataframe()["learning_rate"].round(6).tolist() == [0.1, 0.4]
-    run = study.trials[1].executions[0]
-    assert [one.learning_rate for one in run.epochs] == pytest.approx([0.4, 0.01, 0.01])
-    assert run.rate_callbacks == ("LearningRateScheduler",)
 
 
 class Holder(keras_tuner.HyperModel):

@@ -562,7 +562,12 @@ ORDINARY = {
         lambda x: L.GroupNormalization(2)(L.MaxPooling2D()(x)),
         lambda x: L.Activation("relu")(L.GlobalAveragePooling2D()(x)),
     ],
-    (6,): [with_operations, lambda x: L.GaussianNoise(0.1)(L.Dropout(0.1)(x))],
+    (6,): [
+        with_operations,
+        lambda x: L.GaussianNoise(0.1)(L.Dropout(0.1)(x)),
+        # Keras sets `jit_compile` of a nested model in training.
+        lambda x: keras.Sequential([keras.Input(x.shape[1:]), L.Dense(3)])(x),
+    ],
 }
 
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.training.model import compiled_if_full
-from kbatch.training.shared_graph import description
 
 
 def build(*more):
@@ -76,17 +75,6 @@ def test_search_with_xla_has_equal_metrics(tmp_path):
     for run, epochs in plain.items():
         for one, other in zip(epochs, by_xla[run], strict=True):
             np.testing.assert_allclose([*one.values()], [*other.values()], rtol=1e-6, atol=1e-7)
-
-
-def test_description_of_nested_model_is_unchanged_by_training():
-    inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
-    model = models.compiled([inner, keras.layers.Dense(2)], "adam", "mse")
-    model.optimizer.build(model.trainable_variables)
-    described = description(model, [])
-    assert described is not None
-    model.fit(np.ones((4, 8)), np.ones((4, 2)), verbose=0)
-    assert inner.jit_compile is False  # Keras finds the value when it is read.
-    assert description(model, []) == described
 
 
 def test_compiled_if_full_compiles_no_other_batch():
