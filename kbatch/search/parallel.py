@@ -186,7 +186,7 @@ class ParallelTrials:
             tuner.oracle.forget_other_policies()
             lost, record = None, files.record()
             if record is None and result.status == "completed":
-                completed = 0
+                completed = 0  # The search has moved to float32, so all runs train again.
                 continue
             if record is not None:
                 share = len(record.last.epochs) / (record.last.epochs_asked or 1)
