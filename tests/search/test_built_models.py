@@ -1,5 +1,7 @@
 """Models of a search: settings that follow the batch size, and parts that must be new."""
 
+import functools
+
 import keras
 import keras_tuner
 import numpy as np
@@ -201,8 +203,7 @@ def of(make):
 
 
 def of_model():
-    model = holding(dense())
-    return lambda: model
+    return functools.cache(lambda: holding(dense()))
 
 
 def unfrozen_later():
