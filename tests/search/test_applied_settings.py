@@ -246,27 +246,23 @@ def test_printed_lines_make_the_updates_of_the_trial(tmp_path, form, call):
 
     # With several steps per execution, data of unknown length could not end after each update.
     steps = 2 if form == "arrays" else 1
-    tuner = searches.search(
-        tmp_path,
-        searches.stock(lambda: classifier("adam"), (16,), steps_per_execution=steps),
-        kbatch.BatchSizeTuner,
-        data=FORMS[form](),
-        fit=fit(),
-    )
+    hypermodel = searches.stock(lambda: classifier("sgd"), (16,), steps_per_execution=steps)
+    arguments = {"data": FORMS[form](), "fit": fit()}
+    tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
     decision = tuner.study.decide()
     run = decision.trial.last
     if call == "plain":  # Run the lines of the printed page.
-        names = {"kbatch": kbatch, "decision": decision, "build": lambda: classifier("adam")}
+        names = {"kbatch": kbatch, "decision": decision, "build": lambda: classifier("sgd")}
         names |= dict(zip("xy" if form == "arrays" else ("data",), FORMS[form](), strict=True))
         exec("\n".join(line.strip() for line in decision.page.use[1:]), names)
         model = names["model"]
     else:
-        model = decision.apply(classifier("adam"))
+        model = decision.apply(classifier("sgd"))
         dataset = kbatch.training_dataset(*FORMS[form](), batch_size=16)
         model.fit(dataset, callbacks=fit()["callbacks"], verbose=0, **decision.fit_arguments)
     assert model.steps_per_execution == (1 if call == "steps" else steps)
     assert int(model.optimizer.iterations) == run.updates
-    asked = CALLS[call].get("epochs", 2) - CALLS[call].get("initial_epoch", 0)
+    asked = CALLS[call].get("epochs", 1) - CALLS[call].get("initial_epoch", 0)
     assert decision.fit_arguments["epochs"] == asked
     assert decision.fit_arguments.keys() - {"epochs"} == CALLS[call].keys() & {"steps_per_epoch"}
     ended = call in ("updates", "stopping")

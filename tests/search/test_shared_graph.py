@@ -100,7 +100,9 @@ def test_build_draws_equal_tensorflow_numbers_for_each_size(tmp_path):
 
     def drawing():
         drawn.append(float(tf.random.uniform(())))
-        return build()
+        return models.linear()
 
-    searched(tmp_path, drawing)
+    hypermodel = searches.stock(drawing, (8, 32))
+    arguments = {"executions_per_trial": 2, "objective": "loss"}
+    searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
     assert len(set(drawn)) == 2  # One for each of the two runs of a size.
