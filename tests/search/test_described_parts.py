@@ -547,9 +547,9 @@ ORDINARY = {
     (4, 6): [
         attending,
         lambda x: L.PReLU()(L.Conv1D(3, 2)(L.LayerNormalization()(x))),
-        lambda x: L.Bidirectional(L.LSTM(2, return_sequences=True))(x),
+        lambda x: L.Bidirectional(L.SimpleRNN(2, return_sequences=True))(x),
         lambda x: L.TimeDistributed(L.Dense(2, "gelu"))(x),
-        lambda x: L.GRU(3, dropout=0.1)(L.SpatialDropout1D(0.1)(x)),
+        lambda x: L.LSTM(3, dropout=0.1)(L.SpatialDropout1D(0.1)(x)),
     ],
     (6, 6, 3): [
         lambda x: L.RandomRotation(0.1)(L.RandomFlip("horizontal")(L.Rescaling(2.0)(x))),
