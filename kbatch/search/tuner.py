@@ -232,9 +232,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         stock_fit = has_stock_fit(self._build)
         call = FitCall.of_search(args, kwargs, stock_fit=stock_fit)
         tuner_arguments.check_call(call, stock_fit=stock_fit, races=self._race is not None)
-        if self.hypermodel is None:
-            self._set_default_sizes(call)
-        self.time.base_batch_size = self.hypermodel.base_batch_size
+        hypermodel = self.hypermodel or self._hypermodel_of_default_sizes(call)
+        self.time.base_batch_size = hypermodel.base_batch_size
         self.oracle.stopped = False
         self._live_plots = [plot for plot in call.callbacks if isinstance(plot, LivePlot)]
         project = Path(self.project_dir)
@@ -264,7 +263,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     # all that TensorFlow has made.
                     gc.freeze()
                     stack.callback(gc.unfreeze)
-                    stack.enter_context(kept_kernels(self.hypermodel.runs.graph.is_kept))
+                    stack.enter_context(kept_kernels(hypermodel.runs.graph.is_kept))
                     self._make_plan(call)
                     self.oracle.forget_other_policies()
                     self._begin(call)
@@ -381,7 +380,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             "_live_plots": [],
         }
 
-    def _set_default_sizes(self, call: FitCall) -> None:
+    def _hypermodel_of_default_sizes(self, call: FitCall) -> Any:
         """Make the hypermodel with the batch sizes that suit the data."""
         sizes = tuner_arguments.default_batch_sizes(
             self._build, call.data, parallel=self.executor is not None
@@ -396,6 +395,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.hypermodel = None
             self.oracle.hyperparameters = keras_tuner.HyperParameters()
             raise
+        return hypermodel
 
     def _populate_initial_space(self) -> None:
         if self.hypermodel is not None:  # Otherwise `search` calls this when it knows the data.
