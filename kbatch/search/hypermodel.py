@@ -391,9 +391,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         name = next((name for name, is_set in settings.items() if is_set), None)
         if not self.stock_fit and name is not None:
             raise InputError(
-                f"`{name}` cannot be set for a HyperModel with its own `fit`, because kbatch does "
-                "not change how that trains: leave it out, or use it in that `fit`. "
-                f"Received: {name}={getattr(self, name)!r}."
+                "kbatch does not change how a HyperModel with its own `fit` trains: leave out "
+                f"`{name}`, or use it in that `fit`. Received: {name}={getattr(self, name)!r}."
             )
 
 
