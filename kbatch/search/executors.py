@@ -98,11 +98,7 @@ def train(project: str, search: bytes, task: Task) -> tuple[str, str]:
 
 
 class LocalExecutor:
-    """Runs tasks on this host.
-
-    Args:
-        workers: How many run at a time. Default: one for each GPU, or for every two cores.
-    """
+    """Runs tasks on this host: at most `workers` at a time, one per GPU or per two cores."""
 
     def __init__(self, workers: int | None = None):
         gpus, cores = usable_gpus(), usable_cores()
@@ -154,9 +150,6 @@ def ray_executor(**options: Any) -> Any:
     Args:
         **options: Options of `ray.remote` for each task, such as `num_cpus`, `num_gpus` and
             `memory` in bytes. Default of `num_gpus`: 1 if the cluster has GPUs.
-
-    Returns:
-        The executor, for the argument `executor` of `BatchSizeTuner`.
 
     Raises:
         ImportError: If Ray is not installed.

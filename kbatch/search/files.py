@@ -47,10 +47,7 @@ _MEASURED = (*TIMES, *USAGE_METRICS)
 
 
 class TrialFiles:
-    """Reads and writes the record of a trial.
-
-    keras-tuner's own file of a trial holds only the average of its executions.
-    """
+    """Reads and writes the record of a trial. keras-tuner's file has only averages of its runs."""
 
     def __init__(self, tuner: Any, trial: Any):
         check_local(tuner.project_dir)
@@ -325,18 +322,10 @@ def write_checkpoint(model: Any, folder: Path) -> None:
     os.replace(draft, folder / CHECKPOINT_NAME)
 
 
-def delete_checkpoints(folder: Path) -> None:
-    """Delete the weights of a trial."""
-    for name in (CHECKPOINT_NAME, DRAFT_NAME):
+def delete_files(*files: Path) -> None:
+    for file in files:
         with contextlib.suppress(OSError):  # The disk may be read-only.
-            (folder / name).unlink(missing_ok=True)
-
-
-def delete_drafts(project: Path) -> None:
-    """Delete the half-written files that a killed process has left."""
-    for draft in (*project.rglob(DRAFT_NAME), *project.rglob(".*.json.*-*")):
-        with contextlib.suppress(OSError):  # The disk may be read-only.
-            draft.unlink()
+            file.unlink(missing_ok=True)
 
 
 # Directories that this process has locked: `lockf` does not exclude a process from its own locks.

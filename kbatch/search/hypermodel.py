@@ -342,8 +342,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def restore(self, project: Path | None) -> None:
         """Restore what an earlier call of `search` derived or drew. If no seed is set, draw one."""
-        # If batch sizes are added, the trials that have ended must stay comparable: their learning
-        # rates come from the base size, and they used the same validation batches.
+        # If sizes are added, learning rates and validation batches must not change.
         search = project and load_if_readable(SearchRecord, project / RECORD_NAME)
         settings: Mapping[str, Any] = search.settings if search else {}
         if self.seed is None:

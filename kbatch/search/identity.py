@@ -48,12 +48,7 @@ _LOSS_SCALE_KEYS = ("initial_scale", "dynamic_growth_steps")
 
 
 def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, str]:
-    """Describe the layers, the optimizer and the arguments of `compile` of a model, by name.
-
-    Args:
-        model: A compiled model.
-        with_policy: Whether the dtype policy is a part of the description.
-    """
+    """Describe layers, optimizer and arguments of `compile`, and the dtype policy if wanted."""
     parts = Description(model, () if with_policy else _POLICY_KEYS)
     structure = parts.layers()
     layers, rules = structure.pop("layers"), structure.pop("rules")

@@ -1,8 +1,7 @@
-"""Which trial comes next in a grid or in a race.
+"""Which trial comes next in a grid or in a race, known from the files of the trials alone.
 
-The answer follows from the files of the trials alone. The record of a trial holds the results of
-its training runs. keras-tuner's file of a trial adds how it ended and its hyperparameters, some of
-which may have been declared by training.
+The record of a trial holds the results of its training runs. keras-tuner's file adds how the trial
+ended and its hyperparameters, some of which training may have declared.
 """
 
 import json
@@ -34,12 +33,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
     """Hands out trials. Their files are its only state, so a search may be killed at any moment.
 
     `oracle.json` is neither written nor read. A trial that has not ended by its own `trial.json`
-    runs again with the same id.
-
-    Args:
-        objective: Name of a metric, a `keras_tuner.Objective`, or a list of these.
-        race: Chooses the trials. If None, they are a grid.
-        search_time: Whether there is time for another trial. Default: there always is.
+    runs again with the same id. Without a race, the trials are a grid.
     """
 
     def __init__(
@@ -113,12 +107,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def trainings_left(
         self, batch_sizes: Sequence[int], executions: int
     ) -> tuple[dict[int, float], float]:
-        """Return the expected number of further complete trainings by size, and the most in all.
-
-        Args:
-            batch_sizes: The sizes of the search.
-            executions: How many times a grid trains each trial.
-        """
+        """Return the complete trainings that are expected by size, and the most of the search."""
         left: dict[int, float] = dict.fromkeys(batch_sizes, 0.0)
         if self._race is None:
             for values in self._values_left():
@@ -142,10 +131,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
             trial.status = TrialStatus.COMPLETED
 
     def conclude_completed(self) -> None:
-        """Conclude trials that completed just before the search was killed.
-
-        A race may not ask for another run of them.
-        """
+        """Conclude trials that completed before a kill, because a race may not run them again."""
         for trial in self.trials.values():
             record = trial_record(self._folder(trial.trial_id))
             if trial.status not in ENDED and record is not None and record.status == "completed":

@@ -48,10 +48,7 @@ TrialTasks = Generator[Task, Any, None]
 
 
 class ParallelTrials:
-    """Runs the trials of a search as tasks of an executor.
-
-    Only this process writes to the project directory. Tasks return the files that they wrote.
-    """
+    """Runs trials as tasks of an executor. Only this process writes to the project directory."""
 
     def __init__(self, tuner: Any, call: FitCall):
         if any(isinstance(value, tf.data.Dataset) for value in keras.tree.flatten(call.named)):

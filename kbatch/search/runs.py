@@ -55,8 +55,7 @@ _FLOAT16_ERRORS = (PolicyUnsupported, tf.errors.InvalidArgumentError)
 class TrialRuns:
     """Train the models of a `BatchSizeHyperModel` by one plan, and hold what the runs share.
 
-    `BatchSizeTuner` calls `ensure_plan` once, and then `run` for each training run. keras-tuner's
-    own tuners call `BatchSizeHyperModel.fit`, which calls `fit` here.
+    `BatchSizeTuner` calls `ensure_plan` and `run`, keras-tuner's own tuners call `fit`.
     """
 
     def __init__(self, hypermodel: Any):
@@ -105,7 +104,7 @@ class TrialRuns:
             hp: The hyperparameters of the trial.
             call: The arguments of `fit`.
             files: The files of the trial.
-            number: How many training runs of the trial have completed before.
+            number: The number of completed training runs of the trial.
             model: The model that keras-tuner has built. If None, it is built here.
             asked: When the run ends before its last epoch. Default: never.
         """
@@ -154,15 +153,9 @@ class TrialRuns:
         """Read the plan of a search. If there is none for its batch sizes, make it.
 
         A HyperModel with its own `fit` has no plan, because kbatch does not change how it trains.
-
-        Args:
-            hp: The hyperparameters of the model that is built for the plan.
-            call: The arguments of `fit`.
-            tuner: The tuner of the search.
-            float32_because: Why the search has to train in float32 from now on.
-            trainings: How many complete trainings of each size follow in this process. If given,
-                the plan chooses whether XLA compiles their steps.
-            left_s: Seconds that are left for them. If None, there is no limit.
+        If `float32_because` gives a reason, a new plan trains in float32. If the number of complete
+        `trainings` of each size in this process is known, and the seconds that are left for them,
+        the plan chooses whether XLA compiles their steps.
         """
         hypermodel, project = self._hypermodel, Path(tuner.project_dir)
         self.plan = load_if_readable(Plan, project / PLAN_NAME)
@@ -240,10 +233,9 @@ class TrialRuns:
     def expected_seconds(
         self, call: FitCall, plan: Plan | None = None
     ) -> dict[int, tuple[float, float]]:
-        """Return the expected seconds of a training run of each size, by a plan.
+        """Return the expected seconds of the train steps, and of the whole run, for each size.
 
-        The first number is for the train steps alone, the second for the whole run. The result is
-        empty if it is not known how long steps or epochs are.
+        The result is empty if it is not known how long steps or epochs are.
         """
         hypermodel, plan = self._hypermodel, plan or self.plan
         if plan is None or plan.step_s is None:
@@ -457,8 +449,7 @@ class TrialRuns:
     ) -> Any:
         """Return the result of a measurement, made once for all models of a fingerprint.
 
-        It is made on a model that is not trained: a layer or a loss may have state outside of
-        Keras's variables, which could not be restored.
+        The measured model is not trained, because its state may not be restorable.
         """
         key = getattr(measure, "func", measure).__name__, fingerprint
         if key not in self._measurements:

@@ -666,7 +666,7 @@ def _check_history(results: Any, *, of_model: bool = False) -> None:
     """Check that a history of a custom `fit` has a list of values for each metric."""
     is_history = isinstance(results, keras.callbacks.History)
     history = results.history if is_history else {}
-    numbers = {name: value for name, value in history.items() if not hasattr(value, "__len__")}
+    numbers = {name: v for name, v in history.items() if not hasattr(v, "__len__")}
     if numbers or (of_model and not is_history):
         raise InputError(
             "A custom `fit` must return the history of Keras's `fit`, which has a list for each "

@@ -27,12 +27,12 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import PROGRESS_NAME, RECORD_NAME, AskedRun, Progress
 from kbatch.search import identity, tuner_arguments
 from kbatch.search.files import (
+    DRAFT_NAME,
     LOCK_NAME,
     TrialFiles,
     compare_runs,
     compare_search,
-    delete_checkpoints,
-    delete_drafts,
+    delete_files,
     readable_trials,
     recorded_search,
     search_lock,
@@ -259,8 +259,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     self.progress.say(Note.of("grid_because", why=str(why)))
                 stack.push(lambda error, *_: self._write_progress(None if error else 0.0, False))
                 if parallel is None:
-                    # keras-tuner collects garbage in each build, which takes long if it looks at
-                    # all that TensorFlow has made.
+                    # keras-tuner collects garbage in each build, which is slow with many objects.
                     gc.freeze()
                     stack.callback(gc.unfreeze)
                     stack.enter_context(kept_kernels(hypermodel.runs.graph.is_kept))
@@ -432,7 +431,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if search is None:
             compare_runs(project, call.epochs, self.hypermodel)
         self.oracle.drop_other_sizes(self.hypermodel.batch_sizes)
-        delete_drafts(project)
+        # A process that was killed may have left half-written files.
+        delete_files(*project.rglob(DRAFT_NAME), *project.rglob(".*.json.*-*"))
         recorded: Any = search.settings if search else {}
         # If all trials have ended, no plan is made that would set these.
         names = ("epochs", "short_runs", "training_s")
@@ -559,9 +559,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def show_begun(self, trial: Any, *, took_s: float | None = None) -> None:
         """Show that a trial begins, or that it has taken `took_s` seconds."""
-        total = len(self.oracle.ended_trials) + self.oracle.remaining_trials()
-        if self._race is not None:  # The number of its trials is not known.
-            total = None
+        total = None  # The number of trials of a race is not known.
+        if self._race is None:
+            total = len(self.oracle.ended_trials) + self.oracle.remaining_trials()
         self.progress.trial_begins(trial.hyperparameters.values, total=total, took_s=took_s)
 
     def _best_trials(self, number: int) -> list[Any]:
@@ -598,4 +598,4 @@ class BatchSizeTuner(keras_tuner.Tuner):
         best = (self._decided_trial(), *self.oracle.get_best_trials())
         for trial in self.oracle.ended_trials:
             if trial not in best:
-                delete_checkpoints(Path(self.get_trial_dir(trial.trial_id)))
+                delete_files(*Path(self.get_trial_dir(trial.trial_id)).glob("*.weights.h5"))

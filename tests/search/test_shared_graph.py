@@ -19,9 +19,8 @@ def searched(directory, build, executions=1):
     """Return the metrics of each epoch of each run, without throughput."""
     # The first trial does not have the base size, so its settings are scaled.
     trials = searches.stock(build, (8, 32), base_batch_size=32)
-    tuner = searches.search(
-        directory, trials, kbatch.BatchSizeTuner, executions_per_trial=executions
-    )
+    arguments = {"executions_per_trial": executions}
+    tuner = searches.search(directory, trials, kbatch.BatchSizeTuner, **arguments)
     return {
         (run.batch_size, run.seed): [
             {name: value for name, value in epoch.metrics.items() if name != "samples_per_second"}
