@@ -196,7 +196,7 @@ class TrialRuns:
             batch_size=hypermodel.declare(hp)[0],
             known=known,
         )
-        self.graph.release(but=None if plan.reason == "whole" else plan.dtype_policy)
+        self.graph.release(except_policy=None if plan.reason == "whole" else plan.dtype_policy)
         model = models.get(plan.dtype_policy or "")
         if trainings and plan.jit_compile is None and getattr(model, "chooses_xla", False):
             plan = self._with_xla_chosen(plan, model, data, call, trainings, left_s)
