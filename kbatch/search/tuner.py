@@ -480,8 +480,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 search_time.expected_s = dict(zip(expected, all_s, strict=True))
             search_time.training_share = sum(steps_s) / sum(all_s)
             self.decides_by["training_s"] = list(steps_s)
-        if (plan := self.hypermodel.runs.plan) is not None:
-            search_time.compile_left_s = plan.compile_s or 0.0
+        plan = self.hypermodel.runs.plan
+        search_time.compile_left_s = (plan and plan.compile_s) or 0.0
         search_time.lap()
         if self._race is not None:
             rate = self._explored[0].get("optimizer.learning_rate", "")
@@ -536,9 +536,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             )
             self.oracle.forget_other_policies()
             record, seconds = trained.record, self.time.lap()
-            trained_at_once = trained.share * (record.epochs_asked or 1) >= len(record.epochs)
-            compiles = record.jit_compile and trained_at_once  # XLA, in the first run of a size.
-            compile_s = (record.first_step_s or 0.0) if compiles else 0.0
+            is_first = trained.share * (record.epochs_asked or 1) >= len(record.epochs)
+            # XLA compiles in the first run of a size.
+            compile_s = (record.first_step_s or 0.0) if record.jit_compile and is_first else 0.0
             self.time.ended(record.batch_size, trained.share, seconds, compile_s=compile_s)
             if not trained.runs_again and not is_complete(record):
                 return

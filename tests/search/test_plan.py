@@ -19,6 +19,7 @@ from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import PLAN_NAME, Plan
 from kbatch.search.plan import choose_xla, halved, most_in_memory, notes_on_size, size_of
+from kbatch.search.runs import TrialRuns
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import ModelFacts, is_compiled
 from kbatch.training.steps_per_execution import set_steps
@@ -257,13 +258,13 @@ class Counts(keras.callbacks.Callback):
 
 
 def test_search_out_of_memory_repeats_the_run_with_half(monkeypatch, tmp_path):
-    trained, alive = kbatch.BatchSizeHyperModel.run, []
+    train, alive = TrialRuns.run, []
 
-    def watched(*arguments):
+    def watched(*arguments, **named):
         alive.append(bool(HELD) and HELD[-1]() is not None)
-        return trained(*arguments)
+        return train(*arguments, **named)
 
-    monkeypatch.setattr("kbatch.BatchSizeHyperModel.run", watched)
+    monkeypatch.setattr(TrialRuns, "run", watched)
     fit = {"callbacks": [Counts(tmp_path / "counts"), RunsOut(tmp_path / "lives")]}
     # The loss scale starts again too.
     settings = {"dtype_policy": "mixed_float16", "base_batch_size": 16}
