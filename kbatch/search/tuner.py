@@ -97,8 +97,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             Default: no limit.
         max_trainings: Largest number of complete training runs of a race. A run of 2 of 10 epochs
             counts 0.2. Default: two for each batch size.
-        executions_per_trial: Number of runs of each trial of a grid, with different seeds.
-            Default: 1.
+        executions_per_trial: Runs of each trial of a grid, with different seeds. Default: 1.
         executor: Runs each training run in its own process, so that memory is freed and a crash
             ends that run only. `"local"` uses this host: one run at a time on each GPU, or on
             every two cores of a CPU. Or an object with `submit(function, *arguments)`, whose
@@ -485,8 +484,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         search_time.lap()
         if self._race is not None:
             rate = self._explored[0].get("optimizer.learning_rate", "")
-            # A short run must train as the first epochs of a complete run do. A schedule may follow
-            # the number of epochs. It is described by its class, a constant rate by its number.
+            # A short run trains like the first epochs of a complete run only at a constant rate.
             constant_rate = re.fullmatch(r"[\d.e+-]+", rate) is not None
             short_runs = constant_rate and not ends_early and call.named["initial_epoch"] == 0
             self.decides_by |= {"epochs": call.epochs, "short_runs": short_runs}
