@@ -106,7 +106,7 @@ def test_search_trains_in_float32_if_a_layer_refuses_float16(request, tmp_path, 
 )
 def test_search_trains_in_float32_if_float16_is_slow(monkeypatch, tmp_path, times, policy):
     monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: times)
-    study = kbatch.load_study(search(tmp_path / "chosen", small_models.stock))
+    study = kbatch.load_study(search(tmp_path / "chosen", small_models.stock, sizes=(8,)))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", policy)}
     code = "float32_instead" if policy == "float32" else "half_slower"
     for trial in study.trials:
@@ -115,7 +115,8 @@ def test_search_trains_in_float32_if_float16_is_slow(monkeypatch, tmp_path, time
     if policy == "mixed_float16":
         return
     # The results equal a search with the policy given.
-    named = kbatch.load_study(search(tmp_path / "named", small_models.stock, dtype_policy=policy))
+    given = {"sizes": (8,), "dtype_policy": policy}
+    named = kbatch.load_study(search(tmp_path / "named", small_models.stock, **given))
     for one, other in zip(study.trials, named.trials, strict=True):
         assert one.judged_value == other.judged_value
 
@@ -358,7 +359,7 @@ def test_late_overflow_moves_the_search_to_float32(tmp_path, build, why, kind):
 @pytest.mark.usefixtures("gpu")
 def test_search_trains_in_float32_if_all_updates_overflow(tmp_path):
     with pytest.warns(UserWarning, match="the gradients of every batch overflowed"):
-        study = kbatch.load_study(search(tmp_path, overflowing(2.0**120)))
+        study = kbatch.load_study(search(tmp_path, overflowing(2.0**120), sizes=(8,)))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", "float32")}
     assert all(one.executions[0].updates for one in study.trials)
 

@@ -35,9 +35,10 @@ def search(directory, build=models.mlp, sizes=(8, 16, 32), *, settings=None, **a
 
 
 def quick(directory, *arguments, fit=None, **keywords):
-    """Search for one epoch without validation."""
+    """Search for one epoch of 48 rows without validation."""
     fit = {"epochs": 1, "validation_data": None} | (fit or {})
-    return search(directory, *arguments, **({"objective": "accuracy", "fit": fit} | keywords))
+    given = {"objective": "accuracy", "fit": fit, "data": models.rows(48)}
+    return search(directory, *arguments, **(given | keywords))
 
 
 def plant(directory, **changed):
@@ -277,10 +278,10 @@ def test_search_out_of_memory_repeats_the_run_with_half(monkeypatch, tmp_path):
     assert (run.micro_batch_size, run.most_in_memory, run.plan) == (8, 8, 2)
     (note,) = [note for note in run.notes if note.code == "memory_ran_out"]
     assert note.values == {"before": 16, "after": 8, "plan": 2}
-    assert run.examples_seen == 2 * 94
+    assert run.examples_seen == 2 * 48
     assert len(run.epochs) == 2
-    # Its callbacks are new ones: they counted only the 12 batches of the repeated run.
-    assert (tmp_path / "counts").read_text() == "12 [0, 1]\n"
+    # Its callbacks are new ones: they counted only the 6 batches of the repeated run.
+    assert (tmp_path / "counts").read_text() == "6 [0, 1]\n"
     # Nothing holds memory of the failed step when the run begins again.
     assert alive == [False] * 2
     settings["micro_batch_size"] = 8
