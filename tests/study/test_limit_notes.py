@@ -13,6 +13,7 @@ from records_factory import (
 )
 
 from kbatch.analysis.learning_rate import LearningRateScaling
+from kbatch.records.notes import Note
 from kbatch.records.training_run import Outcomes
 from kbatch.study.trial import Objective
 
@@ -45,6 +46,16 @@ def test_note_objective_of_training(name, noted):
     epochs = [dataclasses.replace(epoch, metrics=metrics) for epoch in make_epochs([0.9] * 2)]
     trial = make_trial(32, epochs=tuple(epochs), objective=Objective(name, "max"))
     assert ("objective_of_training" in {note.code for note in make_study(trial).notes}) == noted
+
+
+@pytest.mark.parametrize(("size", "shown"), [(32, True), (64, False)])
+def test_note_most_common_class_of_the_answer_only(size, shown):
+    note = Note.of("most_common_class", words="validation accuracy", value="0.96", share="0.97")
+    trials = [
+        make_trial(n, accuracies=(a, a), notes=(note,) if n == size else ())
+        for n, a in ((32, 0.9), (64, 0.5))
+    ]
+    assert ("most_common_class" in names(*trials)) == shown
 
 
 def test_note_input_binds_hides_other_limits():
