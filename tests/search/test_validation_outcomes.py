@@ -138,7 +138,6 @@ def test_callbacks_on_validation_leave_the_model_of_a_plain_fit(tmp_path):
     assert len(logs["val_loss"]) >= 3
     for one, other in zip(state, plain[2], strict=True):
         np.testing.assert_array_equal(one, other)
-    # The callbacks have done something.
     rate, *_ = (one for one in model.optimizer.variables if one.path.endswith("learning_rate"))
     assert len(epochs) < 10
     assert float(rate) < 0.1

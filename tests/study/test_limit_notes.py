@@ -51,10 +51,8 @@ def test_note_objective_of_training(name, noted):
 @pytest.mark.parametrize(("size", "shown"), [(32, True), (64, False)])
 def test_note_most_common_class_of_the_answer_only(size, shown):
     note = Note.of("most_common_class", words="validation accuracy", value="0.96", share="0.97")
-    trials = [
-        make_trial(n, accuracies=(a, a), notes=(note,) if n == size else ())
-        for n, a in ((32, 0.9), (64, 0.5))
-    ]
+    notes = {32: (), 64: ()} | {size: (note,)}
+    trials = [make_trial(n, accuracies=(32 / n,) * 2, notes=notes[n]) for n in (32, 64)]
     assert ("most_common_class" in names(*trials)) == shown
 
 
