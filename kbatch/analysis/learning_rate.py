@@ -42,8 +42,8 @@ def scale_learning_rate(
 ) -> float:
     """Scale a learning rate from one batch size to another.
 
-    By the rule "linear" (Goyal et al. 2017, arXiv:1706.02677) the ratio is that of the batch sizes,
-    by "sqrt" (Malladi et al. 2022, arXiv:2205.10287) it is the square root.
+    The rule "linear" multiplies it by `batch_size / base_batch_size` (Goyal et al. 2017,
+    arXiv:1706.02677), and "sqrt" by the square root (Malladi et al. 2022, arXiv:2205.10287).
 
     Example:
 

@@ -39,24 +39,25 @@ from kbatch.training.steps_per_execution import set_steps
 # Examples of the first updates, and of the updates that are timed. The first ones have few, because
 # more would take minutes on a processor that is slow in float16.
 FIRST_ROWS, TIMED_ROWS = 2, 32
-# Each update that overflows halves the loss scale. At first it may be too large this many times.
+# The most tries of a first update. Each try that overflows halves the loss scale.
 _MOST_TRIES = 20
-# This number of updates is timed as one execution, if it takes at most these seconds.
+# At most this number of updates is timed as one execution of at most these seconds.
 _TOGETHER, _TOGETHER_S = 8, 0.05
-# An update that takes longer may have been disturbed and is timed again this often, unless it takes
-# more than these seconds.
+# A longer update may have been disturbed. It is timed again this often, unless it takes more than
+# these seconds.
 _REPETITIONS, _SURELY_LONG_S = 3, 0.5
-TOO_SLOW = 2.0  # Ratio to float32 from which a processor does not train in float16.
-# An update of few examples that takes longer than the first decides at once. Examples are timed
-# together if they take at most the second.
+TOO_SLOW = 2.0  # Ratio of the times in float16 and float32 from which kbatch trains in float32.
+# If a slow update of `FIRST_ROWS` in float16 takes longer than the first, no others are timed. An
+# update with more rows takes at most the second.
 _LONG_S, _LONGEST_S = 0.03, 0.2
+# Timing ends when one answer is this number of rounds ahead, or after the most rounds.
 _ROUNDS_AHEAD, _MOST_ROUNDS = 2, 5
 
 
 class CutBatches:
-    """A data function for any batch size, made from one that may work for some sizes only.
+    """A data function for any batch size, made from one that works for some sizes only.
 
-    It takes the first rows of a batch of a size for which the other function works.
+    It gives the first rows of a batch of a size for which the other function works.
     """
 
     def __init__(self, function: Callable[[int], Any], batch_sizes: Sequence[int], first: int):

@@ -45,8 +45,7 @@ from kbatch.training.steps_per_execution import Steps, Training, steps_within, w
 
 # Codes of the notes that stay when a plan changes.
 ON_POLICY = ("float32_instead", "half_slower", "compiled_by_xla")
-# A trial measures the moments of its gradients once in this number of updates.
-MOMENTS_EVERY = 8
+MOMENTS_EVERY = 8  # Updates after which a trial measures the moments of its gradients again.
 # The largest batch is not tried in a worker process if it is expected to take at most this share of
 # the memory limit. The share is small because a peak may be twice as high as expected.
 _SURE_SHARE = 0.25
@@ -60,8 +59,7 @@ _FORWARD = 1 / 3
 # XLA saves at most this share of the seconds of a step, and takes at least these seconds to compile
 # one shape of a net with `_SMALL_NET` trainable weights. A deeper net takes proportionally longer.
 _MOST_SAVED, _LEAST_COMPILE_S, _SMALL_NET = 0.75, 0.6, 10
-# To time steps with and without XLA takes as long as it compiles this number of shapes.
-_TRIED = 4
+_TRIED = 4  # Shapes that XLA compiles in the time in which steps are timed with and without it.
 _XLA_ROUNDS = 3  # Rounds in which steps are timed with and without XLA, in turns.
 _SLOWER = 1.1  # A note says how long float16 takes from this ratio to float32 on.
 
@@ -89,8 +87,8 @@ def make_plan(
 ) -> Plan:
     """Measure what a search needs to know before it trains.
 
-    If the model fails on other batches than those of `batch_size`, it is measured with these. By
-    this plan each trial trains and validates on whole batches of its size.
+    A model that works only for batches of `batch_size` is measured with these. By its plan each
+    trial trains and validates on whole batches of its size.
 
     Args:
         build: Builds a model under a policy. The models are measured and not trained.

@@ -85,7 +85,7 @@ class RunSettings(NamedTuple):
     steps_per_execution: Steps = 1  # As asked for.
     loss_is_sum: bool = False  # Whether the loss is to be divided by the size of its batch.
     plan: Plan | None = None  # If None, the model trains as it was written.
-    notes: tuple[Note, ...] = ()  # Notes on the settings, such as where callbacks write.
+    notes: tuple[Note, ...] = ()  # Notes on the settings, such as the paths of callbacks.
     asked: AskedRun = AskedRun()  # When the run ends before its last epoch.
 
 
