@@ -90,8 +90,8 @@ MUTATIONS = [
     Mutation("np.polyfit(b, m, 1, w=1 / m)", "np.polyfit(b, m, 1)", MEMORY),
     Mutation("(most_bytes - self.fixed_bytes)", "most_bytes", MEMORY),
     # 39 to 48: the judge and the race.
-    Mutation("near = gaps + half <= self._tolerance", "near = gaps <= self._tolerance", "judge"),
-    Mutation("far = (gaps - half > self._tolerance)", "far = (gaps - half > 0)", "judge"),
+    Mutation("near = gaps + half <= tolerance", "near = gaps <= tolerance", "judge"),
+    Mutation("(gaps - half > tolerance)", "(gaps - half > 0)", "judge"),
     Mutation("if costs[k] <= AS_FAST * least]", "if costs[k] <= least]", "judge"),
     Mutation("(fast, key=lambda k: (pairs", "(fast, key=lambda k: (-pairs", "judge"),
     Mutation("0.9 if self._looks == 1 else 0.3 / self._looks**1.5", "0.9", "judge"),

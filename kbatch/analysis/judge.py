@@ -55,7 +55,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from scipy import special
@@ -140,8 +140,30 @@ def judge(
     table = RunTable(runs, sign=1.0 if larger_is_better else -1.0)
     pairs, count = table.pairs, len(table.pairs)
     bounds = _Bounds(table, tolerance=tolerance, error=1 - confidence, looks=looks)
-    half = bounds.half_widths()
-    ruling = bounds.rule(half)
+    gaps, costs, half = bounds.gaps, bounds.costs, bounds.half_widths()
+    behind, far = gaps.max(0), (gaps - half > tolerance).any(0)
+    # A pair that is the best over few rounds may be lucky.
+    leaders = [k for k in range(count) if 2 * table.rounds[k] >= table.most]
+    leaders = [k for k in leaders if not far[k]] or leaders
+    # If means are equal, the fastest leads.
+    leader = min(leaders, key=lambda k: (behind[k], costs[k], k))
+    worse = [k for k in range(count) if k != leader and far[k]]
+    # A pair that is worse than another cannot be the best, so no pair is compared with it.
+    rivals = [k for k in range(count) if k not in worse]
+    near = gaps + half <= tolerance
+    certified = [k for k in rivals if all(near[i, k] for i in rivals if i != k)]
+    named, undecided = leader, [] if certified else rivals
+    if certified and table.costs is None:
+        named = min(certified, key=lambda k: (behind[k], k))
+    elif certified:
+        least = min(costs[k] for k in certified)
+        fast = [k for k in certified if costs[k] <= AS_FAST * least]
+        named = min(fast, key=lambda k: (pairs[k][0], behind[k], k))
+        smaller = [k for k in rivals if pairs[k][0] < pairs[named][0]]
+        preferred = {k for k in smaller if costs[k] <= AS_FAST * least}
+        preferred |= {k for k in rivals if costs[named] > AS_FAST * costs[k]}
+        # If one of these were certified, it would be the answer.
+        undecided = sorted(preferred - {*certified})
     obstacle = None
     if count < 2:
         obstacle = "alone"
@@ -154,42 +176,32 @@ def judge(
     elif bounds.heavy_tails:
         obstacle = "heavy_tails"
     second = min(
-        (k for k in range(count) if k != ruling.leader),
-        key=lambda k: (k in ruling.worse, bounds.gaps[ruling.leader, k]),
-        default=ruling.leader,
+        (k for k in range(count) if k != leader),
+        key=lambda k: (k in worse, gaps[leader, k]),
+        default=leader,
     )
-    gaps = {}
+    estimates = {}
     for k, pair in enumerate(pairs):
-        than = second if k == ruling.leader else ruling.leader
+        than = second if k == leader else leader
         if than != k and math.isfinite(half[than, k]):
-            middle, width = float(bounds.gaps[than, k]), float(half[than, k])
-            gaps[pair] = Estimate(middle, middle - width, middle + width)
+            middle, width = float(gaps[than, k]), float(half[than, k])
+            estimates[pair] = Estimate(middle, middle - width, middle + width)
     return Judgement(
         pairs=pairs,
-        leader=pairs[ruling.leader],
-        certified=tuple(pairs[k] for k in ruling.certified),
-        worse=tuple(pairs[k] for k in ruling.worse),
-        named=pairs[ruling.named],
-        certain=bool(ruling.certified) and not ruling.open and obstacle is None,
+        leader=pairs[leader],
+        certified=tuple(pairs[k] for k in certified),
+        worse=tuple(pairs[k] for k in worse),
+        named=pairs[named],
+        certain=bool(certified) and not undecided and obstacle is None,
         obstacle=obstacle,
         rounds=dict(zip(pairs, table.rounds, strict=True)),
-        gaps=gaps,
+        gaps=estimates,
         costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,
         left_out=table.left_out,
-        open=tuple(pairs[k] for k in ruling.open),
+        open=tuple(pairs[k] for k in undecided),
         coarse=bounds.coarse,
     )
-
-
-class _Ruling(NamedTuple):
-    """The fields of a `Judgement` as places of pairs."""
-
-    leader: int
-    certified: tuple[int, ...]
-    worse: tuple[int, ...]
-    named: int
-    open: tuple[int, ...]
 
 
 class _Bounds:
@@ -199,7 +211,7 @@ class _Bounds:
     """
 
     def __init__(self, table: RunTable, *, tolerance: float, error: float, looks: int):
-        self._table, self._tolerance, self._error = table, tolerance, error
+        self._table, self._error = table, error
         count, counts = len(table.pairs), table.counts
         self._others = max(1, count - 1)
         self.costs = np.zeros(count) if table.costs is None else table.costs
@@ -287,42 +299,6 @@ class _Bounds:
         """Return the difference in time that equal numbers of epochs in all rounds can hide."""
         unseen = 2 * (1 - self._error ** (0.5 / rounds)) * self._resolution
         return unseen * ~np.eye(len(unseen), dtype=bool)
-
-    def rule(self, half: np.ndarray) -> _Ruling:
-        """Judge by the gaps and the half-widths of their intervals."""
-        gaps, table = self.gaps, self._table
-        indices = range(len(gaps))
-        far = (gaps - half > self._tolerance).any(0)
-        # A pair that is the best over few rounds may be lucky.
-        leaders = [k for k in indices if 2 * table.rounds[k] >= table.most]
-        leaders = [k for k in leaders if not far[k]] or leaders
-        # If means are equal, the fastest leads.
-        behind, costs = gaps.max(0), self.costs
-        leader = min(leaders, key=lambda k: (behind[k], costs[k], k))
-        worse = tuple(k for k in indices if k != leader and far[k])
-        # A pair that is worse than another cannot be the best, so no pair is compared with it.
-        rivals = [k for k in indices if k not in worse]
-        near = gaps + half <= self._tolerance
-        certified = tuple(k for k in rivals if all(near[i, k] for i in rivals if i != k))
-        if not certified:
-            return _Ruling(leader, (), worse, leader, tuple(rivals))
-        if table.costs is None:
-            named = min(certified, key=lambda k: (behind[k], k))
-            return _Ruling(leader, certified, worse, named, ())
-        least, pairs = min(costs[k] for k in certified), table.pairs
-        fast = [k for k in certified if costs[k] <= AS_FAST * least]
-        named = min(fast, key=lambda k: (pairs[k][0], behind[k], k))
-        # If one of these were certified, it would be the answer.
-        preferred = tuple(
-            k
-            for k in rivals
-            if k not in certified
-            and (
-                costs[named] > AS_FAST * costs[k]
-                or (pairs[k][0] < pairs[named][0] and costs[k] <= AS_FAST * least)
-            )
-        )
-        return _Ruling(leader, certified, worse, named, preferred)
 
 
 def hidden_by_examples(
