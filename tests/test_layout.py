@@ -17,7 +17,7 @@ LIMITS = {
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 29_276,
+    "lines of tests": 29_354,
     "kbatch.search.tuner": 20_799,  # BatchSizeTuner
     "kbatch.search.hypermodel": 14_848,  # HyperModel
     "kbatch.memory.find": 8_384,  # find_max_batch_size
