@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import keras
 import keras_tuner
+import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size, powers_of_two
 from kbatch.analysis.learning_rate import FACTOR_NAME
@@ -119,6 +120,13 @@ def check_strategy(
 
 def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
     """Refuse arguments of `search` that no trial could use."""
+    if tf.distribute.has_strategy():
+        # keras-tuner clears Keras's session before each trial, which ends the scope silently.
+        raise InputError(
+            "`search` must be called outside of `strategy.scope()`: give "
+            "`distribution_strategy=strategy` to `BatchSizeTuner`. Received: "
+            f"strategy={type(tf.distribute.get_strategy()).__name__}."
+        )
     if stock_fit and (size := call.named["batch_size"]) is not None:
         raise InputError(
             "The search sets `batch_size` itself: leave it out of `search`, and give the sizes to "

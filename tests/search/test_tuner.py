@@ -30,6 +30,14 @@ def quick(directory, hypermodel, **arguments):
     return searches.quick(directory, hypermodel, kbatch.BatchSizeTuner, **arguments)
 
 
+def test_search_in_the_scope_of_a_strategy_is_refused_before_the_scope_ends(tmp_path):
+    """Keras 3.15: `clear_session`, which keras-tuner calls, ends the scope without a word."""
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        with pytest.raises(ValueError, match="distribution_strategy=strategy"):
+            quick(tmp_path, two_sizes())
+        assert tf.distribute.has_strategy()
+
+
 def two_sizes(build=models.stock, **arguments):
     return searches.stock(build, (8, 32), **arguments)
 
