@@ -223,7 +223,7 @@ def test_search_undeclared_model_follows_the_advice_for_single_examples(tmp_path
         hypermodel = searches.stock(tagger, (8,))
         return searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
 
-    with pytest.raises(ValueError, match="give a function `batch_size -> dataset"):
+    with pytest.raises(ValueError, match="a function `batch_size -> dataset"):
         search(TAGS)
     assert search(lambda batch_size: TAGS.batch(batch_size)).study.trials[0].failure is None
 
