@@ -123,7 +123,7 @@ def test_load_file_that_is_no_record(name, text, tmp_path):
     path = tmp_path / "x.json"
     path.write_text(text)
     for load in (load_result, getattr(type(RECORDS[name]), "load", load_result)):
-        with pytest.raises(RecordError, match=r"x\.json is no kbatch record or is damaged"):
+        with pytest.raises(RecordError, match=r"x\.json is damaged or not a file of kbatch"):
             load(path)
 
 

@@ -287,7 +287,7 @@ def load_result(path: Path) -> Any:
     try:
         kind = shown(read_json(path)["kind"], str)
     except (KeyError, TypeError) as error:
-        raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
+        raise RecordError(f"{path} is damaged or not a file of kbatch: {error!r}.") from error
     if kind not in RESULTS:
         raise RecordError(
             f"{path} holds a {kind}, but the file must hold one of {', '.join(RESULTS)}. For a "
@@ -392,8 +392,8 @@ def _export(options: argparse.Namespace) -> None:
             raise
         except Exception as error:  # Trackers and their servers raise many kinds of errors.
             raise OSError(
-                f"Writing to {options.to} failed. Run the same command again when it can be "
-                f"reached: it adds what is missing. Received: {type(error).__name__}: {error}"
+                f"Writing to {options.to} failed. When it can be reached, run the command again: "
+                f"it adds the missing runs. Received: {type(error).__name__}: {error}"
             ) from error
         if options.output is None:
             return

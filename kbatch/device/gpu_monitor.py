@@ -128,7 +128,7 @@ class GpuMonitor:
 
     def __enter__(self) -> "GpuMonitor":
         if self._started_s is not None:
-            raise RuntimeError("A `GpuMonitor` measures one `with` block: make another one.")
+            raise RuntimeError("Create a new `GpuMonitor` for each `with` block.")
         with contextlib.ExitStack() as opening:
             self._gpus = self._open_gpus(opening)
             self._started_s = self._now()
@@ -163,7 +163,7 @@ class GpuMonitor:
             RuntimeError: If the block has not begun.
         """
         if self._started_s is None:
-            raise RuntimeError("`sample` must be called inside its `with` block.")
+            raise RuntimeError("Call `GpuMonitor.sample` inside `with monitor:`.")
         with self._lock:
             time_s = self._now() - self._started_s
             self._readings, self._kept = self._readings + 1, self._kept + 1

@@ -154,7 +154,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         except (OSError, MemoryError):  # A fault of the machine, not of the value.
             raise
         except Exception as error:  # A pickler raises whatever the object's own code raises.
-            raise UnsendableError(f"It cannot be sent to another process: {error}") from error
+            raise UnsendableError(f"Model or data cannot be sent to a process: {error}") from error
         try:
             calls.send_bytes(message)
             while not answers.poll(_POLL_S):
@@ -172,7 +172,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         kind, value, trace = answer
         if kind == "unreadable":
             raise UnsendableError(
-                f"It cannot be read in another process: {type(value).__name__}: {value}"
+                "A new process cannot read the model or the data: define their classes in a module "
+                f"that it can import. Received: {type(value).__name__}: {value}"
             ) from value
         if kind == "error":
             if trace:

@@ -246,8 +246,9 @@ def variants_of(
             notes.append(Note.of("policy_not_measured", policy=name, reason=str(reason)))
     if not models:
         raise InputError(
-            "The model cannot be copied under any of the policies: leave out `dtype_policies` to "
-            f"measure it as it is. {' '.join(notes)} Received: dtype_policies={names}."
+            "The model cannot be rebuilt with any of these dtype policies: leave out "
+            "`dtype_policies` to measure it as it is. "
+            f"{' '.join(notes)} Received: dtype_policies={names}."
         )
     if INT8 in models:
         layers = layers_with_weights(models[INT8])
@@ -339,7 +340,7 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
         warnings.simplefilter("ignore")
         copy.quantize(INT8)
     if not any(INT8 in layer.dtype_policy.name for layer in layers_with_weights(copy)):
-        raise PolicyUnsupported(f"No layer of model {model.name!r} can be quantised to int8.")
+        raise PolicyUnsupported(f"no layer of model {model.name!r} can be quantised")
     return copy
 
 
@@ -380,16 +381,15 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
     # weights (`set_weights`), or its weights cannot be drawn in the dtype (TensorFlow's error).
     except (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError) as error:
         raise PolicyUnsupported(
-            f"Model {model.name!r} cannot be copied under {dtype_policy}: "
-            f"{str(error).splitlines()[0]}"
+            f"model {model.name!r} cannot be rebuilt ({str(error).splitlines()[0].rstrip('.')})"
         ) from error
     others = [
         layer.name for layer in layers_with_weights(copy) if layer.dtype_policy.name != dtype_policy
     ]
     if others:
         raise PolicyUnsupported(
-            f"Model {model.name!r} cannot be copied under {dtype_policy}: these layers keep "
-            f"another policy: {', '.join(others)}."
+            f"layers of model {model.name!r} set a policy of their own, so leave out their "
+            f"`dtype` ({', '.join(others)})"
         )
     return copy
 

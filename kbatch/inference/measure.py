@@ -172,9 +172,9 @@ def profile_inference(
         latency_slo_ms = float(latency_slo_ms)
         if paths[0] == BULK_PATH:
             raise InputError(
-                "`latency_slo_ms` needs a call path that predicts one batch at a time: name such a "
-                f"path first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms="
-                f"{latency_slo_ms}."
+                "`latency_slo_ms` needs a call path that predicts one batch at a time: put such a "
+                'path, for example "compiled", first in `call_paths`. '
+                f"Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
             )
     check_seconds(time_budget_s=time_budget_s)
     began_s, needed_calls = time.perf_counter(), calls_for_quantile(quantile)

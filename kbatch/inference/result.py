@@ -100,7 +100,7 @@ class InferenceAnswer:
     extrapolated: bool = False  #: Whether the size is outside the measured sizes.
 
     def __str__(self) -> str:
-        how = ", verified by fresh calls" if self.verified else ""
+        how = ", verified by further calls" if self.verified else ""
         ends = [f"{max(1, int(end)):,}" for end in self.interval.ends or ()]
         interval = f" ({' to '.join(ends)})" if ends else ""
         return f"batch size {self.batch_size:,}{interval}{how}: {self.reason}"
@@ -154,7 +154,7 @@ class InferenceProfile(Result):
             of = f" of sizes up to {largest:,}" if check.batch_size == largest else ""
             return (
                 f"Batch size {check.batch_size:,} is the largest{of} with {goal}, verified by "
-                f"{len(check.latencies_s):,} fresh calls."
+                f"{len(check.latencies_s):,} further calls."
             )
         for name, answer in self.answers.items():
             fitted = ", by the fit: this size was not measured" if answer.extrapolated else ""
@@ -162,7 +162,7 @@ class InferenceProfile(Result):
             if name == "fastest" or not latency.follows_line:
                 words += f" of sizes up to {int(latency.batch_sizes[-1]):,}"
             return f"Batch size {answer.batch_size:,} {words} ({series}){fitted}."
-        return f"No batch size can be named for {series}: too few calls were timed."
+        return f"Too few calls were timed for {series}: give a larger `time_budget_s`."
 
     @property
     def use(self) -> str:
@@ -241,7 +241,7 @@ class InferenceProfile(Result):
         if self.target_ms is not None:
             settings["latency target"] = f"{self.target_ms:g} ms"
             checked = (f"{c.batch_size:,} {c.outcome}" for c in self.checks)
-            settings["sizes checked by fresh calls"] = ", ".join(checked) or "none"
+            settings["sizes checked by further calls"] = ", ".join(checked) or "none"
         if self.compared_examples:
             settings["classes compared on"] = pluralize(self.compared_examples, "example")
         if self.target_ms is None:  # With a target, these sizes answer another question.
@@ -298,8 +298,8 @@ class InferenceProfile(Result):
     def _by_fit(self, batch_size: Estimate[float | None]) -> InferenceAnswer:
         if batch_size.value is None:
             raise ValueError(
-                "The noise of the measurements hides this batch size: measure larger batch sizes, "
-                f"or longer. Received: interval={batch_size.ends}."
+                "The measurements are too noisy to tell this batch size: measure larger batch "
+                f"sizes, or for a longer time. Received: interval={batch_size.ends}."
             )
         sizes = [timing.batch_size for timing in self.answering]
         outside = not min(sizes) <= batch_size.value <= max(sizes)
@@ -339,7 +339,7 @@ class InferenceProfile(Result):
                 timing |= {"batch_size": check.batch_size, "latencies_s": calls_s}
                 above = sum(1000 * call_s > (self.target_ms or math.inf) for call_s in calls_s)
                 row = TimingRecord(**timing, times_s=(float(np.median(calls_s)),))
-                words = f"{len(calls_s):,} fresh calls, {above:,} above {self.target_ms:g} ms"
+                words = f"{len(calls_s):,} further calls, {above:,} above {self.target_ms:g} ms"
                 rows[row] = f"{words}: {check.outcome}"
         return rows
 
@@ -358,7 +358,7 @@ class InferenceProfile(Result):
             slow = any(swept <= size and bound_s > target_s for swept, bound_s in bounds.items())
             fast = any(swept >= size and bound_s <= target_s for swept, bound_s in bounds.items())
             if (is_verified and slow) or (check.outcome == "missed" and fast):
-                when = "during the sweep" if is_verified else "during the fresh calls"
+                when = "while the table was measured" if is_verified else "during the check"
                 yield Note.of("busy_while_timed", size=size, when=when)
                 return
 
@@ -386,7 +386,7 @@ class InferenceProfile(Result):
         verified = self.verified
         if verified is not None and (latency_ms, quantile) == (self.target_ms, self.quantile):
             above = sum(1000 * call_s > latency_ms for call_s in verified.latencies_s)
-            reason = f"{len(verified.latencies_s)} fresh calls, {above} above the target"
+            reason = f"{len(verified.latencies_s)} further calls, {above} above the target"
             return InferenceAnswer(verified.batch_size, Estimate(None), reason, verified=True)
         latency = self.latency_quantile(quantile)
         interval = batch_size_within(latency, latency_s=latency_ms / 1000)
@@ -412,7 +412,7 @@ class InferenceProfile(Result):
             reachable_ms = max([1000 * latency.latency_s(smallest), *reached_ms])
             raise TargetTooLow(latency_ms, quantile, smallest, reachable_ms)
         if size != fitted:
-            reason, interval = "fresh calls for another target", Estimate(None)
+            reason, interval = "further calls for another target", Estimate(None)
         return InferenceAnswer(size, interval, reason)
 
     def latency_quantile(self, quantile: float) -> Latency:

@@ -176,7 +176,7 @@ def no_example_fits(
     needs = "more memory than that" if needed_bytes is None else memory_text(needed_bytes)
     shared = next((f" {note}" for note in facts.notes if note.code == "gpu_shared"), "")
     return _out_of_memory(
-        f"One example does not fit. The memory window ends at {memory_window[1]:.0%} of "
+        f"One example does not fit. kbatch may use {memory_window[1]:.0%} of "
         f"{memory_text(facts.limit_bytes)}, and the model with one example needs {needs}. Its "
         f"weights and the optimizer's variables are {memory_text(facts.variables_bytes)}. Use a "
         f"smaller model, shorter examples, `mixed_float16`, or more memory.{shared}",
@@ -218,7 +218,7 @@ class MaxBatchExperiment:
         if facts.examples == 1:
             raise InputError(
                 "The data must have at least two examples, because two sizes are tried. Give more "
-                "rows, or `longest_example=(x, y)`. Received: one example."
+                "rows, or one `longest_example=(x, y)` to repeat. Received: one example."
             )
         self._probes, self._say = probes, say
         self._window = memory_window

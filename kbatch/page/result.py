@@ -148,7 +148,7 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
     contents = list(results) if isinstance(results, Sequence) else [results]
     if not contents or not all(isinstance(result, Result) for result in contents):
         raise ValueError(
-            "A report needs a study or another result, or a list of them. "
+            "A report needs a result, such as `tuner.study` or a profile, or a list of results. "
             f"Received: results={results!r}."
         )
     path = Path(path)

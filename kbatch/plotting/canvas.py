@@ -88,7 +88,7 @@ def draw_so_wide(draw: Callable[..., Axes], width_in: float, *, caption: bool = 
 def figure_of(ax_or_figure: Axes | Figure) -> Figure:
     figure = ax_or_figure.get_figure(root=True)
     if figure is None:
-        raise ValueError("The Axes were removed: give others, or None. Received: ax.figure=None.")
+        raise ValueError("The Axes have no figure: pass others, or None. Received: ax.figure=None.")
     return figure
 
 

@@ -70,8 +70,8 @@ def plot_limits(
     facts = [recommendation.model_name, recommendation.optimizer, recommendation.dtype_policy]
     facts += where_measured(recommendation.environment)
     if (pilot := recommendation.pilot) is not None:
-        facts.append(f"pilot of {sum(pilot.updates):,} updates at batch size {pilot.batch_size:,}")
-    notes = "Bands: 95 % interval. Grey: sizes to search."
+        facts.append(f"noise of {sum(pilot.updates):,} updates at batch size {pilot.batch_size:,}")
+    notes = "Bands: 95 % intervals of the curves. Grey: batch sizes to search."
     canvas.write_caption([panel], notes, facts=facts, caption=caption and ax is None)
     return panel
 

@@ -179,7 +179,7 @@ def recommend(
                 part_s = begin("input")
                 with reason_kept("input", unknown):
                     if time.perf_counter() >= ends_s:
-                        raise InputError("`time_budget_s` was spent on the other limits")
+                        raise InputError("`time_budget_s` was spent on memory, speed and noise")
                     compiling_s = max(update.first_call_s or 0.0 for update in updates)
                     arguments = {"base": base, "compiling_s": compiling_s, "seed": seed}
                     pipeline = _input(model, data, timings, budget_s=part_s, **arguments)
@@ -304,8 +304,8 @@ def run_pilot(
     """
     if batch_size < 2:
         raise InputError(
-            "`base_batch_size` must be at least 2, because a pilot measures the noise between two "
-            f"parts of a batch. Received: base_batch_size={batch_size}."
+            "`base_batch_size` must be at least 2, because a short training run compares the "
+            f"gradients of two halves of a batch. Received: base_batch_size={batch_size}."
         )
     if user_step(model) is not None:
         raise InputError("The model has its own `train_step`, which kbatch cannot split")
@@ -313,8 +313,8 @@ def run_pilot(
     dataset = data.batches(batch_size, model, seed=seed).dataset
     if 0 <= (count := int(dataset.cardinality())) < 2:
         raise InputError(
-            "A pilot needs data for at least two updates: give more examples, or a smaller "
-            f"`base_batch_size`. Received: {count} batches of {batch_size} examples."
+            "Measuring the gradient noise needs data for at least two updates: give more examples, "
+            f"or a smaller `base_batch_size`. Received: {count} batches of {batch_size} examples."
         )
     callback = _Stretches(ends_s=ends_s, budget_s=budget_s)
     with kept_state(model):
@@ -329,8 +329,8 @@ def run_pilot(
     updates, losses, variances, squared_norms = zip(*callback.stretches, strict=True)
     if any(map(math.isnan, losses)):
         raise InputError(
-            f"The pilot's loss became NaN within {pluralize(sum(updates), 'update')}: look for "
-            "values in the data that are not finite, or give the model a smaller learning rate"
+            f"The loss became NaN within {pluralize(sum(updates), 'update')}: look for values in "
+            "the data that are not finite, or give the model a smaller learning rate"
         )
     return PilotRecord(batch_size, updates, losses, variances, squared_norms, seed)
 

@@ -233,7 +233,7 @@ class Recommendation(Result):
         size, micro = self.batch_size, self.micro_batch_size
         if size is None:
             reason = self.unknown.get("saturation", "no update was timed")
-            return f"No batch size can be named, because {reason}."
+            return f"No batch size can be recommended, because {reason}."
         parts = "" if micro == size else f" in micro-batches of {micro:,}"
         rate = f"learning rate {setting(self.learning_rate or 0.0)}"
         if self.scheduled or self.base_learning_rate is None:

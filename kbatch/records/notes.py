@@ -44,29 +44,29 @@ class Note(str):
 
 def _parts_differ(found: str, source: str | None = None) -> str:
     advice: dict[str | None, str] = {
-        "layer": " A micro-batch as large as the batch is exact.",
+        "layer": " Without splitting the batch, the result is exact.",
         "loss": " If the loss is divided by something other than the number of rows, pass "
-        "`loss_denominator` to `accumulate_gradients`. If it relates rows, pass `exact=True`.",
+        "`loss_denominator` to `accumulate_gradients`. If it compares rows, pass `exact=True`.",
         "state": " The layer changes its state once for each micro-batch, not once for each "
-        "update. A micro-batch as large as the batch is exact.",
+        "update. Without splitting the batch, the result is exact.",
         "added": " Let the layer add one loss value for each row, or the mean of these values.",
     }
-    cut = "Not equal to the whole batch when it is cut into parts"
+    cut = "Micro-batches give another result than the whole batch"
     return f"{cut}: {found}.{advice.get(source, '')}"
 
 
 # The process of a search for memory, by the reason.
 _MEASURED_HERE = {
-    "gpu": "Measured in this process, because it already uses the GPU, and not confirmed in a new "
-    "process. To get a new one, give a build function and arrays, and make no model, tensor or "
-    "`tf.data.Dataset` before.",
-    "replicas": "Measured in this process with all replicas, and not confirmed in a new process. "
-    "A batch that is far too large may end this process.",
-    "model on the GPU": "Measured in this process, because it already uses the GPU. A batch that "
-    "is far too large may end it.",
-    "not sendable": "Measured in this process and not confirmed, because the model or the data "
-    "cannot be sent to a new process. On a CPU small blocks of memory are not counted, and a "
+    "gpu": "Memory was measured in this process, because it already uses the GPU. A new process "
+    "may give another result. To measure in a new process, give a build function and arrays, and "
+    "make no model, tensor or `tf.data.Dataset` before.",
+    "replicas": "Memory was measured in this process with all replicas. A new process may give "
+    "another result. A batch that is far too large may end this process.",
+    "model on the GPU": "Memory was measured in this process, because it already uses the GPU. A "
     "batch that is far too large may end this process.",
+    "not sendable": "Memory was measured in this process, because the model or the data cannot be "
+    "sent to a new one. A new process may give another result. On a CPU, small blocks of memory "
+    "are not counted. A batch that is far too large may end this process.",
 }
 
 
@@ -87,23 +87,23 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "BatchNormalization with `training=True`, dynamic quantisation or overflow."
     ),
     "target_not_verified": lambda longer=False: (
-        "The batch size for the latency target is not verified, because fresh calls missed the "
+        "The batch size for the latency target is not verified, because further calls missed the "
         "target or were slow too often. "
         + ("Measure longer, or on" if longer else "Give a higher target, or measure again on")
         + " a quieter machine."
     ),
     "busy_while_timed": (
-        "At batch size {size}, the table and the fresh calls disagree about the latency target, "
-        "because the machine was busier {when}. The fresh calls decide."
+        "At batch size {size}, the table and the calls that checked the latency target disagree, "
+        "because the machine was busier {when}. The answer follows the check."
     ),
-    "policy_not_measured": "Not measured under {policy}: {reason}",
+    "policy_not_measured": "Not measured under {policy}: {reason}.",
     "not_quantised": (
         "Under int8, {quantised} of {layers} layers with weights are quantised. The others "
         "compute in float32: {others}."
     ),
     "peaks_differ": (
-        "Peak memory differs from run to run: {refuted} sizes in a row did not fit when they were "
-        "run again, and the next one was run once. Leave a wider margin below the limit."
+        "Peak memory differs from run to run: {refuted} sizes in a row did not fit when run "
+        "again. The reported size was run once and may not fit: leave a wider margin."
     ),
     "gpu_shared": (
         "Other processes use memory of the GPU (`nvidia-smi` names them), so {free} of {total} "
@@ -128,7 +128,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "was tried. Give larger `batch_sizes` to find its peak."
     ),
     "data_end": (
-        "The data set ended the search. To go beyond it, give one `longest_example=(x[0], y[0])`, "
+        "The dataset has no more rows. To try larger sizes, give `longest_example=(x[0], y[0])`, "
         "or `({{name: x[name][0] for name in x}}, y[0])` if `x` is a dict."
     ),
     # Notes of a search: limits of its answer, then advice for a better one.
@@ -138,8 +138,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "left_out": "Left out: {first}",
     "to_be_certain": "{how}.",
     "coarse_target": (
-        "The time to the target is known to one epoch, which is too coarse for the tolerance. "
-        "Validate more often: set `steps_per_epoch` to a part of the data."
+        "The time to the target is measured in whole epochs, which is too coarse for the "
+        "tolerance. To validate more often, give a smaller `steps_per_epoch`."
     ),
     "same_start": "All runs {began}, so the effect of another {what} is not known.",
     "callbacks_needed": "Callbacks of the search ended the trial. Give `fit` the same callbacks.",
@@ -171,15 +171,15 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "examples at once. Read this trial as batch size {seen:,}."
     ),
     "rate_off": (
-        "Your learning rate, {rate} at batch size {base}, is too {far}: after {epochs} at batch "
-        "size {size}, {words} was {values}, which is more than noise.{more}"
+        "Your learning rate, {rate} at batch size {base}, is too {far}. After {epochs} at batch "
+        "size {size}, {words} was {values}: this difference is larger than the noise.{more}"
     ),
     "grid_because": lambda why: (
         f"The search is a grid, because {_NO_RACE[why]}. It does not check the learning rate."
     ),
     "shown_better": (
-        "In the table, {sizes} trained faster than {named} with a value at least as good, but a "
-        "curve through all runs favours {named}. More training runs would show which is right."
+        "In the table, {sizes} did better than {named}, but a curve fitted to all runs prefers "
+        "{named}. More training runs would show which is right."
     ),
     "sizes_not_compared": (
         "Batch sizes were not compared, because fewer than two were trained to the end. Run the "
@@ -190,17 +190,17 @@ KINDS: dict[str, str | Callable[..., str]] = {
         '`strategy="race"` looks for a better one.{more}'
     ),
     "no_rule": (
-        "kbatch has no rule for the learning rate of {optimizer}, so all sizes have the same rate. "
-        'Read `hp.get("batch_size")` in `build(hp)`, or give `learning_rate_scaling`.'
+        "kbatch has no learning rate rule for {optimizer}, so all sizes have the same rate. "
+        'Set it from `hp.get("batch_size")` in `build(hp)`, or give `learning_rate_scaling`.'
     ),
     "rates_by_callback": (
-        "{who} set the learning rate (epochs ended at {ends}), so kbatch compares no rates. To "
-        "compare them, multiply the rate in the callback, or use a schedule."
+        "{who} set the learning rate (to {ends} at the ends of epochs), so kbatch compares no "
+        "rates. To compare them, let the callback scale the current rate, or use a schedule."
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
-        "{validation} at {at}), and {what} lag: they average {memory} updates, and training made "
-        "{updates}. Train longer, or lower {cure}."
+        "{validation} at {at}), and {what} are not up to date. They average {memory} updates, but "
+        "training made {updates}: train longer, or lower {cure}."
     ),
     "still_rising": (
         "The {words} still improved by {gain} over the last {last}. Train longer to be sure."
@@ -219,16 +219,16 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "worse {words}. To compare sizes at equal time, use `kbatch.TimeBudget`."
     ),
     "noise_binds": (
-        "The gradient noise is the limit: the batch size is above the noise scale of {scale} "
-        "examples. A larger batch hardly saves updates."
+        "A larger batch would hardly save updates, because its gradient would hardly be less "
+        "noisy. This begins at about {scale} examples, the gradient noise scale."
     ),
     "failure_rate": (
-        "At this learning rate, batch size {failed} {how}. {trainings} did not, but up to {rate} "
-        "of such runs may still fail."
+        "At this learning rate, training with batch size {failed} {how}. {trainings} did not "
+        "fail, but up to {rate} of such runs may still fail."
     ),
     "times_corrected": (
-        "Training times and samples/s in the table allow for a machine whose speed changed during "
-        "the search. By the runs of each size alone, {times}."
+        "Training times and samples/s in the table are corrected for changes of the machine's "
+        "speed during the search. Without this correction, {times}."
     ),
     "times_scatter": (
         "Batch size {base} takes {ratio} times as long as {size}, with an interval of {low} to "
@@ -253,13 +253,13 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Use GroupNormalization, LayerNormalization, or a micro-batch as large as the batch."
     ),
     "parts_differ": _parts_differ,
-    "parts_not_compared": "Not known to be equal to the whole batch: {found}.",
+    "parts_not_compared": "Micro-batches were not compared with the whole batch: {found}.",
     "cut_to_fit": (
         "Only {size} examples fit in memory at once ({reason}), so larger batches are cut.{more}"
     ),
     "memory_ran_out": (
-        "Memory ran out in training with micro-batches of {before}, so from plan {plan} on they "
-        "have at most {after} examples. Compare samples/s within one plan only."
+        "Memory ran out in training with micro-batches of {before} examples. Later runs use at "
+        "most {after}: do not compare their samples/s with earlier runs."
     ),
     "own_step_whole": (
         "The model has its own `train_step`, so batches were not cut into {size}. Move its loss "
@@ -269,11 +269,11 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The first update used {used:.3g}, not the model's learning rate {built:.3g}: {by} set it."
     ),
     "compiled_by_xla": "With `jit_compile=True`, train steps are {speedup} times as fast.",
-    "one_step_an_execution": "Keras started each train step by itself, which is slower: {reason}.",
+    "one_step_an_execution": "Keras ran one train step at a time, which is slower: {reason}.",
     "too_short_to_time": "A training run was too short to measure samples/s: it needs four steps.",
     "metrics_of_parts": (
-        "Averaged over micro-batches: {names}, because a function returns one value per call. Use "
-        "a `keras.metrics.Metric` to get the value of the whole batch."
+        "These metrics are averages over micro-batches, because they are plain functions: {names}. "
+        "Use a `keras.metrics.Metric` to get the value of the whole batch."
     ),
     "auc_thresholds": (
         "{share} of the positive examples are predicted below {first:.2g}, the first of {count} "
@@ -284,8 +284,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "an objective such as `val_auc`, or give `class_weight`."
     ),
     "blocks_lack_a_class": (
-        "{lacking} of {blocks} blocks of validation examples lack a class, and one example may "
-        "change the metric by {step}. Shuffle sorted data, or validate on more examples."
+        "To estimate noise, kbatch splits the validation examples into {blocks} blocks: {lacking} "
+        "lack a class, so one example may count {step}. Shuffle them, or validate on more."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (
@@ -302,11 +302,11 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "own_path": "`{callback}` writes one file for each trial: {own} instead of {given}.",
     # Reasons, each the end of a sentence: why a search for memory ended at its size.
-    "in_window": "its memory is in the window",
+    "in_window": "its memory is within `memory_window`",
     "reached_data": "reached the data set",
     "reached_most": "reached `max_batch_size`",
     "memory_hardly_grows": "memory hardly grows with the batch, up to one example for each byte",
-    "one_example_above": "one example needs {needs}, which is above the window",
+    "one_example_above": "one example needs {needs}, above `memory_window`",
     "next_above": "{below} need {needs} of memory, and {above} {reached}",
     "memory_jumps": "memory jumps: {below} need {needs} of memory, and {above} {reached}",
     # Why a batch size was not run, or has no result.

@@ -19,9 +19,9 @@ RECORD_NAME = "kbatch.json"
 PLAN_NAME = "kbatch-plan.json"
 PROGRESS_NAME = "kbatch-progress.json"
 SETTINGS_REMEDY = (
-    "This file holds the settings of the search, and no result. Move it elsewhere, and run the "
-    "same script with the same arguments. The search keeps trials of the same epochs, sizes and "
-    "seeds."
+    "This file holds the settings of the search, and no result. Move it to another folder, and run "
+    "the same script with the same arguments. The search writes the file again, and keeps trials "
+    "with the same epochs, batch sizes and seeds."
 )
 # Types of the settings that a decision or a resumed search reads. Other settings are only shown.
 _SETTING_TYPES: Mapping[str, Any] = {

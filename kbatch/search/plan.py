@@ -321,7 +321,7 @@ def compare_parts(model: keras.Model, data: TrainingData, size: int) -> Note | N
         with model.distribute_strategy.scope():
             data.build(model)
     except InputError:  # `fit` refuses most such data, and says what is missing.
-        return Note.of("parts_not_compared", found="no rows can be taken out of its data")
+        return Note.of("parts_not_compared", found="single rows cannot be taken out of the data")
     return parts_note(model, data.sample(rows_to_compare(size), model, fewest=1))
 
 

@@ -177,7 +177,7 @@ def choose_micro_batch(ways: Sequence[TimedUpdate]) -> tuple[TimedUpdate, Estima
     common_rounds = min((len(way.times_s) for way in ways), default=0)
     if not common_rounds:
         raise ValueError(
-            "A choice needs at least one round that all sizes have: measure longer. "
+            "Every batch size must have been timed at least once: give a larger `time_budget_s`. "
             f"Received: rounds={[(way.batch_size, len(way.times_s)) for way in ways]}."
         )
     example_times_s = [[s / way.batch_size for s in way.times_s[:common_rounds]] for way in ways]

@@ -199,11 +199,11 @@ def test_gpu_monitor_exception_in_the_block(monkeypatch, clock):
 def test_gpu_monitor_used_too_early_or_twice(monkeypatch, clock):
     monitor = monitor_of(monkeypatch, FakeNvml(FakeGpu()), clock)
     assert (monitor.usage, monitor.gpus) == (None, None)
-    with pytest.raises(RuntimeError, match="inside its `with` block"):
+    with pytest.raises(RuntimeError, match="inside `with monitor:`"):
         monitor.sample()
     with monitor, pytest.raises(RuntimeError, match="Leave the `with` block"):
         monitor.to_dataframe()
-    with pytest.raises(RuntimeError, match="make another"), monitor:
+    with pytest.raises(RuntimeError, match="Create a new"), monitor:
         pass
 
 

@@ -93,10 +93,10 @@ def test_batch_for_is_verified_only_for_the_target_of_the_checks():
     assert loose.startswith("Batch size 64 is the largest of sizes up to 64 with")
     assert not profile.batch_for(latency_ms=5, quantile=0.5).verified
     assert not profile.batch_for(latency_ms=5.1).verified
-    table = profile.table()  # The sweep does not have size 33, but the fresh calls have a row.
+    table = profile.table()  # The sweep does not have size 33, but the further calls have a row.
     (row,) = table.attrs["answer"]
     assert (table["batch size"][row], table["p95 at most (ms)"][row]) == (33, 4.0)
-    assert table["outcome"][row] == "60 fresh calls, 0 above 5 ms: verified"
+    assert table["outcome"][row] == "60 further calls, 0 above 5 ms: verified"
     assert not profile.notes
 
 
@@ -166,17 +166,17 @@ def test_batch_for_is_below_a_size_that_missed_but_not_below_an_unsure_one():
     assert profile.batch_for(latency_ms=5.5).batch_size > 30
     with pytest.raises(TargetTooLow) as caught:
         with_target(make_check(1, outcome="missed")).batch_for(latency_ms=5)
-    assert caught.value.reachable_ms == 6.0  # By the fresh calls. In the sweep it is 1.1 ms.
+    assert caught.value.reachable_ms == 6.0  # By the further calls. In the sweep it is 1.1 ms.
     unsure = with_target(make_check(20, outcome="unsure", latencies_s=[0.0049] * 58 + [0.006] * 2))
     assert unsure.batch_for(latency_ms=5) == make_profile().batch_for(latency_ms=5)
-    assert unsure.table()["outcome"].iloc[-1] == "60 fresh calls, 2 above 5 ms: unsure"
+    assert unsure.table()["outcome"].iloc[-1] == "60 further calls, 2 above 5 ms: unsure"
 
 
 @pytest.mark.parametrize(
     ("check", "scale", "when"),
     [
-        (make_check(4), 5.0, "during the sweep"),
-        (make_check(4, outcome="missed"), 1.0, "during the fresh calls"),
+        (make_check(4), 5.0, "while the table was measured"),
+        (make_check(4, outcome="missed"), 1.0, "during the check"),
         (make_check(4), 1.0, None),
         (make_check(50, outcome="missed"), 1.0, None),
     ],
@@ -208,7 +208,7 @@ def test_select_by_path_and_policy():
     )
     part = profile.select(call_path="xla")
     assert part.series == (("xla", "float32"), ("xla", "int8"))
-    assert (part.checks, part.target_ms) == ((), None)  # The fresh calls used another path.
+    assert (part.checks, part.target_ms) == ((), None)  # The further calls used another path.
     assert profile.select(call_path="compiled").checks == profile.checks
     assert part.select(dtype_policy="int8").memory == ()
     with pytest.raises(ValueError, match=r"compiled under float32.*select one of them"):
@@ -258,7 +258,7 @@ def test_profile_of_one_size_has_no_answers():
     with pytest.raises(ValueError, match="two or more sizes"):
         _ = profile.knee
     assert profile.answers == {}
-    assert "too few calls" in profile.answer
+    assert "few calls" in profile.answer
 
 
 NAMES = ("throughput", "operating_curve", "memory")

@@ -53,7 +53,7 @@ def test_verify_target_out_of_memory_gives_a_smaller_size(tmp_path, room):
     result = Machine(room, target_ms=100.0).verify(*timings)
     check = result.checks[0]
     assert (check.batch_size, check.latencies_s, check.outcome) == (64, (), "missed")
-    assert result.settings["sizes checked by fresh calls"].startswith("64 missed")
+    assert result.settings["sizes checked by further calls"].startswith("64 missed")
     answer = result.batch_for(latency_ms=100)
     assert answer.verified
     assert 1 <= answer.batch_size <= room

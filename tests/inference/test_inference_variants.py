@@ -183,5 +183,5 @@ def test_output_change_is_unknown_if_outputs_overflow_or_are_zero():
 def test_variant_int8_needs_a_layer_that_can_be_quantised():
     inputs = keras.Input((3,))
     without = keras.Model(inputs, keras.layers.LayerNormalization()(inputs))
-    with pytest.raises(PolicyUnsupported, match=r"No layer .* int8"):
+    with pytest.raises(PolicyUnsupported, match=r"no layer .* quantised"):
         variant(without, "int8")

@@ -82,8 +82,8 @@ def test_max_batch_search_without_fixed_memory_takes_two_sizes():
 @pytest.mark.parametrize(
     ("fixed", "each", "cap", "size", "reason"),
     [
-        (7.5, 0.1, None, None, "one example needs 95 % of memory, which is above the window"),
-        (9, 0.1, None, None, "one example needs more than there is, which is above the window"),
+        (7.5, 0.1, None, None, "one example needs 95 % of memory, above `memory_window`"),
+        (9, 0.1, None, None, "one example needs more than there is, above `memory_window`"),
         (0.4, 0.96, None, 6, "6 need 77 % of memory, and 7 reach 89 %"),
         (1, 4, None, 1, "1 need 62 % of memory, and 2 run out of it"),
         (1, 0.001, 37, 37, "reached `max_batch_size`"),

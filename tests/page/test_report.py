@@ -113,7 +113,7 @@ def test_markdown_escapes_texts():
         (Study("digits", ()), "report.html", r"tuner\.search"),
         (Study("digits", ()), "report.md", r"tuner\.search"),
         *(
-            (results, "report.html", "A report needs a study")
+            (results, "report.html", "A report needs a result")
             for results in ("a study", None, 3, [], [make_study(), "another"])
         ),
     ],

@@ -143,9 +143,9 @@ def test_search_with_damaged_search_record_says_how_to_continue(finished):
     file, trials = finished / "kbatch.json", contents(finished, "trial_*/kbatch.json")
     file.write_text(file.read_text()[:100])
     (problem,) = kbatch.load_study(finished).problems
-    with pytest.raises(ValueError, match=r"Move it elsewhere, and run the same") as raised:
+    with pytest.raises(ValueError, match=r"Move it to another folder, and run") as raised:
         run(finished.parent)
-    assert "Move it elsewhere, and run the same" in problem
+    assert "Move it to another folder, and run" in problem
     assert str(file) in problem
     assert str(file) in str(raised.value)
     file.unlink()

@@ -320,7 +320,7 @@ def test_batch_metric_warns_once_if_batches_are_cut(recwarn):
 
     def warned():
         told = [
-            str(one.message) for one in recwarn if "Averaged over micro-batches" in str(one.message)
+            str(one.message) for one in recwarn if "averages over micro-batches" in str(one.message)
         ]
         recwarn.clear()
         return told

@@ -267,7 +267,7 @@ class _LayerCall:
             if not isinstance(leaf, tf.Tensor) and _is_differentiable(values):
                 raise ValueError(
                     "`exact=True` supports no gradients of ragged or sparse tensors between "
-                    "layers: make them dense, or call both layers from one layer. "
+                    "layers: make them dense, or wrap both layers in one custom layer. "
                     f"Received: a {type(leaf).__name__} for {self.name}."
                 )
         self._masked = [i for i in places if internals.mask_of(self._leaves[i]) is not None]

@@ -76,8 +76,7 @@ def parts_note(model: keras.Model, rows: Any) -> Note | None:
 
 
 def _not_compared(reason: str) -> Note:
-    found = f"no comparison with parts of it could be made ({reason})"
-    return Note.of("parts_not_compared", found=found)
+    return Note.of("parts_not_compared", found=reason)
 
 
 def _compared(model: keras.Model, batch: Any) -> Note | None:
@@ -87,7 +86,7 @@ def _compared(model: keras.Model, batch: Any) -> Note | None:
         return _not_compared("the loss or its gradient is not finite")
     again = passes.whole()
     if not max(_largest_difference(whole, again, kind)[0] for kind in _KINDS) <= _REPEATS_UP_TO:
-        return _not_compared("its random draws cannot be repeated")
+        return _not_compared("the random draws of the model cannot be repeated")
     pairs = [(whole, passes.parts())]
     for _ in range(_MOVES):
         passes.move(whole["gradient"])
@@ -104,7 +103,7 @@ def _compared(model: keras.Model, batch: Any) -> Note | None:
     name = passes.name(kind, index)
     if not np.isfinite(difference):
         return _not_compared(
-            f"{name} is not finite on a part: it may divide by 0, see `loss_denominator`"
+            f"{name} is not finite on a part, perhaps after a division by 0 (`loss_denominator`)"
         )
     rows = int(forms.row_count(batch))
     percent = f"{100 * difference:{'.2g' if difference < 0.99 else ',.0f'}}"
