@@ -82,7 +82,7 @@ def recommend(
     Example:
 
     >>> recommendation = kbatch.recommend(build, x, y)
-    >>> print(recommendation)  # a size to start with, which limit binds, and the sizes to search
+    >>> print(recommendation)  # a size to start with, its limit, and the sizes to search
     >>> recommendation.batch_size, recommendation.learning_rate, recommendation.batch_sizes
     >>> kbatch.plot_limits(recommendation).figure.savefig("limits.png")
 

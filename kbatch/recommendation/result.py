@@ -7,10 +7,10 @@ input pipeline delivers p examples/s. So the time to the goal is
     T(B) = S_min max(t(B), B / p) (1 + B_noise / B)
 
 Memory or the input pipeline is the binding limit if the time would be shorter without it.
-Otherwise the smaller of two batch sizes binds. At saturation the device reaches 90 % of its peak
-throughput. Above the noise scale more than half of a batch's examples are wasted. If t(B) = a + b B
-and n_half = a / b, then T(B) has its minimum at B = sqrt(n_half B_noise), and saturation is at
-9 n_half.
+Otherwise the limit is the smaller of two batch sizes. At saturation the device reaches 90 % of its
+peak throughput. Above the noise scale more than half of a batch's examples are wasted. If
+t(B) = a + b B and n_half = a / b, then T(B) has its minimum at B = sqrt(n_half B_noise), and
+saturation is at 9 n_half.
 
 The size to start with is the smallest whose T(B) is at most 1.05 times the minimum. A larger noise
 scale never gives a smaller size, so a range of noise scales gives a range of sizes.
@@ -193,7 +193,7 @@ def useful_stretches(losses: Sequence[float]) -> int:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Recommendation(Result):
-    """The limits of the batch size, the limit that binds, and the sizes to search.
+    """The limits of the batch size, a size to start with, and the sizes to search.
 
     Example:
 
@@ -229,7 +229,7 @@ class Recommendation(Result):
 
     @property
     def answer(self) -> str:
-        """The size to start with, and the limit that binds."""
+        """The size to start with, and the limit that keeps it from being larger."""
         size, micro = self.batch_size, self.micro_batch_size
         if size is None:
             reason = self.unknown.get("saturation", "no update was timed")
@@ -326,7 +326,7 @@ class Recommendation(Result):
 
     @property
     def binding(self) -> tuple[Limit, ...]:
-        """The limit that binds, or several that may bind. Empty without timings."""
+        """The limit that keeps the size small, or several that may. Empty without timings."""
         if not self.times_s:
             return ()
         low, _, high = self.input_rates
