@@ -1,7 +1,4 @@
-"""A batch size for a table with 3 % of positives, by the average precision of the rare class.
-
-python examples/imbalanced_table.py    one minute; needs `pip install scikit-learn`
-"""
+"""A batch size for a table with 3 % of positives, by the average precision of the rare class."""
 
 import keras
 from sklearn.datasets import make_classification
@@ -25,14 +22,14 @@ def main(epochs=8, rows=20_000):
     # Each part gets its share of the positives.
     x, x_val, y, y_val = train_test_split(x, y, test_size=0.25, stratify=y, random_state=0)
     tuner = kbatch.BatchSizeTuner(
-        kbatch.BatchSizeHyperModel(build, kbatch.powers_of_two(32, 1024), seed=0),
+        build,
         "val_precision_recall",
+        batch_sizes=kbatch.powers_of_two(32, 1024),
         tolerance=0.03,  # with few positives, small differences are within the noise
         directory="imbalanced",
     )
     tuner.search(x, y, validation_data=(x_val, y_val), class_weight={0: 1, 1: 10}, epochs=epochs)
     print(tuner.study.decide())
-    kbatch.write_report(tuner.study, "imbalanced.html")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""A batch size for a latency target in ONNX Runtime, for a Keras model or a file of yours.
-
-python examples/serve_onnx.py [model.onnx]    20 s; needs `pip install onnxruntime onnx tf2onnx`
-"""
+"""A batch size for a latency target in ONNX Runtime: serve_onnx.py [model.onnx]"""
 
 import sys
 

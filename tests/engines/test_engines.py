@@ -35,11 +35,10 @@ ALL_COMPLETED = {size: ["completed"] for size in faulty_search.SIZES}
 
 
 @pytest.mark.parametrize("engine", ["slurm", "ray", "dask"], indirect=True)
-def test_the_example_searches_on(engine, tmp_path, capsys):
+def test_the_example_searches_on(engine, tmp_path):
     study = search_on_cluster.search(engine, tmp_path, batch_sizes=(64, 256), epochs=2)
     assert statuses(study) == {64: ["completed"], 256: ["completed"]}
-    search_on_cluster.show(study)
-    assert "samples_per_second" in capsys.readouterr().out
+    assert study.decide().batch_size in (64, 256)
 
 
 # The faults of one search: an execution that was lost runs once more, no other one does.
