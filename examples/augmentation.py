@@ -21,8 +21,9 @@ def data(batch_size):
 
 
 def build():
-    layers = [keras.layers.Conv2D(16, 5, 2, activation="relu"), keras.layers.Flatten()]
-    model = keras.Sequential([*layers, keras.layers.Dense(10, "softmax", dtype="float32")])
+    layers = [keras.Input((28, 28, 1)), keras.layers.Conv2D(16, 5, 2, activation="relu")]
+    layers += [keras.layers.Flatten(), keras.layers.Dense(10, "softmax", dtype="float32")]
+    model = keras.Sequential(layers)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
