@@ -20,7 +20,7 @@ from kbatch.study.compared_trials import (
     value_text,
 )
 from kbatch.study.decision import Row, speedup
-from kbatch.study.page import relative_speed, rows_of
+from kbatch.study.page import SPEED_NOT_KNOWN, relative_speed, rows_of
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord
 from kbatch.training.metrics import is_accuracy, is_fraction, metric_words
@@ -247,26 +247,27 @@ class Comparison(Result):
         base_s, other_s = base.mean(training_seconds), other.mean(training_seconds)
         if is_time(other.objective) or not base_s or not other_s:
             return gain, words, ""
-        ratio = speedup(base, other)
-        same = ratio is not None and ratio.ends and ratio.ends[0] <= 1 <= ratio.ends[1]
-        return gain, words, "as fast" if same else relative_speed(base_s / other_s)
+        ratio, measured = base_s / other_s, speedup(base, other)
+        speed = measured.times(ratio / measured.value) if measured else Estimate(ratio)
+        return gain, words, relative_speed(speed, say_runs=True)
 
 
 def _sentence(
     name: str, metric: str, gain: Estimate[float] | None, quality: str, speed: str
 ) -> str:
     """Write the verdict of a study as a sentence."""
+    unknown = ", and the difference in speed is not known" if speed == SPEED_NOT_KNOWN else ""
     if quality == "no answer":
         return f"{name} has no answer"
     if quality.startswith("not known"):
         text = f"whether {name} differs in {metric_words(metric)} is {quality}"
-        return f"{text}, and {name} trains {speed}" if speed else text
+        return text + (unknown or f", and {name} trains {speed}") if speed else text
     text = f"{name} shows no difference in {metric_words(metric)} beyond the noise"
     if gain is not None and not quality.endswith("beyond the noise"):
         units = {"samples_per_second": " samples/s", "seconds_to_target": " s"}
         factor, unit = (100, " points") if is_fraction(metric) else (1, units.get(metric, ""))
         text = f"{name} is {quality} by {format_number(factor * abs(gain.value))}{unit}"
-    return f"{text} and trains {speed}" if speed else text
+    return text + (unknown or f" and trains {speed}") if speed else text
 
 
 def _gain(

@@ -278,13 +278,9 @@ def decide(
         base_batch_size=base and base.batch_size,
         left_out=tuple(left_out),
     )
-    seconds = seconds_of(decision)
-    if base is None or base is trial or base.trial_id not in seconds:
+    if base is None or base is trial:
         return decision
-    # The page shows the ratio of the judgement, with the interval over the runs.
-    ratio, measured = seconds[base.trial_id] / seconds[trial.trial_id], speedup(base, trial)
-    gain = Estimate(ratio) if measured is None else measured.times(ratio / measured.value)
-    return dataclasses.replace(decision, speedup=gain)
+    return dataclasses.replace(decision, speedup=speed_against(decision, trial, base))
 
 
 Judged = tuple[Judgement, tuple[TrialRecord, ...], Sequence[LeftOut], Unpaired | None, float]
@@ -409,6 +405,20 @@ def seconds_of(decision: Decision) -> dict[str, float]:
     least_s = measured_s / judgement.costs[judgement.named]
     pairs = {t.trial_id: (t.batch_size, rate_factor(t)) for t in decision.trials}
     return {name: least_s * judgement.costs[p] for name, p in pairs.items() if p in judgement.costs}
+
+
+def speed_against(
+    decision: Decision, trial: TrialRecord, than: TrialRecord
+) -> Estimate[float] | None:
+    """Return how many times as fast a compared trial trains as another; None if it is unknown.
+
+    It is the ratio of the judgement, with the interval over the runs.
+    """
+    seconds, measured = seconds_of(decision), speedup(than, trial)
+    if not {trial.trial_id, than.trial_id} <= seconds.keys():
+        return None
+    ratio = seconds[than.trial_id] / seconds[trial.trial_id]
+    return Estimate(ratio) if measured is None else measured.times(ratio / measured.value)
 
 
 def throughput_of(decision: Decision, trial: TrialRecord) -> Estimate[float] | None:

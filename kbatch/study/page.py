@@ -41,12 +41,13 @@ from kbatch.study.compared_trials import (
     trial_name,
     value_of,
 )
-from kbatch.study.decision import Decision, Page, Row, seconds_of, throughput_of
+from kbatch.study.decision import Decision, Page, Row, seconds_of, speed_against, throughput_of
 from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.metrics import is_accuracy, is_fraction, metric_words
 
 _LONGEST_REASON = 60
+SPEED_NOT_KNOWN = "difference in speed not known"
 # Notes about values that a lower learning rate does not make finite.
 _NOT_FINITE = ("data_not_finite", "part_not_finite", "float16_overflows")
 # Why a trial is left out: the end of a sentence, and a verdict of the table.
@@ -152,7 +153,7 @@ def _certainty(decision: Decision, words: str, within: str) -> str:
         return f"Certain {confidence}: {is_near}."
     faster = [pair for pair in judgement.open if costs and costs[pair] < costs[judgement.named]]
     if decision.certain and not faster:
-        fastest = ", and no such size trains 5 % faster" if costs else ""
+        fastest = ", and no such size trains 5 % faster" if _is_fastest(decision) else ""
         return f"Certain {confidence}: {is_near}{fastest}."
     if not decision.certified:
         return f"Not certain: the runs do not show {confidence} whether {is_near}."
@@ -163,14 +164,22 @@ def _certainty(decision: Decision, words: str, within: str) -> str:
     return f"Not certain: {is_near} {confidence}, but {others} may be the better choice."
 
 
+def _is_fastest(decision: Decision) -> bool:
+    """Return whether the runs show that no size that may be as good trains 5 % faster."""
+    answer = decision.trial
+    as_good = [t for t in decision.trials if t.batch_size not in decision.worse and t is not answer]
+    speeds = [answer and speed_against(decision, trial, answer) for trial in as_good]
+    return all(speed and speed.ends and speed.ends[1] <= AS_FAST for speed in speeds)
+
+
 def _change(decision: Decision, words: str, within: str, *, your: str) -> str:
     """Compare the answer with the base size, in agreement with the base size's verdict."""
     base = next((t for t in decision.trials if t.batch_size == decision.base_batch_size), None)
     if base is None or decision.trial is None or base is decision.trial:
         return ""
-    parts, seconds = [], seconds_of(decision)
-    if seconds:
-        parts.append(relative_speed(seconds[base.trial_id] / seconds[decision.trial.trial_id]))
+    parts, speed = [], decision.speedup
+    if speed:
+        parts.append(relative_speed(speed, say_runs=True))
     behind, worse = _behind(decision, base), base.batch_size in decision.worse
     doubt = "" if _is_settled(decision, base) else " (not certain)"
     if is_time(base.objective):
@@ -373,14 +382,12 @@ def _is_compared(decision: Decision, trial: TrialRecord) -> bool:
 
 def _verdict(decision: Decision, trial: TrialRecord) -> str:
     """Compare a trial with the answer, or say why it is not compared or how it ended."""
-    answer, seconds = decision.trial, seconds_of(decision)
+    answer = decision.trial
     if answer is not None and trial.trial_id == answer.trial_id:
         return "take"
     if answer is not None and _is_compared(decision, trial):
-        quality = _quality(decision, trial)
-        if not seconds:
-            return quality
-        return f"{quality}, {relative_speed(seconds[answer.trial_id] / seconds[trial.trial_id])}"
+        quality, speed = _quality(decision, trial), speed_against(decision, trial, answer)
+        return f"{quality}, {relative_speed(speed)}" if speed else quality
     if trial.last.length != "complete" and trial.status == "completed":
         return _ENDED_EARLY[trial.last.length].format(
             epochs=pluralize(len(trial.last.epochs), "epoch")
@@ -396,9 +403,17 @@ def _verdict(decision: Decision, trial: TrialRecord) -> str:
     return f"{trial.outcome}: {one_line(trial.failure)[:_LONGEST_REASON]}"
 
 
-def relative_speed(ratio: float) -> str:
-    """Write how many times as fast a trial trained as another."""
-    return "as fast" if 1 / AS_FAST <= ratio <= AS_FAST else speed_text(ratio, digits=2)
+def relative_speed(speed: Estimate[float], *, say_runs: bool = False) -> str:
+    """Write how many times as fast a trial trained as another, if its runs show a difference.
+
+    If `say_runs`, it names the number of runs if these are too few to show the noise.
+    """
+    low, high = speed.ends or (speed.value, speed.value)
+    if low <= 1 <= high and not 1 / AS_FAST <= low <= high <= AS_FAST:
+        return SPEED_NOT_KNOWN
+    runs = {1: " (one run)", 2: " (two runs)"}.get(speed.n or 0, "") if say_runs else ""
+    as_fast = 1 / AS_FAST <= speed.value <= AS_FAST
+    return ("as fast" if as_fast else speed_text(speed.value, digits=2)) + runs
 
 
 def _quality(decision: Decision, trial: TrialRecord) -> str:

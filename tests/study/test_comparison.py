@@ -124,6 +124,18 @@ def test_compare_use_names_study_with_one_run():
     assert "executions_per_trial" not in kbatch.compare(A, B).use
 
 
+def test_compare_scattered_times_show_no_speed():
+    name, trials = "slow", []
+    for trial in A.trials:
+        pairs = zip(trial.executions, (1.0, 2.0, 6.0, 7.0), strict=True)
+        runs = tuple(dataclasses.replace(run, train_s=seconds) for run, seconds in pairs)
+        trials.append(dataclasses.replace(trial, executions=runs))
+    comparison = kbatch.compare(A, make_study(*trials, name=name))
+    assert comparison.table()["verdict"][1].endswith(", difference in speed not known")
+    assert comparison.answer.endswith(", and the difference in speed is not known.")
+    assert kbatch.compare(ONCE, A).answer.endswith(", and adam trains as fast (one run).")
+
+
 def test_compare_study_without_answer():
     failed = make_study(make_trial(64, status="failed"), name="failed")
     assert kbatch.compare(A, failed).answer == "Compared with adam, failed has no answer."

@@ -148,6 +148,35 @@ def test_page_takes_smallest_of_fastest_sizes():
     assert decision._repr_html_() == f"<pre>{html.escape(str(decision))}</pre>"
 
 
+def timed(size, *rates, **changed):
+    """A trial whose runs have these samples/s."""
+    trials = [make_trial(size, 800, rate=r, count=n, **changed) for n, r in enumerate(rates, 1)]
+    return dataclasses.replace(trials[-1], executions=tuple(t.executions[-1] for t in trials))
+
+
+@pytest.mark.parametrize(
+    ("rates", "proved", "verdict", "change"),
+    [
+        ((1000.0, 1010.0, 990.0), True, "2.0 times slower", "2.0 times as fast"),
+        ((1000.0, 2500.0, 1000.0), False, *["difference in speed not known"] * 2),
+        ((1990.0, 2000.0, 1980.0), True, "as fast", "as fast"),
+        ((1000.0, 1010.0), False, "2.0 times slower", "2.0 times as fast (two runs)"),
+        ((1000.0,), False, "2.0 times slower", "2.0 times as fast (one run)"),
+    ],
+    ids=str,
+)
+def test_page_claims_speed_only_if_times_show_it(rates, proved, verdict, change):
+    race = {"strategy": "race", "batch_sizes": [32, 64]} if len(rates) < 3 else {}
+    trials = timed(32, *rates, factor=1.0), timed(64, *[2000.0] * len(rates), factor=1.0)
+    decision = pages(*trials, base_batch_size=32, **race)
+    if verdict == "as fast":  # 32 is named, so it is compared with another base.
+        decision = pages(*trials, base_batch_size=64)
+    assert decision.certain
+    assert decision.reason.endswith("5 % faster.") is proved
+    assert sorted(verdicts(decision))[0].endswith(f", {verdict}")
+    assert f": {change}, same validation accuracy" in decision.page.sentences[2]
+
+
 def test_note_times_scatter():
     for speedup, noted in (
         ((1.4, 0.98, 2.0), True),
