@@ -172,8 +172,8 @@ def gradient_moments(
     examples, micros = (np.broadcast_to(np.asarray(v, float), m.shape) for v in sizes.values())
     if len(m) and (np.all(micros <= 1) or np.any(micros > examples)):
         raise ValueError(
-            "The noise scale needs gradients of two sizes: split updates into at least two "
-            "micro-batches with at least one example each. Received: "
+            "The noise scale needs gradients from batches of two sizes: split updates into at "
+            "least two micro-batches with at least one example each. Received: "
             f"accumulation_steps={accumulation_steps}, batch_size={batch_size}."
         )
     usable = np.isfinite(m) & np.isfinite(batch) & (micros > 1)
@@ -182,9 +182,9 @@ def gradient_moments(
     if np.any(wrong):
         step = int(np.argmax(wrong))
         raise ValueError(
-            "`micro_sq_norms` must be at least `batch_sq_norms`, and both at least 0: give "
-            "`micro_sq_norms` first, and measure both before clipping and without the loss scale. "
-            "Received at the first wrong step: "
+            "`micro_sq_norms` must be at least `batch_sq_norms`, and both at least 0: pass "
+            "`micro_sq_norms` as the first argument, and measure both before clipping and without "
+            "the loss scale. Received at the first wrong step: "
             f"micro_sq_norm={m[step]}, batch_sq_norm={batch[step]}."
         )
     variance = (m - batch) * examples / (micros - 1)

@@ -213,18 +213,18 @@ def check_epoch_end(
     largest = meter.read().largest_batch
     if largest != batch_size:
         raise InputError(
-            f"The largest batch of an epoch had {largest} examples: leave sizes above the "
-            "training set out of `batch_sizes`, and let a data function batch by the size it "
-            f"is called with. Received: batch_size={batch_size}."
+            f"The batches must have {batch_size} examples: leave sizes above the training set out "
+            "of `batch_sizes`, and let a data function batch by its argument. "
+            f"Received: batch_size={batch_size}, and at most {largest} examples in a batch."
         )
     cut = metrics_of_parts(model, batch_size)
     if objectives := [name for name in cut if name in metrics]:
         name = objectives[0]
         raise InputError(
-            f"The objective {name!r} is computed from all rows of a batch, so its value would "
-            "be a mean over the micro-batches of a batch that is cut: choose "
-            f"'val_{name}', give `micro_batch_size=None`, or write the metric as a "
-            f"`keras.metrics.Metric` that sums over rows. Received: objective={name!r}."
+            f"The objective {name!r} needs all rows of a batch, so it cannot be computed if "
+            f"batches are cut into micro-batches: choose 'val_{name}', give "
+            "`micro_batch_size=None`, or write the metric as a `keras.metrics.Metric` that sums "
+            f"over rows. Received: objective={name!r}."
         )
     numbers = numbers_of(logs)
     if missing := [name for name in metrics if name not in numbers]:
@@ -233,7 +233,7 @@ def check_epoch_end(
         if missing[0].startswith("val_") and not any(n.startswith("val_") for n in numbers):
             advice = "give `validation_data` or `validation_split`"
         raise InputError(
-            f"Training reports no metric {missing[0]!r} that is one number: {advice}. "
+            f"The objective {missing[0]!r} must be a metric of training, as one number: {advice}. "
             f"Received: metrics {sorted(numbers)}."
         )
 

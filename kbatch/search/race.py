@@ -187,8 +187,8 @@ def _settings_of(space: Any) -> list[tuple[Values, Values]]:
             settings.append((values, others))
     if len(settings) > _MOST_SETTINGS:
         raise InputError(
-            f"A race tries at most {_MOST_SETTINGS} combinations of hyperparameters other than "
-            "batch size and learning rate: give fewer values, tune them first, or give "
+            f'`strategy="race"` tries at most {_MOST_SETTINGS} combinations of hyperparameters '
+            "other than batch size and learning rate: give fewer values, tune them first, or give "
             f'`strategy="grid"`. Received: {len(settings)} combinations.'
         )
     return settings

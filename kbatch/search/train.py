@@ -525,9 +525,9 @@ class TimedFit:
         targets = [callback.target for callback in callbacks if isinstance(callback, StopAtTarget)]
         if len(targets) > 1 or (self.settings.to_target and not targets):
             raise InputError(
-                "Training must have at most one target, and the objective `seconds_to_target` "
-                "needs one: give `callbacks=[kbatch.StopAtTarget(monitor, value)]`. "
-                f"Received: {len(targets)} of them."
+                "Training must have at most one `StopAtTarget`, and the objective "
+                "`seconds_to_target` needs one: give `callbacks=[kbatch.StopAtTarget(monitor, "
+                f"value)]`. Received: {len(targets)} of them."
             )
         self.target = targets[0] if targets else None
         size, meter = self.settings.batch_size, self.meter
@@ -656,7 +656,7 @@ def _for_trackers(dataset: Any, batch_size: int) -> Any:
     """Let MLflow's autolog, which patches `fit`, name the batch size and not read the dataset."""
 
     def refuse() -> Any:  # MLflow would compute a digest of all batches, which may never end.
-        raise TypeError("The batches of a search are not read for a digest.")
+        raise TypeError("kbatch lets no tracker read the training data to compute a digest.")
 
     dataset.batch_size, dataset.as_numpy_iterator = batch_size, refuse
     return dataset

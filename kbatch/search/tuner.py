@@ -315,8 +315,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             except OSError as error:
                 raise RuntimeError(
                     f"The checkpoint of trial {trial.trial_id} cannot be read: build a model with "
-                    "`get_best_hyperparameters()`, and train it. Only the decided and the best "
-                    f"trial keep one, and only if `model.fit` trained them. Received: {error}."
+                    "`get_best_hyperparameters()`, and train it. Only the recommended and the best "
+                    f"trial keep one, if `model.fit` trained them. Received: {error}."
                 ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

@@ -212,7 +212,7 @@ def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
     if tolerance is not None and not (number and 0 <= tolerance < most):
         raise ValueError(
             f"`tolerance` must be a number from 0 to below {most:g} in the metric's unit, such as "
-            "0.01 for 1 % of accuracy. If None, it is the default. "
+            "0.01 for 1 % of accuracy. If None, the metric's default is used. "
             f"Received: tolerance={tolerance!r}."
         )
     if not isinstance(confidence, (int, float)) or not 0.5 < confidence < 1:

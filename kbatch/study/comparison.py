@@ -168,9 +168,9 @@ class Comparison(Result):
         texts = []
         if once:
             texts.append(
-                f"For a verdict, train the answer of {join_words(at_most(once))} three times, with "
-                "its learning rate in `build`, and compare the new study: `BatchSizeTuner(build, "
-                '..., strategy="grid", batch_sizes=[size], executions_per_trial=3)`.'
+                f"To decide, train with the settings of {join_words(at_most(once))} three times, "
+                "set that learning rate in `build`, and compare the new study: `BatchSizeTuner("
+                'build, ..., strategy="grid", batch_sizes=[size], executions_per_trial=3)`.'
             )
         if more:
             texts.append(f"The studies also differ in {join_words(at_most(more))}.")

@@ -156,7 +156,7 @@ def _rate(
         searched = named.hyperparameters.keys() - {*OWN_COLUMNS}
         settled = search.get("search_learning_rate") is False or search.get("grid_because")
         if not searched and not settled:
-            more = f" It follows the {scaling.rule} rule." if scaling.rule else ""
+            more = f" Other sizes follow the {scaling.rule} rule." if scaling.rule else ""
             yield Note.of("rate_unchecked", rate=rate, size=f"{base:,}", more=more)
         return
     for size in dict.fromkeys((base, named.batch_size)):
@@ -350,7 +350,7 @@ def _failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Not
             "failure_rate",
             failed=f"{failed[-1].batch_size:,}",
             how=failed[-1].outcome,
-            trainings=f"{pluralize(succeeded, 'training run')} of {named.batch_size:,}",
+            trainings=f"{pluralize(succeeded, 'run')} with batch size {named.batch_size:,}",
             rate=percent(1 - 0.05 ** (1 / succeeded)),
         )
 

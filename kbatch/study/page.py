@@ -270,12 +270,12 @@ def run_end(run: ExecutionRecord) -> str:
 
 
 def _nothing(trials: Sequence[TrialRecord], running: str) -> tuple[str, str]:
-    """Return why no batch size can be named, and advice."""
+    """Return why no batch size can be recommended, and advice."""
     if running or any(trial.status == "running" for trial in trials):
-        return "No batch size can be named yet: no training run has a result.", ""
+        return "No batch size can be recommended yet: no training run has a result.", ""
     outcomes, objective = Counter(trial.outcome for trial in trials), trials[0].objective.name
     if "completed" not in outcomes:
-        why = f"No batch size can be named: no trial completed ({join_words(outcomes)})."
+        why = f"No batch size can be recommended: no trial completed ({join_words(outcomes)})."
         if all(trial.status == "interrupted" for trial in trials):
             return why, "Run the same script again: the search continues."
         if all(trial.status == "out_of_memory" for trial in trials):
@@ -287,9 +287,9 @@ def _nothing(trials: Sequence[TrialRecord], running: str) -> tuple[str, str]:
             return why, "Search again with a learning rate below the rates in the table."
         return why, "Read why the trials failed, fix the cause, then search again."
     if not trained_runs(trials):
-        why = "No batch size can be named: no training run was completed."
+        why = "No batch size can be recommended: no training run was completed."
         return why, "Run the same script with a larger `time_budget_s`: the search continues."
-    why = f"No batch size can be named: no completed trial has the objective {objective}."
+    why = f"No batch size can be recommended: no completed trial has the objective {objective}."
     if objective == "samples_per_second":
         return why, "Training was too short for its speed to be measured: train longer."
     if objective == "seconds_to_target":
@@ -297,7 +297,7 @@ def _nothing(trials: Sequence[TrialRecord], running: str) -> tuple[str, str]:
     epochs = [epoch for trial in trials for run in trial.executions for epoch in run.epochs]
     names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
     if objective in names:
-        return why, "It was not finite in any epoch: check the metric."
+        return why, "This objective was not finite in any epoch: check the metric."
     advice = "Compile the model with that metric"
     if objective.startswith("val_") and not any(name.startswith("val_") for name in names):
         advice = "Give `validation_data`"

@@ -410,7 +410,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         for file in sorted(path.glob(f"*/{RECORD_NAME}")):
             with contextlib.suppress(RecordError, KeyError, TypeError):
                 if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
-                    hint = f"There is one in {file.parent}. "
+                    hint = f"The folder {file.parent} holds a study: load that folder. "
                     break
         raise FileNotFoundError(
             f"There is no kbatch study in {path}. `load_study` needs the project directory "

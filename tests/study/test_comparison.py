@@ -117,7 +117,7 @@ def test_compare_verdict_unknown_noise(other, words):
 def test_compare_use_names_study_with_one_run():
     first = kbatch.compare(ONCE, A)  # The base may be the one with a single run.
     assert first.table()["verdict"][1].startswith("not known (once has one training run), ")
-    assert "the answer of once (batch size 64, learning rate 0.001) three times" in first.use
+    assert "the settings of once (batch size 64, learning rate 0.001) three times" in first.use
     assert "adam" not in first.use and "executions_per_trial=3" in first.use
     both = kbatch.compare({"a, b": ONCE, "c": ONCE})
     assert "a, b and c have one training run each), and c trains as fast" in both.answer
@@ -296,7 +296,7 @@ def test_cli_plot_of_several_studies(tmp_path, monkeypatch, capsys):
     assert main(["plot", *files, "--figure", "pareto", "-o", "both.svg"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Compared with Adam, ") and printed.endswith("\nboth.svg\n")
-    assert "Rings: the answers." in (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert "Rings: the recommended" in (tmp_path / "both.svg").read_text(encoding="utf-8")
     assert main(["plot", *files, "--figure", "noise-scale"]) == 1
     assert "shows one study" in capsys.readouterr().err
 

@@ -38,7 +38,7 @@ def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, Usa
             note = f"Batch size {best.batch_size:,} has no timeline. {_why_none(usages[0][0])}"
     elif not isinstance(source, UsageRecord):
         usage = source.usage
-        reason = source.unavailable or ("" if usage else "The block has not ended.")
+        reason = source.unavailable or ("" if usage else "The `with` block has not ended.")
     if usage is None or not _traces(usage):
         raise ValueError(
             "A timeline needs readings of an NVIDIA GPU. Run on a machine with a GPU and its "

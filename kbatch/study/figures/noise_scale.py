@@ -38,8 +38,8 @@ def measured_trials(study: Study) -> list[TrialRecord]:
             measured.append(trial)
     if not measured:
         raise ValueError(
-            "No noise scale was measured. Train for at least three epochs, or give "
-            "`micro_batch_size=n`, a part of the batch sizes, to `kbatch.BatchSizeHyperModel`. "
+            "No noise scale was measured. Train for at least three epochs, or give a "
+            "`micro_batch_size` below the batch sizes to `kbatch.BatchSizeHyperModel`. "
             f"Received: {pluralize(len(study.trials), 'trial')} without a noise scale."
         )
     return measured
@@ -71,8 +71,8 @@ def goodput_of(study: Study) -> Goodput | None:
         value, *bounds = (curve[size] for curve in curves)
         values[size] = Estimate(value, min(bounds, default=None), max(bounds, default=None))
     note = (
-        f"Goodput in samples of batch size {min(rates):,}, at the noise scale "
-        f"{format_number(scale.value)}{in_brackets(scale)} of batch size {trial.batch_size:,}."
+        f"Goodput counts a sample by its use compared with batch size {min(rates):,}. Noise scale: "
+        f"{format_number(scale.value)}{in_brackets(scale)}, at batch size {trial.batch_size:,}."
     )
     return rates, values, bests[0], note
 

@@ -138,7 +138,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
         draw.text(panel, words, place, (offset_pt, 0), ha=side, xycoords=across)
     answers = [_ring_answer(panel, study, quality) for study in shown]
     mark = "line" if any(len({rate for rate, *_ in line}) > 1 for line in all_lines) else "mark"
-    answer = f"Rings: the answers. Each {mark}: one batch size." if several else answers[0]
+    answer = f"Rings: recommended sizes. Each {mark}: one batch size." if several else answers[0]
     lengths = {length for _, length, _ in points}
     by = "learning rate" if several else "learning rate and batch size"
     title = f"{common.metric_title(quality)} by {by}"
@@ -147,7 +147,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     crosses = "Crosses: training diverged." if "diverged" in lengths else ""
     alarm = common.incomplete_text(shown, diverged=False)  # Crosses show these.
     several_runs = any(value and value.ends for *_, value in points)
-    bars = "Bars: 95 % interval of rates with several runs." if several_runs else ""
+    bars = "Bars: 95 % interval, if a learning rate has several runs." if several_runs else ""
     notes, caption = (answer, hollow, crosses, bars), caption and ax is None
     common.write_conditions([panel], shown, *notes, alarm=alarm, caption=caption)
     return panel
@@ -281,7 +281,7 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     common.write_title(panel, title, shown, sizes)
     judged = [shown[owners[id(trial)]].decide().as_judged(trial) for trial, *_ in points]
     filled = "Filled: no other trial is both faster and better."
-    filled += " Rings: the answers." if several else ""
+    filled += " Rings: the recommended batch sizes." if several else ""
     notes = common.far_off_note(shown), common.bars_text(judged, quality)
     common.write_conditions([panel], shown, filled, *notes, caption=caption and ax is None)
     return panel
@@ -364,7 +364,7 @@ def plot_learning_curves(
     """
     if against not in (None, *BUDGETS):
         raise ValueError(
-            f"`against` must be one of {', '.join(BUDGETS)}. If None, all are drawn. "
+            f"`against` must be one of {', '.join(BUDGETS)}, or None to draw one panel for each. "
             f"Received: against={against!r}."
         )
     shown = studies_of(studies)

@@ -33,8 +33,8 @@ def target_of(study: Study, value: float | None) -> Target:
         metric = study.quality_metric
         if metric is None:
             raise ValueError(
-                "`target` is a value of the study's metric of quality, and no trial has this "
-                f"metric. Received: target={value}."
+                "`target` needs a study with a metric of quality, such as val_accuracy: search "
+                f"again with one. Received: target={value}."
             )
         return Target(metric.name, value, metric.direction)
     targets = dict.fromkeys(filter(None, (trial.last.target for trial in study.trials)))
@@ -104,10 +104,10 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
     if critical.value is None:
         bound = f", above {format_number(critical.low)}" if critical.low else ""
         return fit, f"{text}; B_crit is larger than these batch sizes can show{bound}."
-    deviates = " Trials deviate by more than noise." if fit.holds is False else ""
+    deviates = " Trials deviate from the curve by more than noise." if fit.holds is False else ""
     return fit, (
-        f"{text}, S_min {format_number(fit.fewest_steps)}, B_crit {format_number(critical.value)}"
-        f"{in_brackets(critical)}.{deviates}"
+        f"{text} with S_min = {format_number(fit.fewest_steps)} (fewest updates) and "
+        f"B_crit = {format_number(critical.value)}{in_brackets(critical)}.{deviates}"
     )
 
 
