@@ -31,7 +31,7 @@ such step. Instead nothing is certified if few blocks decide: with x the differe
 (sum |x|)^2 / sum x^2 is 0.64 of their number for normal x, and a t interval is too narrow if it is
 below 0.4.
 
-A time to a target is known to one epoch. If all R runs need the same number of epochs, up to
+A time to a target is measured in whole epochs. If all R runs need the same number of epochs, up to
 1 - alpha^(1/R) of the runs may need another one. For two pairs the shares p and q may add up to
 2 - 2 alpha^(1/2R), because (1 - p)^R (1 - q)^R is above alpha up to there. So a half-width is at
 least this number times the time of an epoch.

@@ -79,7 +79,7 @@ _OBSTACLES = {
 _UNPAIRED: Mapping[Unpaired | None, str] = {
     None: "they are not known",
     "time": "a time is measured once in a run",
-    "not_recorded": "the records hold no outcomes of validation examples for the objective",
+    "not_recorded": "the search stored no results of single validation examples",
     "other_examples": "the trials were validated on different examples or in a different order "
     "(give all trials the same ones, without a shuffle, a random split or `drop_remainder`)",
     "no_validation": "no epoch was validated",

@@ -362,7 +362,7 @@ def _plan_text(plan: Plan) -> str:
     }
     parts = {None: "", True: ", checked to train as whole batches do", False: ", not exact"}
     policy = plan.dtype_policy or "the policy of each trial"
-    plan_text = f"number {plan.number}, made in {plan.duration_s:.1f} s"
+    plan_text = f"version {plan.number}, made in {plan.duration_s:.1f} s"
     return f"{plan_text}: {policy}; {size} ({why[plan.reason]}){parts[plan.parts_equal]}"
 
 

@@ -144,7 +144,7 @@ def test_decide_loss_tolerance_is_share_of_best():
     assert decision.tolerance == pytest.approx(0.02 * (1.1 - 0.6001))
     assert (decision.batch_size, decision.certain, decision.worse) == (32, False, (64,))
     assert decision.judgement.obstacle == "no_outcomes"
-    assert "the records hold no outcomes" in decision.reason
+    assert "stored no results of single" in decision.reason
 
 
 H100, A100 = {"device": "GPU:0 NVIDIA H100"}, {"device": "GPU:0 NVIDIA A100"}

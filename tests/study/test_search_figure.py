@@ -67,5 +67,5 @@ def test_plot_search_cuts_long_pause_out(pause_s, text):
 
 
 def test_plot_search_without_start_times():
-    with pytest.raises(ValueError, match="when training runs began"):
+    with pytest.raises(ValueError, match="start times of training runs"):
         plot_search(learned_study())

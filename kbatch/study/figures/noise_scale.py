@@ -71,8 +71,8 @@ def goodput_of(study: Study) -> Goodput | None:
         value, *bounds = (curve[size] for curve in curves)
         values[size] = Estimate(value, min(bounds, default=None), max(bounds, default=None))
     note = (
-        f"Goodput counts a sample by its use compared with batch size {min(rates):,}. Noise scale: "
-        f"{format_number(scale.value)}{in_brackets(scale)}, at batch size {trial.batch_size:,}."
+        f"Goodput: samples/s as useful as at batch size {min(rates):,}, from the noise scale "
+        f"{format_number(scale.value)}{in_brackets(scale)} of batch size {trial.batch_size:,}."
     )
     return rates, values, bests[0], note
 

@@ -106,8 +106,8 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
         return fit, f"{text}; B_crit is larger than these batch sizes can show{bound}."
     deviates = " Trials deviate from the curve by more than noise." if fit.holds is False else ""
     return fit, (
-        f"{text} with S_min = {format_number(fit.fewest_steps)} (fewest updates) and "
-        f"B_crit = {format_number(critical.value)}{in_brackets(critical)}.{deviates}"
+        f"{text}. S_min, the fewest: {format_number(fit.fewest_steps)}. B_crit, the critical size: "
+        f"{format_number(critical.value)}{in_brackets(critical)}.{deviates}"
     )
 
 

@@ -169,7 +169,7 @@ def draw_trials(
         look = {"fontsize": canvas.TEXT_PT, "color": INK, "fontweight": "bold", "pad": 4}
         lower.set_title(label, loc="left", y=1, parse_math=False, **look)
     if several:
-        marks.insert(0, "Rings: the answers.")
+        marks.insert(0, "Rings: the recommended sizes.")
     notes = (" ".join(dict.fromkeys(marks)), grey, outside, common.bars_text(with_bars, quality))
     alarm = "" if labelled else None
     common.write_conditions((upper, lower), studies, *notes, alarm=alarm, caption=caption)
