@@ -55,6 +55,7 @@ class SearchProgress:
         self._failures: set[str] = set()
         self._began_s = 0.0
         self._first: tuple[float, float] | None = None
+        self._total: int | None = None  # Trials of the search. If None, it is unknown.
 
     def __enter__(self) -> "SearchProgress":
         if self._verbose:
@@ -84,7 +85,7 @@ class SearchProgress:
         self, values: Mapping[str, Any], *, total: int | None = None, took_s: float | None = None
     ) -> None:
         """Show that a trial begins. With `took_s`, prepare the line of a trial that ran so long."""
-        number = self.trials_ended + 1
+        number, self._total = self.trials_ended + 1, total
         place = f"training {number}" if total is None else f"trial {number}/{total}"
         shown = {n for n in values if n in ("batch_size", FACTOR_NAME) or names_rate(n)}
         others = (f"{n} {value_text(v)}" for n, v in values.items() if n not in shown)
@@ -166,6 +167,8 @@ class SearchProgress:
 
     def _search_left_s(self, trial_left_s: float | None) -> float | None:
         """Return the seconds that were expected when the trial began, minus its seconds so far."""
+        if self.trials_ended == self._total:  # The last trial has ended.
+            return 0.0
         if (left_s := self._expect_left_s()) is None:
             return None
         running_s = 0.0 if trial_left_s == 0 else self._now() - self._began_s

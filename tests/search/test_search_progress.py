@@ -94,7 +94,7 @@ def test_trial_ends_without_a_learning_rate_shows_its_factor(clock):
     line.changes = False
     tried = {"hyperparameters": {FACTOR_NAME: 4.0}, "learning_rate": None}
     planned = records_factory.make_trial(32, **tried)
-    for total, left_s in ((3, 42.3), (None, 42.3), (None, 0.4)):
+    for total, left_s in ((3, 42.3), (None, 42.3), (None, 0.4), (1, 42.3)):
         asked = functools.partial(float, left_s)
         with SearchProgress(1, open_line=lambda: line, now=clock, search_left_s=asked) as shown:
             shown.trial_begins({"batch_size": 32}, total=total)
@@ -103,6 +103,7 @@ def test_trial_ends_without_a_learning_rate_shows_its_factor(clock):
     assert line.lines[0].endswith("; about 42 s left")
     assert line.lines[1].endswith("; about 42 s left, or less")  # Of a race.
     assert " left" not in line.lines[2]
+    assert " left" not in line.lines[3]  # It was the last trial, however long the budget is.
     assert ", learning rate 4 times the rule, " in line.lines[0]
 
 
@@ -216,7 +217,12 @@ def test_progress_is_written_at_each_run_and_twice_a_minute(clock, line):
         for clock.now_s in (5.5, 10.0, 36.0, 37.0):
             shown.show(0.1, {})
         shown.trial_ends(None)
-    assert kept == [90.0, 90.0, 59.0, 58.0]
+        assert kept == [90.0, 90.0, 59.0, 58.0]
+        clock.now_s = 50.0
+        shown.trial_begins({"batch_size": 32}, total=2)
+        clock.now_s = 55.0
+        shown.trial_ends(None)
+        assert kept[4:] == [90.0, None]  # The last trial has ended.
 
 
 @pytest.fixture(scope="module")
