@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 Studies = Study | Sequence[Study] | Mapping[str, Study]
 # Most differences that have a column. A sentence names the others.
 _MOST_DIFFERENCES = 6
-# Settings that a search draws, counts or measures itself.
+# Settings that a search draws, counts or measures itself, or that follow from its batch sizes.
 _NOT_GIVEN = ("seed", "training_s", "executions_asked", "short_runs", "grid_because", "epochs")
+_NOT_GIVEN += ("validation_batch_size", "base_added")
 # The digest of a model, which includes its dtype policy.
 _DIGEST = re.compile(r" \([0-9a-f]{8}\)$")
 # The gain of a study's answer over the base's, and its quality and speed in words.
@@ -312,14 +313,20 @@ def differences(studies: Sequence[Study]) -> dict[str, list[str | None]]:
         described = [{n: text for n, text in texts.items() if n in common} for texts in described]
     policies = {texts.get("dtype_policy") for texts in described}
     different: dict[str, list[str | None]] = {}
-    for name in dict.fromkeys(name for texts in described for name in texts):
+    first = ("optimizer", "optimizer.momentum")
+    for name in dict.fromkeys((*first, *(name for texts in described for name in texts))):
         texts = [description.get(name) for description in described]
         if name.startswith("model") and len(policies) > 1:
             texts = [text and _DIGEST.sub("", text) for text in texts]
-        # If the optimizer differs, its parts, such as the momentum, are not listed.
-        if len(set(texts)) > 1 and not any(name.startswith(f"{whole}.") for whole in different):
+        # If the optimizer differs, its parts are not listed, except for the momentum.
+        is_part = any(name.startswith(f"{whole}.") for whole in different)
+        if len(set(texts)) > 1 and (not is_part or name == "optimizer.momentum"):
             different[name] = texts
     different.pop("dtype_policy", None)
+    if sizes := different.get("batch_sizes"):
+        different.pop("base_batch_size", None)  # It is one of the sizes.
+        if not any(text and "," in text for text in sizes):  # The answers show single sizes.
+            del different["batch_sizes"]
     return different
 
 

@@ -12,6 +12,7 @@ import kbatch
 from kbatch.cli.main import SHARED_FIGURES, STUDY_FIGURES, main
 from kbatch.page.result import write_report
 from kbatch.records.training_run import Outcomes
+from kbatch.study.comparison import differences
 from kbatch.study.trial import Objective
 
 
@@ -174,8 +175,10 @@ def test_differences_found_in_records():
     second = study_of("b", 0.9, search=search(other, {"keras": "3.14.0"}, seed=2), optimizer="SGD")
     table = kbatch.compare(first, second).table()
     columns = list(table.columns)
-    # Parts of another optimizer, equal facts and seeds are no differences.
-    assert columns[1 : columns.index("batch size")] == ["optimizer", "x", "keras"]
+    # Equal facts, seeds, and parts of another optimizer except its momentum are no differences.
+    expected = ["optimizer", "optimizer.momentum", "x", "keras"]
+    assert columns[1 : columns.index("batch size")] == expected
+    assert list(table["optimizer.momentum"].fillna("")) == ["", "0.9"]
     assert list(table["x"]) == ["10 rows", "20 rows"]
     many = [search({f"argument {n}": value for n in range(9)}) for value in "12"]
     comparison = kbatch.compare(
@@ -187,6 +190,31 @@ def test_differences_found_in_records():
     )
     # Tuners of keras-tuner record no facts, so that facts are unknown and no difference.
     assert "x" not in kbatch.compare(first, study_of("c", 0.9)).table()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bases", "expected"),
+    [
+        (([64], [32]), (64, 32), set()),  # The column "batch size" shows them.
+        (([64, 256], [32]), (64, 32), {"batch_sizes"}),
+        (([64, 256], [64, 256]), (64, 256), {"base_batch_size"}),  # The user gave another base.
+    ],
+)
+def test_differences_leave_out_what_follows_from_batch_sizes(sizes, bases, expected):
+    studies = [
+        study_of(
+            str(number),
+            0.9,
+            search=make_search(
+                batch_sizes=batch_sizes,
+                base_batch_size=base,
+                validation_batch_size=max(batch_sizes),
+                base_added=number == 1,
+            ),
+        )
+        for number, (batch_sizes, base) in enumerate(zip(sizes, bases, strict=True))
+    ]
+    assert differences(studies).keys() == expected
 
 
 def test_compare_refuses_bad_studies():
