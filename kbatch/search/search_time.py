@@ -118,9 +118,11 @@ class SearchTime:
     def search_left_s(self) -> float | None:
         """Return the seconds until the search is expected to end. If unknown, return None.
 
-        They follow from measured runs. The first run alone is not enough, because it traces.
+        They follow from measured runs. The first run alone is not enough, because it traces. The
+        rest of the budget is no forecast if no more runs are expected.
         """
-        if self._ended < _FEWEST:
+        used_up = self.trainings_left and max(self.trainings_left.values()) <= 0
+        if self._ended < _FEWEST or used_up:
             return None
         limits = [s for s in (self._expected_left_s(), self.left_s()) if s is not None]
         return max(0.0, min(limits)) if limits else None

@@ -31,8 +31,9 @@ def test_fits_allows_runs_that_end_in_time_and_the_first_run(clock):
     assert not spent.fits(32) and not spent.fits(32, 0.05)
 
 
-def test_search_left_s_follows_from_measured_runs_after_the_first(clock):
-    spent = SearchTime(now=clock)
+@pytest.mark.parametrize("budget_s", [None, 100.0])
+def test_search_left_s_follows_from_measured_runs_after_the_first(clock, budget_s):
+    spent = SearchTime(budget_s, now=clock)
     spent.expected_s, spent.trainings_left = {32: 10.0}, {32: 6.0}
     left_s = []
     # The first run traces for 20 s, short runs take 1 s each besides their epochs.
