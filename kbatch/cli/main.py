@@ -112,13 +112,13 @@ def _function_arguments(options: argparse.Namespace, *others: str) -> dict[str, 
 
 
 def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None:
-    """Print a result, and write its record and its figures."""
+    """Print a result, and write its file and its figures."""
     from kbatch.plotting.canvas import save_figure
 
     print(result)
     if record is not None:
         result.save(record)
-        print(f"record: {record}")
+        print(f"result: {record}")
     for path, draw in figures:
         save_figure(draw(None), path)
         print(f"figure: {path}")
@@ -181,7 +181,7 @@ def _add_input(commands: Any) -> None:
     add("--no-remedies", dest="remedies", action="store_false", help="leave the pipeline unchanged")
     add("--cache-bytes", type=int, metavar="BYTES", help="memory that a cache may use")
     output = {"type": Path, "default": Path("kbatch-input"), "metavar": "DIR"}
-    add("-o", "--output", **output, help="folder for record and figure (default: %(default)s)")
+    add("-o", "--output", **output, help="folder for result and figure (default: %(default)s)")
     _add_verbose(add)
 
 
@@ -229,7 +229,7 @@ def _add_recommend(commands: Any) -> None:
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     seconds = {"dest": "time_budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
     add("--budget", **seconds, help="time budget in seconds (default: %(default)s)")
-    add("--seed", type=int, metavar="N", help="seed of the pilot run")
+    add("--seed", type=int, metavar="N", help="seed of the run that measures noise")
     add("-o", "--output", type=Path, metavar="FILE", help="JSON file for the result")
     add("--figure", type=Path, metavar="FILE", help=".png, .svg or .pdf file for the figure")
     _add_verbose(add)

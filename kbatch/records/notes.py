@@ -133,7 +133,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     # Notes of a search: limits of its answer, then advice for a better one.
     "trials_missing": (
-        "Missing trials: {count:,}. Their records are damaged or lost, and one may have been best."
+        "Missing trials: {count:,}. Their files are damaged or lost, and one may have been best."
     ),
     "left_out": "Left out: {first}",
     "to_be_certain": "{how}.",
@@ -284,8 +284,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "an objective such as `val_auc`, or give `class_weight`."
     ),
     "blocks_lack_a_class": (
-        "To estimate noise, kbatch splits the validation examples into {blocks} blocks: {lacking} "
-        "lack a class, so one example may count {step}. Shuffle them, or validate on more."
+        "To measure noise, validation examples are split into {blocks} blocks. {lacking} lack a "
+        "class, so one example may change the metric by {step}: shuffle, or validate on more."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (
@@ -312,7 +312,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     # Why a batch size was not run, or has no result.
     "out_of_memory": "out of memory",
     "beyond_target": "batches beyond the latency target",
-    "beyond_bulk_call": "more than the {examples} examples of a bulk call: see `bulk_examples`",
+    "beyond_bulk_call": 'more than the {examples} examples of a "predict" call (`bulk_examples`)',
     "warm_up_time_spent": "half of the time budget was spent on preparing other sizes",
     "too_slow_to_time": "too slow for the time budget",
     "one_step_as_fast": "one step at a time is as fast as several would be",

@@ -53,7 +53,7 @@ def test_max_batch_passes_options_and_writes_the_result(folder, capsys, monkeypa
     answer = max_batch_result().max_batch_size
     assert f"Largest batch for training: {answer:,} examples" in printed
     assert printed.count("fresh process") == 1
-    assert printed.endswith("record: found.json\n")
+    assert printed.endswith("result: found.json\n")
 
 
 @pytest.mark.slow
@@ -92,5 +92,5 @@ def test_recommend_writes_record_and_figure(folder, capsys, monkeypatch):
     assert recommendation.memory_limit_bytes == 2**30
     assert str(recommendation) in printed
     assert "measuring gradient noise" in printed
-    assert printed.endswith("record: found.json\nfigure: limits.png\n")
+    assert printed.endswith("result: found.json\nfigure: limits.png\n")
     assert (folder / "limits.png").stat().st_size > 10_000
