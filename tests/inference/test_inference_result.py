@@ -255,7 +255,7 @@ def test_batch_for_refuses(timings, arguments, message):
 
 def test_profile_of_one_size_has_no_answers():
     profile = make_profile(make_timing(1), make_failed(2))
-    with pytest.raises(ValueError, match="two or more sizes"):
+    with pytest.raises(ValueError, match="two or more batch sizes"):
         _ = profile.knee
     assert profile.answers == {}
     assert "few calls" in profile.answer
