@@ -76,7 +76,7 @@ def parts_note(model: keras.Model, rows: Any) -> Note | None:
 
 
 def _not_compared(reason: str) -> Note:
-    return Note.of("parts_not_compared", found=reason)
+    return Note.of("parts_not_compared", found=reason.rstrip("."))
 
 
 def _compared(model: keras.Model, batch: Any) -> Note | None:
