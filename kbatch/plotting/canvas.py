@@ -21,7 +21,9 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.gridspec import GridSpec
+from matplotlib.textpath import text_to_path
 
 from kbatch.records.json_codec import write_whole_file
 
@@ -44,8 +46,8 @@ DIGIT_EM = 0.62
 # Width of the y axis's tick labels.
 _LABELS_IN = 0.7
 _LINE_SPACING = 1.35
-# Characters in a line of a caption at the usual width, and the separator of its facts.
-_CAPTION_CHARACTERS = 110
+# Room beside a caption, and the separator of its facts.
+_BESIDE_IN = 0.2
 _FACT_MARK = " · "
 # Characters in a row of the legend, and the width of a marker in characters.
 _ROW_CHARACTERS = 78
@@ -78,11 +80,18 @@ def draw_so_wide(draw: Callable[..., Axes], width_in: float, *, caption: bool = 
             f"A figure's width must be between {LEAST_WIDTH_IN:g} and {MOST_WIDTH_IN:g} inches. "
             f"Received: {width_in:g}."
         )
-    height_in = figure_of(draw(None, caption=False)).get_figheight()
-    axes = draw(detached_axes(height_in, width_in=width_in))
+    usual = figure_of(draw(None, caption=False))
+    axes = draw(detached_axes(usual.get_figheight(), width_in=width_in))
+    figure = figure_of(axes)
+    figure.set_figheight(usual.get_figheight() + max(0.0, _legends_in(figure) - _legends_in(usual)))
     if caption:
         _add_caption(axes)
     return axes
+
+
+def _legends_in(figure: Figure) -> float:
+    """Return the height of the legends between panels and titles."""
+    return float(sum(ax.titleOffsetTrans.get_matrix()[1, 2] for ax in figure.axes) / figure.dpi)
 
 
 def figure_of(ax_or_figure: Axes | Figure) -> Figure:
@@ -181,13 +190,17 @@ def write_title(
 
     The legend is left out if there are fewer than `fewest` series.
     """
-    rows, share = rows_below, width_share(ax)
+    rows, share = float(rows_below), width_share(ax)
     handles, names = ax.get_legend_handles_labels()
     if columns and len(names) >= fewest:
-        names = [shortened(name, name_room(ax)) for name in names]
-        longest = max(map(len, names)) + _HANDLE_CHARACTERS
+        wrap: dict[str, Any] = {"max_lines": 3, "placeholder": "…"}
+        names = [textwrap.fill(name, name_room(ax), **wrap) for name in names]
+        longest = max(len(line) for name in names for line in name.split("\n"))
+        longest += _HANDLE_CHARACTERS
         columns = max(1, min(columns, int(share * _ROW_CHARACTERS) // longest))
-        rows += -(-len(names) // columns)
+        in_rows = (names[i : i + columns] for i in range(0, len(names), columns))
+        # A second line of a name is lower than a row.
+        rows += sum(1 + 0.9 * max(name.count("\n") for name in row) for row in in_rows)
         # matplotlib fills a legend by columns. This order makes it read by rows.
         order = [i for column in range(columns) for i in range(column, len(names), columns)]
         legend = ax.legend(
@@ -252,19 +265,24 @@ def _fitting(parts: Sequence[str], between: str) -> str:
     line = ""
     for part in filter(None, parts):
         longer = f"{line}{between}{part}" if line else part
-        line = longer if len(longer) <= _CAPTION_CHARACTERS else line
+        line = longer if _fits(longer, WIDTH_IN) else line
     return line
+
+
+def _fits(line: str, width_in: float) -> bool:
+    """Return whether a figure of this width has room for a line of a caption."""
+    font = FontProperties(size=SMALL_PT)
+    width_pt, *_ = text_to_path.get_text_width_height_descent(line, font, ismath=False)
+    return bool(width_pt <= 72 * (width_in - _BESIDE_IN))
 
 
 def _add_caption(ax: Axes) -> None:
     """Write a caption below a figure, and make the figure higher by its height."""
     figure = figure_of(ax)
-    characters = int(17.8 * (figure.get_figwidth() - 0.1))
-    lines = [
-        part
-        for line in caption_lines(ax)
-        for part in textwrap.wrap(re.sub(" (?=[%·])", "\N{NO-BREAK SPACE}", line), characters)
-    ]
+    width_in, lines = figure.get_figwidth(), list[str]()
+    for line in caption_lines(ax):
+        characters = len(line) if _fits(line, width_in) else int(17.8 * (width_in - 0.1))
+        lines += textwrap.wrap(re.sub(" (?=[%·])", "\N{NO-BREAK SPACE}", line), characters)
     look: dict[str, Any] = {"fontsize": SMALL_PT, "color": MUTED, "linespacing": _LINE_SPACING}
     figure.supxlabel("\n".join(lines), x=0.012, ha="left", parse_math=False, **look)
     grown_pt = 4 + len(lines) * 1.2 * _LINE_SPACING * SMALL_PT

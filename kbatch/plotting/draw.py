@@ -142,17 +142,30 @@ def text(
     )
 
 
-def label_points(panel: Axes, points: Sequence[tuple[tuple[float, float], str, Color]]) -> None:
+def label_points(
+    panel: Axes,
+    points: Sequence[tuple[tuple[float, float], str, Color]],
+    *,
+    lines: Sequence[int] = (),
+) -> None:
     """Write a text beside each point that has room for it; the first points come first.
 
-    A text covers neither another text nor a point. The limits of both axes must be final.
+    A text covers neither another text nor a point. The limits of both axes must be final. If the
+    `lines` of the points are given, each line gets one text, at its first point or at another one
+    that no other line covers.
     """
     in_axes = (panel.transData - panel.transAxes).transform([place for place, *_ in points])
     height_in = canvas.figure_of(panel).get_figheight() - _AROUND_IN
     height_pt = 72 * height_in * panel.get_position().height
     spots = in_axes * (canvas.label_room(panel) * canvas.TEXT_PT * canvas.DIGIT_EM, height_pt)
     taken = [Bbox.from_bounds(x - 3.5, y - 3.5, 7, 7) for x, y in spots.tolist()]
-    for (place, words, color), (x, y) in zip(points, spots.tolist(), strict=True):
+    labelled, seen = set[int](), set[int]()
+    each = lines or range(len(points))
+    covers = [*zip(each, spots.tolist(), strict=True)]
+    for (place, words, color), (line, (x, y)) in zip(points, covers, strict=True):
+        if line in seen and any(o != line and math.dist(spot, (x, y)) < 5 for o, spot in covers):
+            continue
+        seen.add(line)
         wide, high = canvas.DIGIT_EM * canvas.SMALL_PT * len(words) + 3, 1.2 * canvas.SMALL_PT
         for ha, left_pt, up_pt in (
             ("center", -wide / 2, 4 + high / 2),
@@ -161,8 +174,10 @@ def label_points(panel: Axes, points: Sequence[tuple[tuple[float, float], str, C
             ("center", -wide / 2, -4 - high / 2),
         ):
             box = Bbox.from_bounds(x + left_pt, y + up_pt - high / 2, wide, high)
-            if words and box.y0 > 0 and not any(map(box.overlaps, taken)):
+            free = line not in labelled and not any(map(box.overlaps, taken))
+            if words and box.y0 > 0 and free:
                 taken.append(box)
+                labelled.add(line)
                 right_pt = {"center": 0.0, "left": 6.0, "right": -6.0}[ha]
                 text(panel, words, place, (right_pt, up_pt), ha=ha, color=color)
                 break

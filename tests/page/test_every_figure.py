@@ -46,6 +46,9 @@ def test_figure_texts_do_not_overlap(name, width_in):
     boxes = shown_texts(figure)
     assert text_overlaps(boxes) == []
     assert cut_texts(figure, boxes) == []
+    if "studies" in name:  # Their names are whole.
+        legend = " ".join(text.get_text() for text in axes.get_legend().get_texts())
+        assert all(each in " ".join(legend.split()) for each in SAMPLES[name]())
     # All thousands have a comma.
     assert not re.search(r"(?<![\d.,])\d{4,}", " ".join(text.get_text() for text in boxes))
 

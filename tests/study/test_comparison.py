@@ -268,9 +268,19 @@ def test_shared_figure_has_one_scale_and_legend_of_answers(plot):
     for shown in (studies, dict(reversed(studies.items()))):
         axes = plot(shown)
         handles, names = axes.get_legend_handles_labels()
-        answers = [one.decide().batch_size for one in shown.values()]
+        decided = [one.decide() for one in shown.values()]
+        doubts = ["" if decision.certified else ", not certified" for decision in decided]
+        answers = [f"{d.batch_size}{doubt}" for d, doubt in zip(decided, doubts, strict=True)]
+        names = [" ".join(name.split()) for name in names]
         expected = zip(shown, answers, strict=True)
-        assert names == [f"{name} (answer: batch size {size})" for name, size in expected]
+        assert names == [f"{name} (answer: batch size {answer})" for name, answer in expected]
+        if name != "learning_curves":  # The caption says which ring belongs to which study.
+            sizes = [f"{each}: {d.batch_size}" for each, d in zip(shown, decided, strict=True)]
+            unsure = [each for each, doubt in zip(shown, doubts, strict=True) if doubt]
+            rings = f"Rings: recommended batch sizes ({', '.join(sizes)})."
+            rings += f" Not certified: {' and '.join(unsure)}." if unsure else ""
+            rings = rings if name != "pareto" else "Rings: recommended batch sizes."
+            assert rings in axes.get_label()  # Its caption has no room for longer texts.
         assert len({handle.get_color() for handle in handles}) == 2
         panels = [each for each in axes.figure.axes if each.axison]
         for panel in panels:
@@ -324,7 +334,7 @@ def test_cli_plot_of_several_studies(tmp_path, monkeypatch, capsys):
     assert main(["plot", *files, "--figure", "pareto", "-o", "both.svg"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Compared with Adam, ") and printed.endswith("\nboth.svg\n")
-    assert "Rings: the recommended" in (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert "Rings: recommended batch" in (tmp_path / "both.svg").read_text(encoding="utf-8")
     assert main(["plot", *files, "--figure", "noise-scale"]) == 1
     assert "shows one study" in capsys.readouterr().err
 

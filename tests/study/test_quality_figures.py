@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from figure_samples import panels, words
 from figure_studies import learned, learned_study, rates_study
@@ -18,6 +19,8 @@ from kbatch.study.figures.quality import (
     plot_pareto,
     rate_lines,
 )
+from kbatch.study.figures.time_to_target import plot_time_to_target
+from kbatch.study.figures.trials import plot_trials
 from kbatch.study.trial import Objective
 
 # Slow and good, fast and bad, one that is beaten by both, and one that is as fast and worse.
@@ -146,9 +149,9 @@ def test_plot_learning_curves_axis_of_loss():
     study = make_study(make_trial(32, *runs, objective=Objective("val_loss", "min")))
     panel = plot_learning_curves(study, against="updates")
     low, high = panel.get_ylim()
-    assert 0 < low < 1.12 / 3 < 1.41 / 3 < high < 0.6
     (band,) = panel.collections
-    assert band.get_paths()[0].vertices[:, 1].min() == 0
+    ends = band.get_paths()[0].vertices[:, 1]
+    assert low < ends.min() == 0 < 1.41 / 3 < 1 < ends.max() < high
 
 
 def test_figures_without_updates():
@@ -165,3 +168,47 @@ def test_plot_learning_curves_diverged_trial():
     axes = plot_learning_curves(study)
     assert [line.get_marker() for line in axes.lines][3] == "X"
     assert len(learning_curves(study)[1][1][1]) == 3
+
+
+@pytest.mark.parametrize("metric", ["val_accuracy", "val_loss"])
+@pytest.mark.parametrize(
+    "plot",
+    [plot_learning_curves, plot_learning_rates, plot_pareto, plot_time_to_target, plot_trials],
+)
+def test_axes_contain_bars_and_marks(plot, metric):
+    objective = Objective(metric, "max" if metric == "val_accuracy" else "min")
+    trials = []
+    for size, center in ((16, 0.7), (32, 0.72), (512, 0.71)):
+        runs = [
+            make_execution(
+                size,
+                rate=size * size * (10 + n),
+                seed=n,
+                learning_rate=1e-3 * size,
+                epochs=make_epochs((center - 0.1 * n, center - 0.01 * n)),
+            )
+            for n in range(3)
+        ]
+        trials.append(make_trial(size, *runs, objective=objective))
+    study = make_study(*trials)
+    options = {"target": 0.6} if plot is plot_time_to_target else {}
+    for shown in (study, {"one": study, "other": study}):
+        for panel in panels(plot(shown, **options)):
+            (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
+            paths = [path.vertices for c in panel.collections for path in c.get_paths()]
+            lines = [line.get_xydata() for line in panel.lines if line.get_marker() != "None"]
+            places = np.concatenate([*paths, *(line for line in lines if len(line))])
+            assert len(places) > 6
+            assert left < places[:, 0].min() <= places[:, 0].max() < right
+            assert low < places[:, 1].min() <= places[:, 1].max() < high
+
+
+def test_plot_learning_rates_names_sizes_of_studies():
+    one, other = (
+        make_study(*(make_trial(n, learning_rate=n * rate) for n in (16, 64, 256)))
+        for rate in (1e-3, 3e-2)
+    )
+    panel = plot_learning_rates({"one": one, "other": other})
+    texts = sorted(t.get_text() for t in panel.texts if t.get_text().isdigit())
+    assert texts == ["16", "16", "256", "256", "64", "64"]
+    assert "Numbers: batch sizes." in panel.get_label()

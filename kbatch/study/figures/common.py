@@ -77,8 +77,8 @@ def far_off_note(studies: Sequence[Study]) -> str:
     texts = []
     for study in studies:
         if sizes := sorted({trial.batch_size for trial in far_off(study)}):
-            prefix = f"{study.name} " if len(studies) > 1 else ""
-            texts.append(f"{prefix}{join_words([f'{size:,}' for size in sizes])}")
+            suffix = f" of {study.name}" if len(studies) > 1 else ""
+            texts.append(f"{join_words([f'{size:,}' for size in sizes])}{suffix}")
     return f"Left out: batch size {', '.join(texts)}, {LEFT_OUT['far_rate']}." if texts else ""
 
 
@@ -101,13 +101,30 @@ def write_title(
     several = len(studies) > 1
     for number, study in enumerate(studies if several else ()):
         size = study.decide().batch_size
-        answer = " (no answer)" if size is None else f" (answer: batch size {size:,})"
-        name = canvas.shortened(study.name, canvas.name_room(panel) - len(answer))
-        draw.points(panel, [], [], *series_style(number), line="-", label=f"{name}{answer}")
+        answer = "no answer" if size is None else f"answer: batch size {size:,}"
+        # A line of the legend does not end within these words.
+        answer, doubt = (t.replace(" ", "\N{NO-BREAK SPACE}") for t in (answer, "not certified"))
+        certified = size is None or study.decide().certified
+        answer = f"({answer})" if certified else f"({answer}, {doubt})"
+        name = canvas.shortened(study.name, 2 * canvas.name_room(panel) - 2)
+        draw.points(panel, [], [], *series_style(number), line="-", label=f"{name} {answer}")
     for number in () if several else range(0, len(sizes), 1 + len(sizes) // _MOST_NAMES):
         color, marker = size_color(sizes[number], sizes), series_style(number)[1]
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
     canvas.write_title(panel, title, columns=3 if several else 7, fewest=1)
+
+
+def rings_text(studies: Sequence[Study], *, most: int = 90) -> str:
+    """Describe the rings of several studies, with their sizes if it has at most `most` characters.
+
+    The legend names the sizes too.
+    """
+    decided = [(study.name, study.decide()) for study in studies]
+    sizes = [f"{name}: {d.batch_size:,}" for name, d in decided if d.batch_size is not None]
+    doubtful = [name for name, d in decided if d.batch_size is not None and not d.certified]
+    doubt = f" Not certified: {join_words(doubtful)}." if doubtful else ""
+    text = f"Rings: recommended batch sizes ({', '.join(sizes)}).{doubt}"
+    return text if len(text) <= most else "Rings: recommended batch sizes."
 
 
 def answer_text(decision: Decision) -> str:
@@ -129,10 +146,13 @@ def metric_title(metric: Objective) -> str:
     return f"{words[0].upper()}{words[1:]}"
 
 
-def end_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
-    """End the y axis at the values. Make it logarithmic for a loss that varies tenfold."""
-    low, high = min(values), max(values)
-    if metric.direction == "min" and 0 < 10 * low < high:
+def end_axis(panel: Axes, metric: Objective, values: Sequence[Estimate[float]]) -> None:
+    """End the y axis at the intervals. Make it logarithmic for a loss that varies tenfold."""
+    lowest, highest = (choose(value.value for value in values) for choose in (min, max))
+    ends = [end for value in values for end in value.ends or (value.value,)]
+    low, high = min(ends), max(ends)
+    if metric.direction == "min" and 0 < 10 * lowest < highest:
+        low = max(low, lowest / 10)  # A logarithmic axis cannot show an interval that includes 0.
         panel.set_yscale("log")
         margin = (high / low) ** 0.08
         panel.set_ylim(low / margin, high * margin)

@@ -2,8 +2,7 @@
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
@@ -121,9 +120,10 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     scalings = [scaling for trial in trials if (scaling := trial.last.scaling)]
     # Rates that models were built with, before rule and factor.
     built = {float(f"{s.learning_rate / s.learning_rate_ratio:.3g}") for s in scalings} - {0.0}
-    values = [value.value for *_, value in points if value]
+    values = [value for *_, value in points if value]
     common.end_axis(panel, quality, values)
-    common.quality_axis(panel, quality, values, judged=trials[0].objective)
+    means = [value.value for value in values]
+    common.quality_axis(panel, quality, means, judged=trials[0].objective)
     rates = [*built, *(rate for rate, *_ in points)]
     low, high = min(rates), max(rates)
     margin = 1.2 * (high / low) ** 0.04
@@ -137,8 +137,10 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
         across = panel.get_xaxis_transform()
         draw.text(panel, words, place, (offset_pt, 0), ha=side, xycoords=across)
     answers = [_ring_answer(panel, study, quality) for study in shown]
-    mark = "line" if any(len({rate for rate, *_ in line}) > 1 for line in all_lines) else "mark"
-    answer = f"Rings: recommended sizes. Each {mark}: one batch size." if several else answers[0]
+    ringed = [study for study, name in zip(shown, answers, strict=True) if name]
+    answer = f"{common.rings_text(ringed)} Numbers: batch sizes." if several else answers[0]
+    if several:
+        _name_sizes(panel, lines_of_studies, quality)
     lengths = {length for _, length, _ in points}
     by = "learning rate" if several else "learning rate and batch size"
     title = f"{common.metric_title(quality)} by {by}"
@@ -168,6 +170,19 @@ def _draw_rates(
         cross: dict[str, Any] = {"color": look[0], "mec": canvas.PAPER, "ms": 8, "zorder": 4}
         cross |= {"transform": panel.get_xaxis_transform()}
         panel.plot(diverged, [edge] * len(diverged), "X", **cross)
+
+
+def _name_sizes(
+    panel: Axes, studies: Sequence[Mapping[tuple[int, str], list[RatePoint]]], quality: Objective
+) -> None:
+    """Write the batch size of each line beside its best point that has room."""
+    ranked = []
+    for number, ((size, _), line) in enumerate(item for each in studies for item in each.items()):
+        points = [(kind == "complete", quality.sign * v.value, rate) for rate, kind, v in line if v]
+        for rank, (_, value, rate) in enumerate(sorted(points, reverse=True)):
+            ranked.append((rank, number, ((rate, quality.sign * value), f"{size:,}", MUTED)))
+    ranked.sort()
+    draw.label_points(panel, [p for *_, p in ranked], lines=[number for _, number, _ in ranked])
 
 
 def _ring_answer(panel: Axes, study: Study, quality: Objective) -> str:
@@ -238,12 +253,13 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     canvas.vertical_grid(panel)
     panel.set_xlabel("Throughput (samples/s)")
     slowest, fastest = rates[0], rates[-1]
+    ends = [end for _, rate, *_ in points for end in rate.ends or (rate.value,)]
     if fastest > 12 * slowest:  # On a linear axis, small values would cover each other.
         panel.set_xscale("log")
-        panel.set_xlim(slowest / 1.3, fastest * 1.5)
+        low = max(min(ends), slowest / 10)
+        panel.set_xlim(low / 1.3, max(1.5 * fastest, 1.1 * max(ends)))
         plain_log_labels(panel.xaxis)
     else:  # From zero, twice the distance is twice the speed.
-        ends = (rate.high or rate.value for _, rate, *_ in points)
         panel.set_xlim(0, max(1.12 * fastest, 1.02 * max(ends)))
         labels = int(canvas.label_room(panel) / (len(f"{fastest:,.0f}") + 1.5))
         steps = MaxNLocator(nbins=max(1, min(9, labels)), steps=(1, 2, 2.5, 5, 10))
@@ -281,8 +297,8 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     common.write_title(panel, title, shown, sizes)
     judged = [shown[owners[id(trial)]].decide().as_judged(trial) for trial, *_ in points]
     filled = "Filled: no other trial is both faster and better."
-    filled += " Rings: the recommended batch sizes." if several else ""
-    notes = common.far_off_note(shown), common.bars_text(judged, quality)
+    rings = common.rings_text(shown, most=60) if several else ""
+    notes = rings, common.far_off_note(shown), common.bars_text(judged, quality)
     common.write_conditions([panel], shown, filled, *notes, caption=caption and ax is None)
     return panel
 
@@ -374,7 +390,12 @@ def plot_learning_curves(
     budgets = BUDGETS if against is None else (against,)
     height_in = CURVES_IN if against else 1.9 * CURVES_IN
     means = [value.value for _, curve in curves for _, value in curve]
-    floor = 0.0 if min(means) >= 0 else -math.inf  # An interval of a loss may reach below zero.
+    if min(means) >= 0:  # An interval of a loss may reach below zero.
+        curves = [
+            (t, [(s, dataclasses.replace(v, low=v.low and max(v.low, 0.0))) for s, v in c])
+            for t, c in curves
+        ]
+    estimates = [value for _, curve in curves for _, value in curve]
     panels = canvas.panels(ax, height_in, (1,) * len(budgets), share_x=False)
     for panel, budget in zip(panels, budgets, strict=True):
         panel.set_xlabel(_LABELS[budget])
@@ -382,16 +403,13 @@ def plot_learning_curves(
             color, marker = colors[number], series_style(number)[1]
             places = [spent[BUDGETS.index(budget)] for spent, _ in curve]
             values = [value.value for _, value in curve]
-            bounds = [
-                value.ends and (max(value.ends[0], floor), value.ends[1]) for _, value in curve
-            ]
-            draw.band(panel, places, bounds, color)
+            draw.band(panel, places, [value.ends for _, value in curve], color)
             panel.plot(places, values, color=color, linewidth=1.4)
             look = (ALARM, "X") if trial.outcome == "diverged" else (color, marker)
             draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
         panel.set_xscale("log")
         plain_log_labels(panel.xaxis)
-        common.end_axis(panel, quality, means)
+        common.end_axis(panel, quality, estimates)
         common.quality_axis(panel, quality, means)
     title = f"{common.metric_title(quality)} over training{'' if several else ', by batch size'}"
     common.write_title(panels[0], title, shown, sizes)

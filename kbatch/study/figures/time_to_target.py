@@ -163,7 +163,7 @@ def plot_time_to_target(
     sizes = [size for points in points_of_studies for size in points]
     missed = any(not met for points in points_of_studies for met, _ in points.values())
     batch_axis(lower, [*sizes, *(size for size, _ in failed)], common.BATCH_LABEL)
-    has_bars, certified = False, dict[int, bool]()  # Of the answers.
+    has_bars, ringed = False, list[Study]()
     for panel, cost_of in ((upper, _seconds), (lower, _updates)):
         costs = [
             {
@@ -176,7 +176,7 @@ def plot_time_to_target(
             _draw_costs(panel, number, by_size, fit if panel is lower else None, alone=not several)
             answer = study.decide().batch_size
             if answer is not None and answer in by_size:
-                certified[answer] = study.decide().certified
+                ringed += [study] if panel is upper else []
                 draw.ring(panel, answer, by_size[answer][1].value)
         drawn = [cost for by_size in costs for cost in by_size.values()]
         _end_axis(panel, drawn, below=bool(failed))
@@ -190,8 +190,10 @@ def plot_time_to_target(
     title = f"{metric_words(goal.metric)} {sign} {setting(goal.value)}"
     common.write_title(upper, f"Training time and updates to {title}", shown)
     hollow = "Hollow: target not met." if several and missed else ""
-    answers = [f"{size:,}{'' if sure else ' (not certified)'}" for size, sure in certified.items()]
-    ring = f"Ring: the answer, batch size {join_words(answers)}." if answers else ""
+    ring = common.rings_text(ringed) if ringed else ""
+    if ring and not several:
+        doubt = "" if (decision := shown[0].decide()).certified else " (not certified)"
+        ring = f"Ring: the answer, batch size {decision.batch_size:,}{doubt}."
     notes = ring, fit_text, hollow, f"{common.BARS}." if has_bars else ""
     alarm = None if failed and several else alarm if failed and not labelled else ""
     caption = caption and ax is None

@@ -125,16 +125,16 @@ def draw_trials(
                     rings.append((panel, *place))
                 if trial.trial_id not in chosen and not several:
                     others.setdefault(panel, []).append((*place, trial.trial_id in short))
-        prefix = f"{study.name} " if several else ""
+        suffix = f" of {study.name}" if several else ""
         values += [
-            (f"{prefix}{t.batch_size:,}", value) for t in shown if (value := qualities[t.trial_id])
+            (f"{t.batch_size:,}{suffix}", value) for t in shown if (value := qualities[t.trial_id])
         ]
         with_bars += [decision.as_judged(t) for t in shown if t.trial_id not in short]
         if hollow_ids - {running} and running is None:
             marks.append(f"Hollow: {'short runs' if chosen & short else LEFT_OUT['far_rate']}.")
         if missing := {t.batch_size for t in completed} - {t.batch_size for t in shown}:
             sizes = sizes_text(sorted(missing), trials)
-            marks.append(f"No complete run: batch size {prefix}{sizes}.")
+            marks.append(f"No complete run: batch size {sizes}{suffix}.")
     failed = [(t.batch_size, t.outcome) for t in all_trials if t.status != "completed"]
     labelled = draw.missing((upper, lower), failed) and not several
     words = f"Throughput and {metric_words(quality.name)}" if quality else "Throughput"
@@ -145,7 +145,8 @@ def draw_trials(
     all_failed = len(failed) == len(all_trials)
     if not all_failed:
         # From zero, twice the height is twice the speed.
-        upper.set_ylim(bottom=0, top=1.08 * upper.get_ylim()[1])
+        greys = [value for _, value, _ in others.get(upper, ())]
+        upper.set_ylim(bottom=0, top=1.08 * max([upper.get_ylim()[1], *greys]))
         upper.yaxis.set_major_formatter("{x:,.0f}")
         if quality:
             outside = _end_axis(lower, values, quality)
@@ -169,7 +170,7 @@ def draw_trials(
         look = {"fontsize": canvas.TEXT_PT, "color": INK, "fontweight": "bold", "pad": 4}
         lower.set_title(label, loc="left", y=1, parse_math=False, **look)
     if several:
-        marks.insert(0, "Rings: the recommended sizes.")
+        marks.insert(0, common.rings_text(studies))
     notes = (" ".join(dict.fromkeys(marks)), grey, outside, common.bars_text(with_bars, quality))
     alarm = "" if labelled else None
     common.write_conditions((upper, lower), studies, *notes, alarm=alarm, caption=caption)
@@ -202,8 +203,9 @@ def _draw_others(panel: Axes, points: Sequence[tuple[float, float, bool]]) -> st
         return ""
     low, high = panel.get_ylim()
     for marker, is_short in ((".", False), ("o", True)):
-        drawn = [(size, value) for size, value, short in points if short == is_short]
+        drawn = [(s, v) for s, v, short in points if short == is_short and low <= v <= high]
         look = {"color": MUTED, "alpha": 0.6, "fillstyle": "none" if is_short else "full"}
+        look["clip_on"] = False  # A mark at the edge is whole.
         if drawn:
             panel.plot(*zip(*drawn, strict=True), marker, markersize=5, zorder=1, **look)
     panel.set_ylim(low, high)
