@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from kbatch.analysis.scaling_curve import (
     efficient_batch_size,
     fastest_batch_size,
     fit_latency,
+    fit_line,
     fit_rounds,
     is_saturated,
     knee_batch_size,
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 BULK_PATH = "predict"
 # Most groups that the calls of a size are cut into. The scatter of their quantiles shows the noise.
 _MOST_GROUPS = 8
+# If the quantile is above this share of the allowed time, a larger size would gain little.
+WELL_USED = 0.70
+# In a normal distribution 5 % of the rounds are slower than this, in standard deviations.
+_SLOW_ROUND = 1.645
+_LEAST_DRIFT = 0.2
 # Each batch size that the fit may give, as the end of a sentence. The first known one is printed.
 _ANSWERS = {
     "efficient": "is the smallest with 90 % of the peak throughput",
@@ -146,16 +152,15 @@ class InferenceProfile(Result):
         series = series_name(self.series[0]) if self.series else "nothing"
         if self.target_ms is not None:
             goal = f"{100 * self.quantile:g} % of the calls within {self.target_ms:g} ms ({series})"
-            if (check := self.verified) is None:
-                if (answer := self.target_answer) is None:
-                    return f"No batch size was found that has {goal}."
+            if self.verified is not None:
+                return self._verified_answer(self.verified, goal)
+            if (answer := self.target_answer) is not None:
                 return f"Batch size {answer.batch_size:,} is probably the largest with {goal}."
-            largest = max(tested.batch_size for tested in (*self.answering, *self.checks))
-            of = f" of sizes up to {largest:,}" if check.batch_size == largest else ""
-            return (
-                f"Batch size {check.batch_size:,} is the largest{of} with {goal}, verified by "
-                f"{len(check.latencies_s):,} further calls."
-            )
+            unsure = [check for check in self.checks if check.outcome == "unsure"]
+            if unsure:
+                largest = max(unsure, key=lambda check: check.batch_size)
+                return f"Batch size {largest.batch_size:,} had {goal}, but {self.doubt(largest)}."
+            return f"No batch size was found that has {goal}."
         for name, answer in self.answers.items():
             fitted = ", by the fit: this size was not measured" if answer.extrapolated else ""
             words, latency = _ANSWERS[name], self.latency
@@ -163,6 +168,40 @@ class InferenceProfile(Result):
                 words += f" of sizes up to {int(latency.batch_sizes[-1]):,}"
             return f"Batch size {answer.batch_size:,} {words} ({series}){fitted}."
         return f"Too few calls were timed for {series}: give a larger `time_budget_s`."
+
+    def _verified_answer(self, check: TargetCheck, goal: str) -> str:
+        """Return a sentence about a verified size. The largest only if the next one is refuted."""
+        size, margin = check.batch_size, expected_drift(self.answering)
+        most_ms = (self.target_ms or math.inf) / (1 + margin)
+        calls = f"{len(check.latencies_s):,} further calls"
+        how = f"verified with a margin of {percent(margin)} by {calls}"
+        checked = {other.batch_size: other.outcome == "missed" for other in self.checks}
+        timed = {
+            t.batch_size: not t.measured
+            or 1000 * float(np.quantile(t.latencies_s or t.times_s, self.quantile)) > most_ms
+            for t in self.timings
+            if (t.call_path, t.dtype_policy) == self.series[0]
+            and (t.measured or (t.reason and t.reason.code in ("beyond_target", "out_of_memory")))
+        }
+        refuted = {n: is_refuted for n, is_refuted in (timed | checked).items() if n > size}
+        end = min((n for n in refuted if refuted[n]), default=None)
+        undecided = max((n for n in refuted if end is None or n < end), default=size)
+        if check.quantile_ms(self.quantile) < WELL_USED * most_ms and end is not None:
+            undecided = end - 1  # The search ended before it came near the target.
+        if undecided > size:
+            last = undecided if end is None else end - 1
+            sizes = f"{size + 1:,} to {last:,} are" if last > size + 1 else f"{last:,} is"
+            return f"Batch size {size:,} has {goal}, {how}; {sizes} undecided."
+        largest = max(tested.batch_size for tested in (*self.answering, *self.checks))
+        of = f" of sizes up to {largest:,}" if size == largest else ""
+        return f"Batch size {size:,} is the largest{of} with {goal}, {how}."
+
+    def doubt(self, check: TargetCheck) -> str:
+        """Return why fresh calls that met the target did not verify it."""
+        margin = expected_drift(self.answering)
+        if check.quantile_ms(self.quantile) * (1 + margin) > (self.target_ms or math.inf):
+            return f"without the margin of {percent(margin)}"
+        return "in too few calls to be sure"
 
     @property
     def use(self) -> str:
@@ -340,7 +379,8 @@ class InferenceProfile(Result):
                 above = sum(1000 * call_s > (self.target_ms or math.inf) for call_s in calls_s)
                 row = TimingRecord(**timing, times_s=(float(np.median(calls_s)),))
                 words = f"{len(calls_s):,} further calls, {above:,} above {self.target_ms:g} ms"
-                rows[row] = f"{words}: {check.outcome}"
+                doubt = f", {self.doubt(check)}" if check.outcome == "unsure" else ""
+                rows[row] = f"{words}: {check.outcome}{doubt}"
         return rows
 
     def _bound_s(self, timing: TimingRecord) -> float | None:
@@ -507,6 +547,17 @@ def check_target(latency_ms: float, quantile: float) -> None:
             f"Received: latency_ms={latency_ms!r}."
         )
     calls_for_quantile(quantile)
+
+
+def expected_drift(timings: Sequence[TimingRecord]) -> float:
+    """Return the share by which later calls may be slower than the fresh calls."""
+    # Fresh calls take about a second. The scatter of the rounds shows how the speed of the machine
+    # changes between two moments. A short sweep may miss such changes, so there is a least value.
+    pairs = [(timing.batch_size, time_s) for timing in timings for time_s in timing.times_s]
+    noise = None
+    with contextlib.suppress(ValueError):  # There are too few rounds for a line.
+        noise = fit_line(*zip(*pairs, strict=True)).noise
+    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 
 
 def _times(factor: float, value: float | None) -> float | None:

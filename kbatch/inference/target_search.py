@@ -25,17 +25,15 @@ import numpy as np
 from scipy import special
 
 from kbatch.analysis.intervals import calls_for_quantile, quantile_upper_bound
-from kbatch.analysis.scaling_curve import Latency, batch_size_within, fit_line
+from kbatch.analysis.scaling_curve import Latency, batch_size_within
 from kbatch.errors import TargetTooLow
-from kbatch.inference.result import InferenceProfile, TargetCheck, TimingRecord
+from kbatch.inference.result import WELL_USED, InferenceProfile, TargetCheck, expected_drift
 from kbatch.records.notes import Note
 from kbatch.timing import Setting, Sweep, warm_up_calls
 
 # The search aims at this share of the target, because a size exactly at it fails half the time.
 _AIM = 0.92
 _MOST_CHECKS = 6
-# If the quantile is above this share of the allowed time, a larger size would gain little.
-_WELL_USED = 0.70
 # Calls of a second look at a size, as a multiple of the first look.
 _SECOND_LOOK_FACTOR = 4
 # Calls in a row that a hiccup slows, assumed until one is seen.
@@ -150,7 +148,7 @@ class LatencyTargetSearch:
             self._low = size
         else:
             self._high = size
-        if len(self._results) == _MOST_CHECKS or (meets and use > _WELL_USED):
+        if len(self._results) == _MOST_CHECKS or (meets and use > WELL_USED):
             return None
         if math.isinf(use):  # Memory ran out, which the fit cannot predict.
             size = (self._low + self._high) // 2
@@ -204,9 +202,6 @@ class LatencyTargetSearch:
 _LEAST_CHECK_S = 0.3
 # Share of the time budget that the first look always gets.
 _FIRST_CHECK_SHARE = 0.1
-# In a normal distribution 5 % of the rounds are slower than this, in standard deviations.
-_SLOW_ROUND = 1.645
-_LEAST_DRIFT = 0.2
 
 
 def check_reachable(sweep: Sweep, smallest: Setting, target_ms: float, quantile: float) -> None:
@@ -261,7 +256,10 @@ def verify_target(
         profile = dataclasses.replace(profile, checks=search.checks)
     if profile.verified is not None:
         return profile
-    note = Note.of("target_not_verified", longer=stopped or sweep.spent_s >= time_budget_s)
+    unsure = [check for check in profile.checks if check.outcome == "unsure"]
+    why = profile.doubt(unsure[-1]) if unsure else "missed" if profile.checks else "no calls"
+    longer = stopped or sweep.spent_s >= time_budget_s
+    note = Note.of("target_not_verified", longer=longer, why=why)
     return dataclasses.replace(profile, noted=(*profile.noted, note))
 
 
@@ -280,17 +278,6 @@ def _look(
         if search.is_lost(latencies_s, calls):
             break
     return latencies_s
-
-
-def expected_drift(timings: Sequence[TimingRecord]) -> float:
-    """Return the share by which later calls may be slower than the fresh calls."""
-    # Fresh calls take about a second. The scatter of the rounds shows how the speed of the machine
-    # changes between two moments. A short sweep may miss such changes, so there is a least value.
-    pairs = [(timing.batch_size, time_s) for timing in timings for time_s in timing.times_s]
-    noise = None
-    with contextlib.suppress(ValueError):  # There are too few rounds for a line.
-        noise = fit_line(*zip(*pairs, strict=True)).noise
-    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 
 
 def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:

@@ -86,9 +86,11 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Predictions depend on other rows of the batch ({setting}): outputs {found}. Look for "
         "BatchNormalization with `training=True`, dynamic quantisation or overflow."
     ),
-    "target_not_verified": lambda longer=False: (
-        "The batch size for the latency target is not verified, because further calls missed the "
-        "target or were slow too often. "
+    "target_not_verified": lambda longer=False, why="missed": (
+        "The batch size for the latency target is not verified, because further calls "
+        + {"missed": "missed the target. ", "no calls": "were not made. "}.get(
+            why, f"met the target {why}. "
+        )
         + ("Measure longer, or on" if longer else "Give a higher target, or measure again on")
         + " a quieter machine."
     ),

@@ -101,6 +101,31 @@ def test_batch_for_is_verified_only_for_the_target_of_the_checks():
 
 
 @pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ((), "2 to 7 are undecided"),  # 8 missed the target in the sweep, and 2 to 7 were not run.
+        ((make_check(2, outcome="missed"),), "is the largest with"),
+        ((make_check(2, outcome="unsure"),), "2 to 7 are undecided"),
+        ((make_check(2, outcome="unsure"), make_check(3, outcome="missed")), "2 is undecided"),
+    ],
+)
+def test_largest_is_claimed_only_if_the_next_size_is_refuted(others, words):
+    timings = make_timing(1), make_timing(8, scale=4)
+    checks = (make_check(1, latencies_s=[0.001] * 138), *others)
+    answer = with_target(*checks, timings=timings).answer
+    assert answer.startswith("Batch size 1 ") and words in answer
+    assert ("largest" in answer) == ("largest" in words)
+
+
+@pytest.mark.parametrize(("slowest_s", "why"), [(0.0045, "margin of 20 %"), (0.004, "few calls")])
+def test_answer_names_a_size_that_met_the_target_but_is_unsure(slowest_s, why):
+    check = make_check(1, outcome="unsure", latencies_s=[slowest_s] * 59)
+    profile = with_target(check, timings=(make_timing(1, calls=20), make_failed(8)))
+    assert profile.answer.startswith("Batch size 1 had 95 % of the calls within 5 ms")
+    assert why in profile.answer and why in profile.table()["outcome"].iloc[-1]
+
+
+@pytest.mark.parametrize(
     "checks",
     [(), (make_check(38, outcome="missed"),), (make_check(20, outcome="unsure"),)],
     ids=["none", "missed", "unsure"],
@@ -169,7 +194,8 @@ def test_batch_for_is_below_a_size_that_missed_but_not_below_an_unsure_one():
     assert caught.value.reachable_ms == 6.0  # By the further calls. In the sweep it is 1.1 ms.
     unsure = with_target(make_check(20, outcome="unsure", latencies_s=[0.0049] * 58 + [0.006] * 2))
     assert unsure.batch_for(latency_ms=5) == make_profile().batch_for(latency_ms=5)
-    assert unsure.table()["outcome"].iloc[-1] == "60 further calls, 2 above 5 ms: unsure"
+    row = "60 further calls, 2 above 5 ms: unsure, without the margin of 20 %"
+    assert unsure.table()["outcome"].iloc[-1] == row
 
 
 @pytest.mark.parametrize(
