@@ -61,7 +61,9 @@ class LatencyTargetSearch:
         self._blocks = [list(blocks) for blocks in earlier]  # A list for each size.
         # The check of each size, the blocks of its calls, and the confidence that it needed.
         self._results: list[tuple[TargetCheck, list[Sequence[float]], float]] = []
-        self._looks = 0
+        self.looks = 0
+        self._repeated: set[int] = set()  # Sizes that got further calls because none was verified.
+        self._largest = largest
         self._low, self._high = 0, largest + 1
         self._share = _AIM  # The fit gives the size for this share of the allowed time.
         self._next: tuple[int, int] | None = self._first_look(self._guessed_size())
@@ -71,6 +73,30 @@ class LatencyTargetSearch:
         # Without time for more sizes, the search finishes the current one.
         if not more_sizes and self._results and not self._blocks[-1]:
             self._next = None
+        return self._next
+
+    def ask_again(self, *, left_s: float) -> tuple[int, int] | None:
+        """Return an undecided size and as many calls as it had, None if a size was verified.
+
+        The calls of a size are doubled once. They are doubled again if the size would be verified
+        in the time that is left if all further calls were fast.
+        """
+        outcomes = [check.outcome for check in self.checks]
+        unsure = [i for i, outcome in enumerate(outcomes) if outcome == "unsure"]
+        if self._next is not None or "verified" in outcomes or not unsure:
+            return None
+        size, index = min((self._results[i][0].batch_size, i) for i in unsure)
+        _, blocks, _ = self._results[index]
+        all_s = np.concatenate(blocks)
+        most = int(left_s / np.median(all_s))
+        if size in self._repeated and not self._can_pass(blocks, most):
+            return None
+        del self._results[index]
+        self._blocks = [*(other for other in self._blocks if other is not blocks), blocks]
+        self._repeated.add(size)
+        larger = [check.batch_size for check, _, _ in self._results if check.batch_size > size]
+        self._low, self._high = 0, min(larger, default=self._largest + 1)
+        self._next = size, len(all_s)
         return self._next
 
     def stop(self) -> None:
@@ -85,6 +111,8 @@ class LatencyTargetSearch:
 
     def is_lost(self, latencies_s: Sequence[float], calls: int) -> bool:
         """Return whether the target is missed after `calls` calls even if the others are fast."""
+        if self._next is not None and self._next[0] in self._repeated:
+            return False  # `ask_again` has counted the slow calls.
         all_s = np.concatenate([*self._blocks[-1], latencies_s])
         total = len(all_s) + max(0, calls - len(latencies_s))
         # One more may be slow, because NumPy interpolates a quantile between two calls.
@@ -103,11 +131,10 @@ class LatencyTargetSearch:
         quantile_s = math.inf if np.isinf(all_s).any() else float(np.quantile(all_s, self.quantile))
         use = quantile_s / self._most_s
         meets = use <= 1 and self._are_rare(blocks, confidence)
-        self._looks += 1
+        self.looks += 1
         if not meets and len(blocks) == 1:  # Would the size pass if all further calls were fast?
             more = _SECOND_LOOK_FACTOR * self._step
-            slow = np.sum(all_s > self._most_s) / (len(all_s) + more)
-            if slow <= 1 - self.quantile and self._are_rare(blocks, self._confidence(), more=more):
+            if self._can_pass(blocks, more):
                 self._next = (size, more)
                 return
         # A quantile between the target and its margin for drift is not a miss.
@@ -129,7 +156,7 @@ class LatencyTargetSearch:
 
     def _confidence(self) -> float:
         """Return the confidence that the next look needs."""
-        return 1 - _ERROR_RATE * 6 / (math.pi * (self._looks + 1)) ** 2
+        return 1 - _ERROR_RATE * 6 / (math.pi * (self.looks + 1)) ** 2
 
     def _guessed_size(self) -> int:
         return min(self._guess(self._share * self._most_s) or 1, self._high - 1)
@@ -160,6 +187,12 @@ class LatencyTargetSearch:
             self._share *= _AIM / max(use, bound_use)
             size = self._guessed_size()
         return self._first_look(size) if size > self._low else None
+
+    def _can_pass(self, blocks: list[Sequence[float]], more: int) -> bool:
+        """Return whether a size would pass if `more` further calls were fast."""
+        all_s = np.concatenate(blocks)
+        slow = np.sum(all_s > self._most_s) / (len(all_s) + more)
+        return slow <= 1 - self.quantile and self._are_rare(blocks, self._confidence(), more=more)
 
     def _are_rare(self, blocks: list[Sequence[float]], confidence: float, *, more: int = 0) -> bool:
         """Return whether at most 1 - quantile of the calls are slow, at a confidence.
@@ -230,19 +263,22 @@ def verify_target(
             drift=expected_drift(profile.answering),
             earlier=[blocks for timed, blocks in sweep.blocks.items() if timed.series == series],
         )
-        while look := search.ask(more_sizes=sweep.spent_s < time_budget_s):
+        while look := (
+            search.ask(more_sizes=(left_s := time_budget_s - sweep.spent_s) > 0)
+            or (search.ask_again(left_s=left_s) if left_s > 0 else None)
+        ):
             (size, calls), latencies_s = look, None
             setting = Setting(series, size)
             if setting in sweep.warm_ups or sweep.admit(setting) is not None:
                 left_s = time_budget_s - sweep.spent_s
-                if not search.checks:
+                if not search.looks:
                     left_s = max(left_s, _FIRST_CHECK_SHARE * time_budget_s)
                 calls = min(calls, int(left_s / sweep.warm_ups[setting].call_s))
                 if calls < calls_for_quantile(profile.quantile):
                     stopped = True
                     search.stop()
                     break
-                latencies_s = _look(sweep, search, setting, calls, min(_LEAST_CHECK_S, left_s))
+                latencies_s = _look(sweep, search, setting, calls, left_s)
             words, checks_before = "memory ran out", len(search.checks)
             search.tell(latencies_s or [math.inf] * calls)
             if latencies_s is not None:
@@ -264,18 +300,21 @@ def verify_target(
 
 
 def _look(
-    sweep: Sweep, search: LatencyTargetSearch, setting: Setting, calls: int, least_s: float
+    sweep: Sweep, search: LatencyTargetSearch, setting: Setting, calls: int, most_s: float
 ) -> Sequence[float] | None:
-    """Make calls in parts, until they are enough or the target is missed. None without memory."""
+    """Make calls in parts, until they are enough, the target is missed or the time is over.
+
+    Return None if memory runs out.
+    """
     latencies_s: list[float] = []
-    part = calls_for_quantile(search.quantile)
+    part, least_s = calls_for_quantile(search.quantile), min(_LEAST_CHECK_S, most_s)
     while len(latencies_s) < calls or sum(latencies_s) < least_s:
         left = calls - len(latencies_s)
         fresh_s = sweep.fresh_calls(setting, min(part, left) if left > 0 else part)
         if fresh_s is None:
             return None
         latencies_s += fresh_s
-        if search.is_lost(latencies_s, calls):
+        if search.is_lost(latencies_s, calls) or sum(latencies_s) >= most_s:
             break
     return latencies_s
 

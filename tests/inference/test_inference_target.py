@@ -118,3 +118,32 @@ def test_verify_target_with_few_blocks(blocks):
         for size, ms in blocks.items()
     )
     assert Machine(target_ms=100.0).verify(*timings).batch_for(latency_ms=100).verified
+
+
+class BusyAtFirst(Machine):
+    """A machine whose first fresh calls take 30 % longer, which is beyond the margin."""
+
+    slow_calls = 0
+
+    def call(self, batch, size):
+        super().call(batch, size)
+        if self.is_short and self.slow_calls:
+            self.slow_calls -= 1
+            self.now_s += 0.3 * time_s(size)
+
+
+@pytest.mark.parametrize(
+    ("slow_calls", "time_budget_s", "outcome"),
+    [(100, 6.0, "verified"), (10_000, 6.0, "unsure"), (10_000, 0.12, "unsure")],
+)
+def test_verify_target_repeats_an_undecided_size_while_there_is_time(
+    slow_calls, time_budget_s, outcome
+):
+    # With 30 % more time, one example meets the target, but without the margin of 20 %.
+    machine = BusyAtFirst(target_ms=1400 * time_s(1), sizes=(1, 8), time_budget_s=time_budget_s)
+    machine.slow_calls = slow_calls
+    result = machine.verify(make_timing(1), make_timing(8))
+    (check,) = result.checks
+    assert (check.batch_size, check.outcome) == (1, outcome)
+    assert machine.now_s <= time_budget_s + 59 * 2 * time_s(1)
+    assert (len(check.latencies_s) >= 2 * 59) == (time_budget_s > 1)
