@@ -428,6 +428,8 @@ class InferenceProfile(Result):
             above = sum(1000 * call_s > latency_ms for call_s in verified.latencies_s)
             reason = f"{len(verified.latencies_s)} further calls, {above} above the target"
             return InferenceAnswer(verified.batch_size, Estimate(None), reason, verified=True)
+        if self.checks and (latency_ms, quantile) == (self.target_ms, self.quantile):
+            self._check_fit_of_target(latency_ms)
         latency = self.latency_quantile(quantile)
         interval = batch_size_within(latency, latency_s=latency_ms / 1000)
         smallest, largest = (int(size) for size in latency.batch_sizes[[0, -1]])
@@ -455,6 +457,31 @@ class InferenceProfile(Result):
             reason, interval = "further calls for another target", Estimate(None)
         return InferenceAnswer(size, interval, reason)
 
+    def _check_fit_of_target(self, latency_ms: float) -> None:
+        """Check that there is a fit, because no fresh calls verified a size for the target."""
+        if len(self._enough_calls(self.quantile)) >= 2:
+            return
+        for check in self.checks:
+            if check.batch_size == 1 and check.outcome == "missed" and check.latencies_s:
+                reachable_ms = check.quantile_ms(self.quantile)
+                raise TargetTooLow(latency_ms, self.quantile, 1, reachable_ms)
+        checked = ", ".join(f"{check.batch_size:,} {check.outcome}" for check in self.checks)
+        raise ValueError(
+            "No batch size was verified for this target, and too few sizes were called for a fit: "
+            "measure on a quieter machine, give a higher target, or give `batch_sizes`, which then "
+            f"all get {calls_for_quantile(self.quantile)} calls. "
+            f"Received: latency_ms={latency_ms:g}, checked sizes: {checked}."
+        )
+
+    def _enough_calls(self, quantile: float) -> dict[int, tuple[float, ...]]:
+        """Return the calls of each size that has enough for the quantile, in seconds."""
+        known = {
+            t.batch_size: t.latencies_s for t in self.answering if not t.missing_calls(quantile)
+        }
+        largest, needed = max(known, default=0), calls_for_quantile(quantile)
+        fresh = {c.batch_size: c.latencies_s for c in self.checks if c.batch_size > largest}
+        return known | {size: calls_s for size, calls_s in fresh.items() if len(calls_s) >= needed}
+
     def latency_quantile(self, quantile: float) -> Latency:
         """Fit the latency at a `quantile` in (0, 1), such as 0.95, by batch size.
 
@@ -472,15 +499,13 @@ class InferenceProfile(Result):
                 'batches together. Measure another call path, such as "compiled". '
                 f"Received: call path {timings[0].call_path!r}."
             )
-        known = {t.batch_size: t.latencies_s for t in timings if not t.missing_calls(quantile)}
-        largest = max(known, default=0)
-        fresh = {c.batch_size: c.latencies_s for c in self.checks if c.batch_size > largest}
-        known |= {size: calls_s for size, calls_s in fresh.items() if len(calls_s) >= needed}
+        known = self._enough_calls(quantile)
         if len(known) < 2:
             missing = {t.batch_size: t.missing_calls(quantile) for t in timings}
             raise ValueError(
                 f"The {quantile:g} quantile needs {needed} calls at two batch sizes or more: "
-                f"measure with `quantile={quantile:g}` and a larger `time_budget_s`. "
+                f"measure with `quantile={quantile:g}`, your own `batch_sizes` and a larger "
+                "`time_budget_s`. "
                 f"Received: missing calls by batch size {missing}."
             )
         shortest = calls_to_show(quantile)
