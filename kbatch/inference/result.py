@@ -167,7 +167,7 @@ class InferenceProfile(Result):
             if name == "fastest" or not latency.follows_line:
                 words += f" of sizes up to {int(latency.batch_sizes[-1]):,}"
             return f"Batch size {answer.batch_size:,} {words} ({series}){fitted}."
-        return f"Too few calls were timed for {series}: give a larger `time_budget_s`."
+        return f"Too few calls were timed for {series}: give a larger `time_budget_s` (--seconds)."
 
     def _verified_answer(self, check: TargetCheck, goal: str) -> str:
         """Return a sentence about a verified size. The largest only if the next one is refuted."""
@@ -265,11 +265,13 @@ class InferenceProfile(Result):
             latency = self.latency
             before, size = (int(batch_size) for batch_size in latency.batch_sizes[-2:])
             times_s = latency.latency_s(before), latency.latency_s(size)
+            rates = {t.batch_size: t.rate.value for t in self.answering if t.rate}
             tried = (t.batch_size for t in self.timings if (t.call_path, t.dtype_policy) in first)
             # Larger sizes are no advice if a target, memory or time excludes them.
             bounded = self.target_ms is not None or size < max(tried)
-            if not bounded and not is_saturated((before, size), times_s):
-                gain = percent(size * times_s[0] / (before * times_s[1]) - 1)
+            is_rising = rates[size] > rates[before] and not is_saturated((before, size), times_s)
+            if not bounded and is_rising:
+                gain = percent(rates[size] / rates[before] - 1)  # As in the table.
                 notes.append(Note.of("rate_rises", gain=gain, before=before, size=size))
         return most_important(notes)
 

@@ -44,6 +44,12 @@ def test_profile_with_the_peak_at_its_largest_size_advises_larger_sizes():
     assert ["of sizes up to 32 " in each.answer for each in profiles] == [1, 1, 0, 0]
     assert [len(each.notes) for each in profiles] == [1, 0, 0, 1]
     assert not make_profile(*stairs, target_ms=5.0).notes
+    # The fit cannot fall, but the measured times of the last two sizes do.
+    slow, fast = make_timing(1, times_s=(0.3,) * 8), make_timing(16, times_s=(0.2,) * 8)
+    profile = make_profile(slow, fast)
+    rates = profile.table()["samples/s"]
+    gain = f"{100 * (rates[1] / rates[0] - 1):.0f} %"
+    assert [note.values["gain"] for note in profile.notes] == [gain] == ["2300 %"]
 
 
 @pytest.mark.parametrize("target_ms", [1.5, 2.0, 3.0, 5.0, 7.0])
