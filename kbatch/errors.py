@@ -47,7 +47,7 @@ class TargetTooLow(ValueError):
     def __init__(self, latency_ms: float, quantile: float, batch_size: int, reachable_ms: float):
         smaller = "" if batch_size == 1 else "measure smaller batch sizes, "
         super().__init__(
-            f"`latency_ms` must be at least {reachable_ms:.3g}, the latency of batch size "
+            f"The latency target must be at least {reachable_ms:.3g} ms, the latency of batch size "
             f"{batch_size} at the {quantile:g} quantile: {smaller}give a higher target, or use a "
             f"faster call path or model. Received: latency_ms={latency_ms:g}."
         )

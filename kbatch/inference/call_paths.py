@@ -63,8 +63,9 @@ def check_names(allowed: Sequence[str], **argument: str | Iterable[str]) -> tupl
     single = isinstance(value, str) or not isinstance(value, Iterable)
     names: tuple[Any, ...] = (value,) if single else tuple(value)
     if not names or not all(name in allowed for name in names) or len(set(names)) < len(names):
+        option = key.rpartition("_")[-1]  # Of the command line.
         raise InputError(
-            f"`{key}` must name at least one of {', '.join(allowed)}, and none twice. "
+            f"`{key}` (--{option}) must name at least one of {', '.join(allowed)}, and none twice. "
             f"Received: {key}={names!r}."
         )
     return names
@@ -116,8 +117,8 @@ def open_path(name: str, model: Any, rows: Any) -> Iterator[Run]:
                 if not xla or "XLA" not in error.message:
                     raise
                 raise InputError(
-                    'XLA cannot compile this model: leave "xla" out of `call_paths`. Received: '
-                    f"model={model.name!r} ({error.message.splitlines()[0][:200]})."
+                    'XLA cannot compile this model: leave "xla" out of `call_paths` (--paths). '
+                    f"Received: model={model.name!r} ({error.message.splitlines()[0][:200]})."
                 ) from error
             return fetched(outputs)
 

@@ -164,16 +164,17 @@ def profile_inference(
     functions = None if isinstance(model, keras.Model) else functions_by_name(model)
     if functions is not None and (paths != ("compiled",) or dtype_policies is not None):
         raise InputError(
-            "`call_paths` and `dtype_policies` need a single keras.Model: leave them out for "
-            f"functions. Received: call_paths={paths}, dtype_policies={dtype_policies!r}."
+            "Call paths and dtype policies need a single keras.Model: leave out `call_paths` "
+            "(--paths) and `dtype_policies` (--policies) for functions and other formats. "
+            f"Received: call_paths={paths}, dtype_policies={dtype_policies!r}."
         )
     if latency_slo_ms is not None:
         check_target(latency_slo_ms, quantile)
         latency_slo_ms = float(latency_slo_ms)
         if paths[0] == BULK_PATH:
             raise InputError(
-                "`latency_slo_ms` needs a call path that predicts one batch at a time: put such a "
-                'path, for example "compiled", first in `call_paths`. '
+                "A latency target needs a call path that predicts one batch at a time: put such a "
+                'path, for example "compiled", first in `call_paths` (--paths). '
                 f"Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
             )
     check_seconds(time_budget_s=time_budget_s)

@@ -124,10 +124,13 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Rows of the dataset differ in length. kbatch used the longest of the first {elements} "
         "elements: if there are longer ones, give one as `longest_example`."
     ),
-    "inputs_made": "kbatch made random inputs. Give `x` if times or outputs depend on its values.",
+    "inputs_made": (
+        "kbatch made random inputs. If times or outputs depend on the values, pass real inputs as "
+        "`x` in Python."
+    ),
     "rate_rises": (
         "Throughput still grew by {gain} from batch size {before:,} to {size:,}, the largest that "
-        "was tried. Give larger `batch_sizes` to find its peak."
+        "was tried. Give larger batch sizes to find its peak."
     ),
     "data_end": (
         "The dataset has no more rows. To try larger sizes, give `longest_example=(x[0], y[0])`, "

@@ -183,7 +183,7 @@ def takes_float64(x):
         ({"x": np.float32(3)}, InputError, "needs `x`"),
         ({"x": X[:0]}, InputError, "needs `x`"),
         ({"x": {"a": X, "b": X[:3]}}, InputError, "same number of examples in each"),
-        ({"call_paths": "xla"}, InputError, "a single keras.Model"),
+        ({"call_paths": "xla"}, InputError, r"a single keras.Model.*--paths"),
         ({"dtype_policies": "float16"}, InputError, "a single keras.Model"),
     ],
 )
