@@ -83,7 +83,8 @@ class TargetCheck:
 
     batch_size: int  #: Examples in a batch.
     latencies_s: tuple[float, ...]  #: Seconds of each call. Empty if memory ran out.
-    #: `"unsure"` if too few calls were made to outweigh the pauses of the machine.
+    #: `"unsure"` if the calls met the target without the margin for slower calls later, or if they
+    #: were too few to outweigh the pauses of the machine.
     outcome: Literal["verified", "missed", "unsure"]
 
     def quantile_ms(self, quantile: float) -> float:
