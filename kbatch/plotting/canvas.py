@@ -91,7 +91,8 @@ def draw_so_wide(draw: Callable[..., Axes], width_in: float, *, caption: bool = 
 
 def _legends_in(figure: Figure) -> float:
     """Return the height of the legends between panels and titles."""
-    return float(sum(ax.titleOffsetTrans.get_matrix()[1, 2] for ax in figure.axes) / figure.dpi)
+    panels: Any = figure.axes  # matplotlib's types do not name `titleOffsetTrans`.
+    return float(sum(ax.titleOffsetTrans.get_matrix()[1, 2] for ax in panels) / figure.dpi)
 
 
 def figure_of(ax_or_figure: Axes | Figure) -> Figure:
