@@ -282,7 +282,8 @@ class InferenceProfile(Result):
         settings = {"quantile of the latency": f"{self.quantile:g}"}
         if self.target_ms is not None:
             settings["latency target"] = f"{self.target_ms:g} ms"
-            checked = (f"{c.batch_size:,} {c.outcome}" for c in self.checks)
+            doubts = {c: f" ({self.doubt(c)})" for c in self.checks if c.outcome == "unsure"}
+            checked = (f"{c.batch_size:,} {c.outcome}{doubts.get(c, '')}" for c in self.checks)
             settings["sizes checked by further calls"] = ", ".join(checked) or "none"
         if self.compared_examples:
             settings["classes compared on"] = pluralize(self.compared_examples, "example")

@@ -128,7 +128,9 @@ def test_answer_names_a_size_that_met_the_target_but_is_unsure(slowest_s, why):
     check = make_check(1, outcome="unsure", latencies_s=[slowest_s] * 59)
     profile = with_target(check, timings=(make_timing(1, calls=20), make_failed(8)))
     assert profile.answer.startswith("Batch size 1 had 95 % of the calls within 5 ms")
-    assert why in profile.answer and why in profile.table()["outcome"].iloc[-1]
+    settings = profile.settings["sizes checked by further calls"]
+    for text in (profile.answer, profile.table()["outcome"].iloc[-1], settings):
+        assert why in text
     with pytest.raises(ValueError, match=r"quieter machine.*1 unsure") as caught:
         profile.batch_for(latency_ms=5)
     assert "time_budget_s" not in str(caught.value)  # More time alone would not help.
