@@ -37,7 +37,7 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
         "`batch_sizes` must be a sequence of integers, positive and ascending, each once, such as "
         f"`kbatch.powers_of_two(16, 1024)`. Received: batch_sizes={batch_sizes!r}."
     )
-    items = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [None]
+    items: list[Any] = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [None]
     if not all(map(is_integer, items)):
         raise TypeError(wrong)
     sizes = tuple(map(operator.index, items))

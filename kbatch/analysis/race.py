@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -445,7 +445,7 @@ class _Race:
         shares = [self.share(planned) for planned in (run, *reserved)]
         spent = sum((ended.epochs or self.task.epochs) / self.task.epochs for ended in self.runs)
         spent += sum(self.share(pending) for pending in self.pending)
-        budgets = [("trainings", shares, spent, self.task.max_trainings - spent)]
+        budgets: list[Any] = [("trainings", shares, spent, self.task.max_trainings - spent)]
         if self.seconds_left is not None and self.runs:
             seconds = [self.seconds[planned.batch_size] for planned in (run, *reserved)]
             costs = [share * size_s for share, size_s in zip(shares, seconds, strict=True)]

@@ -191,7 +191,7 @@ class LatencyTargetSearch:
     def _can_pass(self, blocks: list[Sequence[float]], more: int) -> bool:
         """Return whether a size would pass if `more` further calls were fast."""
         all_s = np.concatenate(blocks)
-        slow = np.sum(all_s > self._most_s) / (len(all_s) + more)
+        slow = float(np.sum(all_s > self._most_s)) / (len(all_s) + more)
         return slow <= 1 - self.quantile and self._are_rare(blocks, self._confidence(), more=more)
 
     def _are_rare(self, blocks: list[Sequence[float]], confidence: float, *, more: int = 0) -> bool:

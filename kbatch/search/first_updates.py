@@ -267,7 +267,7 @@ def lost_updates(model: Any, epochs: Sequence[EpochRecord]) -> int:
     # Within one epoch, the counter of the loss scale shows when the last update overflowed.
     since_last = updates
     if model.optimizer.built:  # `int` fails for the variables of a `MirroredStrategy`.
-        since_last = int(keras.ops.convert_to_numpy(model.optimizer.step_counter))
+        since_last = np.asarray(keras.ops.convert_to_numpy(model.optimizer.step_counter)).item()
     is_late = 2 * since_last < updates > 20
     late = len(lost) == 1 and lost[0] > 3 and lost[0] > _RARE * updates and is_late
     return sum(lost) if often or late or sum(lost[:start]) > _STARTS else 0

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # Complete trainings of a race for each batch size, if no number is given.
 TRAININGS_PER_SIZE = 2
+# Times of a trial's own runs and of the judgement are very different from this factor on.
+OTHER_TIME = 1.3
 # A rate is far from the answer's if their factors beside the rule differ by at least this ratio.
 _FAR = 8
 # The values of a table's row, by column.
@@ -412,13 +414,20 @@ def speed_against(
 ) -> Estimate[float] | None:
     """Return how many times as fast a compared trial trains as another; None if it is unknown.
 
-    It is the ratio of the judgement, with the interval over the runs.
+    It is the ratio of the judgement, with the interval over the runs. If their own ratio is very
+    different, the range holds both.
     """
     seconds, measured = seconds_of(decision), speedup(than, trial)
     if not {trial.trial_id, than.trial_id} <= seconds.keys():
         return None
     ratio = seconds[than.trial_id] / seconds[trial.trial_id]
-    return Estimate(ratio) if measured is None else measured.times(ratio / measured.value)
+    if measured is None:
+        return Estimate(ratio)
+    speed = measured.times(ratio / measured.value)
+    if 1 / OTHER_TIME < measured.value / ratio < OTHER_TIME:
+        return speed
+    ends = (measured.value, ratio, *(speed.ends or ()))
+    return Estimate(ratio, min(ends), max(ends))
 
 
 def throughput_of(decision: Decision, trial: TrialRecord) -> Estimate[float] | None:

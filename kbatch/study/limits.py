@@ -30,7 +30,7 @@ from kbatch.study.compared_trials import (
     trained_runs,
     training_seconds,
 )
-from kbatch.study.decision import Decision, seconds_of, throughput_of
+from kbatch.study.decision import OTHER_TIME, Decision, seconds_of, throughput_of
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 from kbatch.training.metrics import is_accuracy, metric_words
 
@@ -52,8 +52,6 @@ _TO_BE_CERTAIN = {
 }
 # There is no note on updates if larger batches gain less than this share of samples/s.
 _SMALL_GAIN = 0.1
-# There is a note if the time of a trial's own runs differs from the table by this factor.
-_OTHER_TIME = 1.3
 # Usual overfitting is less than this difference of training and validation accuracy.
 _FAR_BELOW = 0.1
 # After five averaging times, an average still has exp(-5) = 0.7 % of its initial value.
@@ -123,7 +121,7 @@ def _certainty(decision: Decision, is_race: bool) -> Iterator[Note]:
         times = []
         for trial in decision.trials:
             measured_s, shown_s = trial.mean(training_seconds), seconds.get(trial.trial_id)
-            if measured_s and shown_s and not 1 / _OTHER_TIME < measured_s / shown_s < _OTHER_TIME:
+            if measured_s and shown_s and not 1 / OTHER_TIME < measured_s / shown_s < OTHER_TIME:
                 took = f"{duration_text(measured_s)}, not {duration_text(shown_s)}"
                 times.append(f"batch size {trial.batch_size:,} took {took}")
         if times:

@@ -27,7 +27,7 @@ from kbatch.page.numbers import pluralize
 from kbatch.plotting import canvas
 from kbatch.records.notes import Note
 from kbatch.records.training_run import Outcomes
-from kbatch.study.compared_trials import tolerance_text
+from kbatch.study.compared_trials import tolerance_text, training_seconds
 from kbatch.study.decision import race_task
 from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import named_label
@@ -347,7 +347,11 @@ def test_race_times_and_throughput_of_table_agree():
         seconds = table["training time (s)"]
         if corrected:
             assert f"32 took 2.9 s, not {seconds[32]:.2g} s" in notes[0]
-            assert decision.speedup.value == pytest.approx(seconds[32] / seconds[64])
+            speed, (base, other) = seconds[32] / seconds[64], study.trials
+            measured = base.mean(training_seconds) / other.mean(training_seconds)
+            assert decision.speedup.value == pytest.approx(speed)
+            assert decision.speedup.ends == pytest.approx((measured, speed), rel=1e-3)
+            assert "32: difference in speed not known, same" in decision.page.sentences[2]
         examples = [trial.mean(lambda run: run.examples_seen) for trial in study.trials]
         np.testing.assert_allclose(seconds * table["samples/s"], examples, rtol=1e-3)
         upper, _ = kbatch.plot_trials(study).figure.axes
