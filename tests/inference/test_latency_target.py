@@ -35,11 +35,15 @@ class Machine:
         """The size whose 0.95 quantile equals the target."""
         return TARGET_S * 1000 / np.exp(1.645 * self.spread) - 5
 
-    def search(self, *, more_time=True, **changed):
+    def search(self, *, more_time=True, left_s=0.0, **changed):
         arguments = {"target_s": TARGET_S, "quantile": 0.95, "largest": 1000}
         search = LatencyTargetSearch(self.guess, **(arguments | changed))
-        while look := search.ask(more_sizes=more_time):
-            search.tell(self.call(*look))
+        while look := search.ask(more_sizes=more_time) or (
+            search.ask_again(left_s=left_s) if left_s > 0 else None
+        ):
+            calls_s = self.call(*look)
+            left_s -= sum(calls_s)
+            search.tell(calls_s)
         return search.checks
 
 
@@ -153,7 +157,7 @@ class Hiccups(Machine):
     def verifies(self):
         """Whether a search after a sweep of three sizes verifies a size."""
         earlier = [[self.call(size, 59)] for size in (1, 4, 8)]
-        return largest_verified(self.search(drift=0.2, earlier=earlier)) is not None
+        return largest_verified(self.search(drift=0.2, earlier=earlier, left_s=30)) is not None
 
 
 def share_verified(searches, **machine):
