@@ -413,8 +413,10 @@ def relative_speed(speed: Estimate[float], *, say_runs: bool = False) -> str:
         return SPEED_NOT_KNOWN
     runs = {1: " (one run)", 2: " (two runs)"}.get(speed.n or 0, "") if say_runs else ""
     as_fast = 1 / AS_FAST <= speed.value <= AS_FAST
-    shown = Estimate(speed.value) if speed.n else speed
-    return ("as fast" if as_fast else speed_text(shown, digits=2)) + runs
+    if speed.ends and not speed.n:  # Two measures disagree.
+        near, far = sorted((low, high), key=lambda ratio: max(ratio, 1 / ratio))
+        return f"{format_number(max(near, 1 / near), 2)} to {speed_text(far, digits=2)}"
+    return ("as fast" if as_fast else speed_text(speed.value, digits=2)) + runs
 
 
 def _quality(decision: Decision, trial: TrialRecord) -> str:

@@ -253,7 +253,7 @@ def test_judge_leaves_out_a_size_that_diverged():
     failing = [Run(8, 1.0, 0, 0.9, 0.1), Run(8, 1.0, 1, None, 0.1, "diverged")]
     diverged = judged([*runs, *failing], over_examples=False)
     assert (diverged.certain, diverged.left_out) == (True, ((8, 1.0),))
-    with pytest.raises(ValueError, match="has a value"):
+    with pytest.raises(ValueError, match="metric value"):
         judged([Run(8, 1.0, 0, None, 0.1, "diverged")])
 
 

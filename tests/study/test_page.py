@@ -32,7 +32,7 @@ from kbatch.study.decision import race_task
 from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import named_label
 from kbatch.study.limits import notes_of
-from kbatch.study.page import with_page
+from kbatch.study.page import relative_speed, with_page
 from kbatch.study.trial import Objective
 
 BEGINS = ("initial_weights", "first_order")
@@ -175,6 +175,12 @@ def test_page_claims_speed_only_if_times_show_it(rates, proved, verdict, change)
     assert decision.reason.endswith("5 % faster.") is proved
     assert sorted(verdicts(decision))[0].endswith(f", {verdict}")
     assert f": {change}, same validation accuracy" in decision.page.sentences[2]
+
+
+@pytest.mark.parametrize("ends", [(5.3, 7.4), (1 / 7.4, 1 / 5.3)])
+def test_relative_speed_of_two_measures_gives_both(ends):
+    words = "as fast" if ends[0] > 1 else "slower"
+    assert relative_speed(Estimate(ends[0], *ends)) == f"5.3 to 7.4 times {words}"
 
 
 def test_note_times_scatter():
