@@ -68,7 +68,7 @@ def test_profile_inference_measures_the_memory_of_each_policy_and_size(capsys):
             dtype_policies=policies,
             measure_memory=True,
             memory_limit_bytes=np.int64(2**28),
-            time_budget_s=20.0,  # Memory gets a part of it.
+            time_budget_s=60.0,  # Memory gets a part of it.
         )
     assert {(m.dtype_policy, m.batch_size) for m in result.memory} == {
         (policy, size) for policy in policies for size in (1, 8, 64)
