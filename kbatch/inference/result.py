@@ -198,7 +198,7 @@ class InferenceProfile(Result):
         return f"Batch size {size:,} is the largest{of} with {goal}, {how}."
 
     def doubt(self, check: TargetCheck) -> str:
-        """Return why fresh calls that met the target did not verify it."""
+        """Return why the further calls of a `check` met the target but did not verify it."""
         margin = expected_drift(self.answering)
         if check.quantile_ms(self.quantile) * (1 + margin) > (self.target_ms or math.inf):
             return f"without the margin of {percent(margin)}"
