@@ -272,7 +272,7 @@ class InferenceProfile(Result):
             bounded = self.target_ms is not None or size < max(tried)
             is_rising = rates[size] > rates[before] and not is_saturated((before, size), times_s)
             if not bounded and is_rising:
-                gain = percent(rates[size] / rates[before] - 1)  # As in the table.
+                gain = format_number(rates[size] / rates[before], 3)  # As in the table.
                 notes.append(Note.of("rate_rises", gain=gain, before=before, size=size))
         return most_important(notes)
 

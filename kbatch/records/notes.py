@@ -129,8 +129,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "`x` in Python."
     ),
     "rate_rises": (
-        "Throughput still grew by {gain} from batch size {before:,} to {size:,}, the largest that "
-        "was tried. Give larger batch sizes to find its peak."
+        "Batch size {size:,}, the largest that was tried, had {gain} times the throughput of batch "
+        "size {before:,}. Give larger batch sizes to find the peak."
     ),
     "data_end": (
         "The dataset has no more rows. To try larger sizes, give `longest_example=(x[0], y[0])`, "
