@@ -27,7 +27,7 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
     low, high = check_size(low, "low"), check_size(high, "high")
     sizes = tuple(2**k for k in range((low - 1).bit_length(), high.bit_length()))
     if not sizes:
-        raise ValueError(f"Give a range with a power of two. Received: low={low}, high={high}.")
+        raise ValueError(f"The range must hold a power of two. Received: low={low}, high={high}.")
     return sizes
 
 

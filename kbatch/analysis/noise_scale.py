@@ -182,9 +182,9 @@ def gradient_moments(
     if np.any(wrong):
         step = int(np.argmax(wrong))
         raise ValueError(
-            "`micro_sq_norms` must be at least `batch_sq_norms`, and both at least 0: pass "
-            "`micro_sq_norms` as the first argument, and measure both before clipping and without "
-            "the loss scale. Received at the first wrong step: "
+            "At each step, `micro_sq_norms` must be at least `batch_sq_norms`, which must not be "
+            "negative. Give `micro_sq_norms` first, and measure both before gradient clipping and "
+            "without loss scaling. Received at the first wrong step: "
             f"micro_sq_norm={m[step]}, batch_sq_norm={batch[step]}."
         )
     variance = (m - batch) * examples / (micros - 1)

@@ -61,7 +61,7 @@ class RunTable:
         }
         self.pairs = tuple(sorted(pair for pair, row in scored.items() if row))
         if not self.pairs:
-            raise ValueError("`runs` must hold a run with a metric value that did not diverge.")
+            raise ValueError("`runs` must hold a run that has a metric value and did not diverge.")
         self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
         rows = [scored[pair] for pair in self.pairs]
         self.pinned: Pinned | None = pinned_parts(run for row in rows for run in row)

@@ -19,7 +19,7 @@ _VOCABULARY, _TOKENS = 4000, 80
 def add_demo(commands: Any) -> None:
     text = "find the learning rate and the batch size of a small model on real data"
     demo = commands.add_parser("demo", help=text)
-    data = "5,000 images of MNIST, or functions of Python's library (default: %(default)s)"
+    data = "5,000 MNIST images, or the code of Python's own functions (default: %(default)s)"
     demo.add_argument("--data", choices=("images", "texts"), default="images", help=data)
     quick = "train three batch sizes once, without a search for the learning rate"
     demo.add_argument("--quick", action="store_true", help=quick)
@@ -44,7 +44,7 @@ def _demo(options: argparse.Namespace) -> None:
     if folder.exists() and not (folder / RECORD_NAME).exists():
         raise FileExistsError(
             "The demo overwrites only the results of an earlier demo: give another `--output`. "
-            f"Received: {folder}, which is no earlier demo."
+            f"Received: {folder}, which holds no results of a demo."
         )
     with starting_tensorflow():
         from kbatch.search.hypermodel import BatchSizeHyperModel

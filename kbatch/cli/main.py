@@ -141,7 +141,7 @@ def _add_inference(commands: Any) -> None:
     add("--batch-sizes", type=batch_sizes, metavar="N,...", help="sizes (default: powers of two)")
     seconds = {"dest": "time_budget_s", "type": float, "default": TIME_BUDGET_S, "metavar": "S"}
     add("--seconds", **seconds, help="time budget in seconds (default: %(default)s)")
-    bulk = "examples in a call of predict; batch sizes are not larger (default: %(default)s)"
+    bulk = "examples in each call of predict, and its largest batch size (default: %(default)s)"
     add("--bulk-examples", type=int, default=BULK_EXAMPLES, metavar="N", help=bulk)
     memory = {"dest": "measure_memory", "action": "store_false"}
     add("--no-memory", **memory, help="do not measure memory")
@@ -154,8 +154,8 @@ def _inference(options: argparse.Namespace) -> None:
     arguments = _function_arguments(options, "model")
     if not options.model.exists():
         raise ValueError(
-            "MODEL must be a .keras, .h5, .onnx or .tflite file, or the folder of a SavedModel. "
-            f"It does not exist. Received: {options.model}."
+            "MODEL does not exist: give a .keras, .h5, .onnx or .tflite file, or the folder of a "
+            f"SavedModel. Received: {options.model}."
         )
     options.output.mkdir(parents=True, exist_ok=True)
     with starting_tensorflow():
@@ -200,7 +200,7 @@ def _add_max_batch(commands: Any) -> None:
     limit = "memory limit, such as 2GiB (default: all of the GPU, or half of the free host memory)"
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     window = {"dest": "memory_window", "type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
-    add("--window", **window, help="share of the limit to fill (default: 0.8 0.9)")
+    add("--window", **window, help="share of the limit to use, LOW to HIGH (default: 0.8 0.9)")
     add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch size to try")
     training = {"dest": "training", "action": "store_false"}
     add("--inference", **training, help="run predictions instead of train steps")
@@ -392,8 +392,8 @@ def _export(options: argparse.Namespace) -> None:
             raise
         except Exception as error:  # Trackers and their servers raise many kinds of errors.
             raise OSError(
-                f"Writing to {options.to} failed. When it can be reached, run the command again: "
-                f"it adds the missing runs. Received: {type(error).__name__}: {error}"
+                f"Writing to {options.to} failed. Run this command again later: it adds the runs "
+                f"that {options.to} does not have. Received: {type(error).__name__}: {error}"
             ) from error
         if options.output is None:
             return

@@ -145,7 +145,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def _ask(self, kind: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Any:
         if (running := self._running) is None:  # Another thread has ended it.
-            raise WorkerDied(-signal.SIGKILL, "ended while it started")
+            raise WorkerDied(-signal.SIGKILL, "none, because another thread stopped it")
         process, calls, answers = running
         for file in self.folder.glob("array-*.npy"):  # Files of the previous call.
             file.unlink()

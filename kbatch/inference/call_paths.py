@@ -177,10 +177,10 @@ def inference_inputs(model: keras.Model, x: Any = None) -> Sample:
         model(keras.tree.map_structure(tf.constant, repeated(inputs.rows, 1)), training=False)
     except (ValueError, TypeError, KeyError, *_REFUSALS) as error:
         raise InputError(
-            "`x` must hold an array for each input of the model, with its shape and dtype, nested "
-            "like the inputs, and with the examples on the first axis (`x[None]` for a single "
-            f"example). Received: x with rows of dtype and shape {row_kinds(inputs.rows)}; model "
-            f"{model.name!r} raised: {failure_text(error)}"
+            "`x` must be nested like the model's inputs: an array for each input, with the shape "
+            "and dtype of that input, and with the examples on the first axis (`x[None]` for a "
+            f"single example). Received: x with rows of dtype and shape {row_kinds(inputs.rows)}; "
+            f"model {model.name!r} raised: {failure_text(error)}"
         ) from error
     return inputs
 

@@ -45,7 +45,7 @@ def functions_by_name(functions: Any) -> dict[str, Function]:
         if not (isinstance(name, str) and name and callable(function)):
             raise InputTypeError(
                 "`model` must be a keras.Model, a function of a batch, or a dict of names and "
-                "functions: build or load it first (`keras.saving.load_model`). "
+                "functions: build or load the model first (`keras.saving.load_model`). "
                 f"Received: {name!r} of type {type(function).__name__}."
             )
     if not functions:
@@ -63,8 +63,8 @@ def function_rows(x: Any) -> Any:
     lengths = {leaf.shape[:1] or (0,) for leaf in keras.tree.flatten(rows)}
     if len(lengths) != 1 or (0,) in lengths or _has_object_arrays(rows):
         raise InputError(
-            "A function needs `x`: a `tf.data.Dataset`, or arrays with the examples on the first "
-            "axis (`x[None]` for a single example) and the same number of examples in each. "
+            "If `model` is a function, `x` is required: a `tf.data.Dataset`, or arrays of the same "
+            "length with the examples on the first axis (`x[None]` for a single example). "
             f"Received: x of type {type(x).__name__}."
         )
     return keras.tree.map_structure(lambda leaf: leaf[:MOST_ROWS], rows)
@@ -94,8 +94,8 @@ def open_function(name: str, function: Function, rows: Any) -> Iterator[Run]:
     first = _checked_call(name, run, rows, row)
     if not keras.tree.flatten(first) or _has_object_arrays(first):
         raise InputError(
-            "The function must return its outputs: arrays or tensors with a row for each row of "
-            f"the batch. Received: {name!r}, which returned {first!r:.60}."
+            "The function must return arrays or tensors with one row for each row of the batch. "
+            f"Received: {name!r}, which returned {first!r:.60}."
         )
     first = keras.tree.map_structure(np.array, first)  # The function may reuse its memory.
     _checked_call(name, run, rows, pair)

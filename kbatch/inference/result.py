@@ -191,8 +191,8 @@ class InferenceProfile(Result):
             undecided = end - 1  # The search ended before it came near the target.
         if undecided > size:
             last = undecided if end is None else end - 1
-            sizes = f"{size + 1:,} to {last:,} are" if last > size + 1 else f"{last:,} is"
-            return f"Batch size {size:,} has {goal}, {how}; {sizes} undecided."
+            sizes = f"{size + 1:,} to {last:,}" if last > size + 1 else f"{last:,}"
+            return f"Batch size {size:,} has {goal}, {how}. Not known for batch size {sizes}."
         largest = max(tested.batch_size for tested in (*self.answering, *self.checks))
         of = f" of sizes up to {largest:,}" if size == largest else ""
         return f"Batch size {size:,} is the largest{of} with {goal}, {how}."
@@ -202,7 +202,7 @@ class InferenceProfile(Result):
         margin = expected_drift(self.answering)
         if check.quantile_ms(self.quantile) * (1 + margin) > (self.target_ms or math.inf):
             return f"without the margin of {percent(margin)}"
-        return "in too few calls to be sure"
+        return "in too few calls to be certain"
 
     @property
     def use(self) -> str:
@@ -341,7 +341,7 @@ class InferenceProfile(Result):
     def _by_fit(self, batch_size: Estimate[float | None]) -> InferenceAnswer:
         if batch_size.value is None:
             raise ValueError(
-                "The measurements are too noisy to tell this batch size: measure larger batch "
+                "The measurements are too noisy to determine this batch size: measure larger "
                 f"sizes, or for a longer time. Received: interval={batch_size.ends}."
             )
         sizes = [timing.batch_size for timing in self.answering]
@@ -402,7 +402,7 @@ class InferenceProfile(Result):
             slow = any(swept <= size and bound_s > target_s for swept, bound_s in bounds.items())
             fast = any(swept >= size and bound_s <= target_s for swept, bound_s in bounds.items())
             if (is_verified and slow) or (check.outcome == "missed" and fast):
-                when = "while the table was measured" if is_verified else "during the check"
+                when = "while the table was measured" if is_verified else "during these calls"
                 yield Note.of("busy_while_timed", size=size, when=when)
                 return
 
@@ -471,10 +471,10 @@ class InferenceProfile(Result):
                 raise TargetTooLow(latency_ms, self.quantile, 1, reachable_ms)
         checked = ", ".join(f"{check.batch_size:,} {check.outcome}" for check in self.checks)
         raise ValueError(
-            "No batch size was verified for this target, and too few sizes were called for a fit: "
-            "measure on a quieter machine, give a higher target, or give `batch_sizes`, which then "
-            f"all get {calls_for_quantile(self.quantile)} calls. "
-            f"Received: latency_ms={latency_ms:g}, checked sizes: {checked}."
+            "No batch size was shown to meet this latency target, and too few were measured to "
+            "estimate one. Measure on a quieter machine, or give a higher target. Or give "
+            f"`batch_sizes`: kbatch then calls each of them {calls_for_quantile(self.quantile)} "
+            f"times. Received: latency_ms={latency_ms:g}, checked sizes: {checked}."
         )
 
     def _enough_calls(self, quantile: float) -> dict[int, tuple[float, ...]]:
@@ -507,10 +507,9 @@ class InferenceProfile(Result):
         if len(known) < 2:
             missing = {t.batch_size: t.missing_calls(quantile) for t in timings}
             raise ValueError(
-                f"The {quantile:g} quantile needs {needed} calls at two batch sizes or more: "
-                f"measure with `quantile={quantile:g}`, your own `batch_sizes` and a larger "
-                "`time_budget_s`. "
-                f"Received: missing calls by batch size {missing}."
+                f"At least two batch sizes must have {needed} calls each for the {quantile:g} "
+                f"quantile: measure with `quantile={quantile:g}`, your own `batch_sizes` and a "
+                f"larger `time_budget_s`. Received: missing calls of each batch size: {missing}."
             )
         shortest = calls_to_show(quantile)
         pairs = []

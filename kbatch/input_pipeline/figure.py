@@ -63,7 +63,7 @@ def plot_input_pipeline(
     rounds = pluralize(len(profile.step.durations_s), "round")
     facts = [*where_measured(profile.environment), profile.dtype_policy]
     facts += [f"batch size {profile.batch_size:,}", rounds]
-    notes, caption = ("Bars: 95 % interval of the rates.", profile.answer), caption and ax is None
+    notes, caption = ("Bars: 95 % interval of throughput.", profile.answer), caption and ax is None
     canvas.write_caption((upper, lower), *notes, facts=facts, caption=caption)
     return upper
 

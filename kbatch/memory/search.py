@@ -136,7 +136,7 @@ class MaxBatchSearch:
         if above is None or not _is_tight(below, above):
             return None
         beyond = self.memory_bytes[above]
-        reached = "run out of it" if beyond is None else f"reach {share(beyond)}"
+        reached = "runs out of memory" if beyond is None else f"needs {share(beyond)}"
         code = "next_above" if above == below + 1 else "memory_jumps"
         needs = share(self._fitting[below])
         return Note.of(code, below=below, needs=needs, above=above, reached=reached)
@@ -213,8 +213,8 @@ def predict_memory(memory_bytes: Mapping[int, float], batch_size: int) -> float:
     """Estimate the bytes of a batch size from two measured sizes or more."""
     if (curve := memory_curve(memory_bytes)) is None:
         raise ValueError(
-            "An estimate of memory needs the memory of at least two sizes: measure more sizes. "
-            f"Received: memory of the sizes {sorted(memory_bytes)}."
+            "Estimating memory needs measurements at two or more batch sizes: measure more sizes. "
+            f"Received: measurements at the sizes {sorted(memory_bytes)}."
         )
     return curve(batch_size)
 

@@ -98,7 +98,7 @@ def _legends_in(figure: Figure) -> float:
 def figure_of(ax_or_figure: Axes | Figure) -> Figure:
     figure = ax_or_figure.get_figure(root=True)
     if figure is None:
-        raise ValueError("The Axes have no figure: pass others, or None. Received: ax.figure=None.")
+        raise ValueError("`ax` has no figure: give other Axes, or None. Received: ax.figure=None.")
     return figure
 
 

@@ -45,8 +45,8 @@ class Note(str):
 def _parts_differ(found: str, source: str | None = None) -> str:
     advice: dict[str | None, str] = {
         "layer": " Without splitting the batch, the result is exact.",
-        "loss": " If the loss is divided by something other than the number of rows, pass "
-        "`loss_denominator` to `accumulate_gradients`. If it compares rows, pass `exact=True`.",
+        "loss": " If the loss is not divided by the number of rows, pass `loss_denominator` to "
+        "`accumulate_gradients`. If the loss compares rows with each other, pass `exact=True`.",
         "state": " The layer changes its state once for each micro-batch, not once for each "
         "update. Without splitting the batch, the result is exact.",
         "added": " Let the layer add one loss value for each row, or the mean of these values.",
@@ -58,8 +58,8 @@ def _parts_differ(found: str, source: str | None = None) -> str:
 # The process of a search for memory, by the reason.
 _MEASURED_HERE = {
     "gpu": "Memory was measured in this process, because it already uses the GPU. A new process "
-    "may give another result. To measure in a new process, give a build function and arrays, and "
-    "make no model, tensor or `tf.data.Dataset` before.",
+    "may give another result. For a new process, give a build function and arrays, and measure "
+    "before you create any model, tensor or `tf.data.Dataset`.",
     "replicas": "Memory was measured in this process with all replicas. A new process may give "
     "another result. A batch that is far too large may end this process.",
     "model on the GPU": "Memory was measured in this process, because it already uses the GPU. A "
@@ -74,8 +74,8 @@ _MEASURED_HERE = {
 GridReason = Literal["several_objectives", "returned_number", "time", "own_fit"]
 _NO_RACE: Mapping[GridReason, str] = {
     "several_objectives": "it has several objectives, and a race compares one metric",
-    "returned_number": "its `fit` returns the objective, and a race needs a metric of training",
-    "time": "its objective is a time, and a race compares a metric of quality",
+    "returned_number": "its `fit` returns the objective, and a race needs a metric of Keras",
+    "time": "its objective is a time, and a race compares a metric such as accuracy or loss",
     "own_fit": "a race cannot set the learning rate of a HyperModel with its own `fit`",
 }
 
@@ -89,14 +89,14 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "target_not_verified": lambda longer=False, why="missed": (
         "The batch size for the latency target is not verified, because further calls "
         + {"missed": "missed the target. ", "no calls": "were not made. "}.get(
-            why, f"met the target {why}. "
+            why, f"met the target only {why}. "
         )
         + ("Measure longer, or on" if longer else "Give a higher target, or measure again on")
         + " a quieter machine."
     ),
     "busy_while_timed": (
-        "At batch size {size}, the table and the calls that checked the latency target disagree, "
-        "because the machine was busier {when}. The answer follows the check."
+        "For batch size {size}, the table and the further calls disagree on the latency target, "
+        "because the machine was busier {when}. The answer is based on the further calls."
     ),
     "policy_not_measured": "Not measured under {policy}: {reason}.",
     "not_quantised": (
@@ -104,8 +104,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "compute in float32: {others}."
     ),
     "peaks_differ": (
-        "Peak memory differs from run to run: {refuted} sizes in a row did not fit when run "
-        "again. The reported size was run once and may not fit: leave a wider margin."
+        "Peak memory differs from run to run: {refuted} sizes did not fit in a second run. The "
+        "reported size was run only once: use a smaller size, or lower `memory_window`."
     ),
     "gpu_shared": (
         "Other processes use memory of the GPU (`nvidia-smi` names them), so {free} of {total} "
@@ -113,8 +113,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "measured_here": lambda why: _MEASURED_HERE[why],
     "input_cache_unfilled": (
-        "The pipeline's own cache was not filled first ({reason}), so these may be the rates of "
-        "the first epoch. Later epochs may be faster."
+        "The pipeline's `cache` was not filled before measuring ({reason}). The throughput may be "
+        "that of a first epoch, and later epochs may be faster."
     ),
     "map_calls_python": (
         "`map` calls a Python function ({names}), which threads do not speed up. Use TensorFlow "
@@ -133,8 +133,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "size {before:,}. Give larger batch sizes to find the peak."
     ),
     "data_end": (
-        "The dataset has no more rows. To try larger sizes, give `longest_example=(x[0], y[0])`, "
-        "or `({{name: x[name][0] for name in x}}, y[0])` if `x` is a dict."
+        "This size is the whole dataset. To try larger sizes by repeating one example, give "
+        "`longest_example=(x[0], y[0])`, or `({{k: x[k][0] for k in x}}, y[0])` if `x` is a dict."
     ),
     # Notes of a search: limits of its answer, then advice for a better one.
     "trials_missing": (
@@ -143,18 +143,18 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "left_out": "Left out: {first}",
     "to_be_certain": "{how}.",
     "coarse_target": (
-        "The time to the target is measured in whole epochs, which is too coarse for the "
-        "tolerance. To validate more often, give a smaller `steps_per_epoch`."
+        "The time to the target is measured in whole epochs, too coarsely for a comparison within "
+        "the tolerance. For shorter epochs, give a smaller `steps_per_epoch`."
     ),
     "same_start": "All runs {began}, so the effect of another {what} is not known.",
-    "callbacks_needed": "Callbacks of the search ended the trial. Give `fit` the same callbacks.",
+    "callbacks_needed": "A callback ended these training runs. Give it to the final `fit` as well.",
     "split_by_class": (
         "The labels are sorted by class, and `validation_split` takes the last rows: {what}. "
         "Shuffle: `i = np.random.default_rng(0).permutation(len(y)); x, y = x[i], y[i]`."
     ),
     "objective_of_training": (
         "Sizes were compared by `{name}` of the training data, although there are validation data. "
-        'To use these, give `BatchSizeTuner(build, "val_{name}")`.'
+        'To use the validation data, give `BatchSizeTuner(build, "val_{name}")`.'
     ),
     "data_not_finite": (
         "The data are not finite: {found} are NaN or infinite. Remove or replace these values, "
@@ -164,8 +164,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Under {policy}, {part} makes finite data NaN or infinite {when}. Check this part first."
     ),
     "float16_overflows": (
-        "Float16 overflows under {policy}: {how}. Scale the data to below its largest number, "
-        '65,504, or give `dtype_policy="float32"`.'
+        "Float16 overflows under {policy}: {how}. Scale the data to below 65,504, the largest "
+        'float16 number, or give `dtype_policy="float32"`.'
     ),
     "updates_rounded": (
         "Under {policy} the weights have 16 bits, which rounds most small updates to zero. "
@@ -199,13 +199,13 @@ KINDS: dict[str, str | Callable[..., str]] = {
         'Set it from `hp.get("batch_size")` in `build(hp)`, or give `learning_rate_scaling`.'
     ),
     "rates_by_callback": (
-        "{who} set the learning rate (to {ends} at the ends of epochs), so kbatch compares no "
-        "rates. To compare them, let the callback scale the current rate, or use a schedule."
+        "{who} set the learning rate (after an epoch: {ends}), so kbatch compares no rates. To "
+        "compare them, make the callback multiply the current rate, or use a schedule."
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
-        "{validation} at {at}), and {what} are not up to date. They average {memory} updates, but "
-        "training made {updates}: train longer, or lower {cure}."
+        "{validation} at {at}), perhaps because {what} average {memory} updates, but training "
+        "made only {updates}. Train longer, or lower {cure}."
     ),
     "still_rising": (
         "The {words} still improved by {gain} over the last {last}. Train longer to be sure."
@@ -224,38 +224,38 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "worse {words}. To compare sizes at equal time, use `kbatch.TimeBudget`."
     ),
     "noise_binds": (
-        "A larger batch would hardly save updates, because its gradient would hardly be less "
-        "noisy. This begins at about {scale} examples, the gradient noise scale."
+        "Above about {scale} examples (the gradient noise scale), a larger batch hardly saves "
+        "updates, because its gradient is hardly less noisy."
     ),
     "failure_rate": (
         "At this learning rate, training with batch size {failed} {how}. {trainings} did not "
-        "fail, but up to {rate} of such runs may still fail."
+        "fail, but with so few runs, up to {rate} of later ones may fail (95 % confidence)."
     ),
     "times_corrected": (
         "Training times and samples/s in the table are corrected for changes of the machine's "
         "speed during the search. Without this correction, {times}."
     ),
     "times_scatter": (
-        "Batch size {base} takes {ratio} times as long as {size}, with an interval of {low} to "
-        "{high}. Either size may be the faster one."
+        "Batch size {base} takes {ratio} times as long as {size} (interval {low} to {high}), so "
+        "either size may be the faster one."
     ),
     "devices_differ": "Trials ran on {devices}. Compare their speeds on one device only.",
     "shared_device": (
-        "Up to {workers} workers shared the device, so each had a part of its samples/s. To "
+        "Up to {workers} workers shared the device, so each of them trained more slowly. To "
         "compare sizes by speed, search again with one worker for each device."
     ),
     "also_set": "`decision.apply` also sets {settings}.{more}",
     "base_added": (
-        "kbatch added batch size {size}, because it assumes that your learning rate suits that "
-        "size. If it suits another one, give `base_batch_size`."
+        "kbatch also tries batch size {size}, for which it assumes that you chose your learning "
+        "rate. If you chose it for another size, give that size as `base_batch_size`."
     ),
-    "batches_cut": "Batches are cut into micro-batches of {size}.",
+    "batches_cut": "Batches are cut into micro-batches of {size} examples.",
     "batches_whole": (
         "Batches of up to {size} examples were trained at once, without gradient accumulation."
     ),
     "batch_normalization_in_parts": (
-        "Each micro-batch is normalized by itself, unlike the whole batch: {parts}. "
-        "Use GroupNormalization, LayerNormalization, or a micro-batch as large as the batch."
+        "A layer normalizes each micro-batch instead of the whole batch: {parts}. Use "
+        "GroupNormalization, LayerNormalization, or a micro-batch as large as the batch."
     ),
     "parts_differ": _parts_differ,
     "parts_not_compared": "Micro-batches were not compared with the whole batch: {found}.",
@@ -267,11 +267,11 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "most {after}: do not compare their samples/s with earlier runs."
     ),
     "own_step_whole": (
-        "The model has its own `train_step`, so batches were not cut into {size}. Move its loss "
-        "into `compute_loss`, or call `accumulate_gradients(exact=True)` in `build`."
+        "With the model's own `train_step`, kbatch used no micro-batches of {size}. Move the loss "
+        "to `compute_loss`, or call `accumulate_gradients(exact=True)` in `build`."
     ),
     "first_learning_rate": (
-        "The first update used {used:.3g}, not the model's learning rate {built:.3g}: {by} set it."
+        "The first update used learning rate {used:.3g}, set by {by}, not the model's {built:.3g}."
     ),
     "compiled_by_xla": "With `jit_compile=True`, train steps are {speedup} times as fast.",
     "one_step_an_execution": "Keras ran one train step at a time, which is slower: {reason}.",
@@ -282,19 +282,19 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "auc_thresholds": (
         "{share} of the positive examples are predicted below {first:.2g}, the first of {count} "
-        "thresholds of Keras's AUC. Give smaller ones: `np.geomspace(1e-6, 0.999, 200).tolist()`."
+        "thresholds of Keras's AUC. Give it `thresholds=np.geomspace(1e-6, 0.999, 200).tolist()`."
     ),
     "most_common_class": (
         "The {words} of {value} is not above the share of the most common class, {share}. Choose "
         "an objective such as `val_auc`, or give `class_weight`."
     ),
     "blocks_lack_a_class": (
-        "To measure noise, validation examples are split into {blocks} blocks. {lacking} lack a "
-        "class, so one example may change the metric by {step}: shuffle, or validate on more."
+        "Noise is measured by blocks of validation examples, and {lacking} of {blocks} blocks lack "
+        "a class: one example may change the metric by {step}. Shuffle, or use more examples."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (
-        "Trained in float32, not under {policy}: {reason}. To train under it anyway, give "
+        "Trained in float32, not under {policy}: {reason}. To train under {policy} anyway, give "
         '`BatchSizeHyperModel(build, batch_sizes, dtype_policy="{policy}")`.'
     ),
     "half_slower": (
@@ -308,15 +308,15 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "own_path": "`{callback}` writes one file for each trial: {own} instead of {given}.",
     # Reasons, each the end of a sentence: why a search for memory ended at its size.
     "in_window": "its memory is within `memory_window`",
-    "reached_data": "reached the data set",
-    "reached_most": "reached `max_batch_size`",
-    "memory_hardly_grows": "memory hardly grows with the batch, up to one example for each byte",
+    "reached_data": "it is the whole dataset",
+    "reached_most": "it is `max_batch_size`",
+    "memory_hardly_grows": "memory hardly grows with the batch, so one example for each byte fits",
     "one_example_above": "one example needs {needs}, above `memory_window`",
-    "next_above": "{below} need {needs} of memory, and {above} {reached}",
-    "memory_jumps": "memory jumps: {below} need {needs} of memory, and {above} {reached}",
+    "next_above": "batch size {below} needs {needs} of memory, and {above} {reached}",
+    "memory_jumps": "memory jumps: batch size {below} needs {needs}, and {above} {reached}",
     # Why a batch size was not run, or has no result.
     "out_of_memory": "out of memory",
-    "beyond_target": "batches beyond the latency target",
+    "beyond_target": "a smaller batch size already exceeds the latency target",
     "beyond_bulk_call": 'more than the {examples} examples of a "predict" call (`bulk_examples`)',
     "warm_up_time_spent": "half of the time budget was spent on preparing other sizes",
     "too_slow_to_time": "too slow for the time budget",
@@ -334,16 +334,16 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "no_time_for_changes": "no time: all changes take about {needed} s, half of `time_budget_s`",
     "change_failed": "failed: {error}",
     "data_error": "the data raised an error: {error}",
-    "has_prefetch": "the pipeline ends with one",
-    "has_cache": "the pipeline has one",
+    "has_prefetch": "the pipeline ends with `.prefetch()`",
+    "has_cache": "the pipeline has a `.cache()`",
     "no_serial_map": "no serial map with only batch, prefetch, shuffle or repeat after it",
-    "cache_freezes": "it would repeat random values; place it before the random part",
-    "endless_data": "the data have no end; place it before `.repeat()`",
-    "cache_too_large": "it takes more than the {most} of `cache_bytes`",
-    "cache_not_full": "it was not full after {seconds:.2g} s: give a larger `time_budget_s`",
-    "worker_per_core": "there is already one for each core",
-    "threads_share_lock": "it calls Python, and one thread at a time holds the interpreter's lock",
-    "called_by_threads": "called from several threads; random numbers come in another order",
+    "cache_freezes": "a cache would repeat random values; place `.cache()` before the random part",
+    "endless_data": "the data repeat without end; place `.cache()` before `.repeat()`",
+    "cache_too_large": "the cache takes more than the {most} of `cache_bytes`",
+    "cache_not_full": "the cache was not full after {seconds:.2g} s: give more `time_budget_s`",
+    "worker_per_core": "there is already one worker for each core",
+    "threads_share_lock": "the function calls Python, which runs in one thread at a time",
+    "called_by_threads": "several threads call the function; random numbers come in another order",
     "rows_by_threads": "`__getitem__` may be called from several threads at once",
     "cache_takes": "{size} of memory; the first epoch is as slow as before",
 }

@@ -213,8 +213,8 @@ def check_epoch_end(
     largest = meter.read().largest_batch
     if largest != batch_size:
         raise InputError(
-            f"The batches must have {batch_size} examples: leave sizes above the training set out "
-            "of `batch_sizes`, and let a data function batch by its argument. "
+            f"The batches must have {batch_size} examples. Give no `batch_sizes` above the number "
+            "of training examples. A data function must make batches of the size that it is given. "
             f"Received: batch_size={batch_size}, and at most {largest} examples in a batch."
         )
     cut = metrics_of_parts(model, batch_size)
@@ -233,8 +233,8 @@ def check_epoch_end(
         if missing[0].startswith("val_") and not any(n.startswith("val_") for n in numbers):
             advice = "give `validation_data` or `validation_split`"
         raise InputError(
-            f"The objective {missing[0]!r} must be a metric of training, as one number: {advice}. "
-            f"Received: metrics {sorted(numbers)}."
+            f"The objective {missing[0]!r} must be a metric that training logs as one number: "
+            f"{advice}. Received: metrics {sorted(numbers)}."
         )
 
 

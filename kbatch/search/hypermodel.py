@@ -473,8 +473,8 @@ def _reuse_error(model: Any, part: Any) -> InputError:
         )
         name = f"layer {next(outer, part.name)!r}"
     return InputError(
-        "`build` must make a new model at each call, with new optimizers and trained layers, or a "
-        "trial would start with the state of the trial before: make them inside the function, and "
-        "load pretrained weights there. A layer that does not change may be made outside: set "
-        f"`trainable = False` on it before the first call. Received: {name} again."
+        "`build` must make a new model at each call, because a trial must not start from the state "
+        "of the previous one: make the optimizer and trainable layers in `build`, and load "
+        "pretrained weights there. Layers that are made outside must have `trainable = False` "
+        f"before the first call. Received: {name} again."
     )

@@ -262,8 +262,8 @@ class ParallelTrials:
             names = [name for name, value in parts.items() if not _can_be_pickled(value)]
             raise InputError(
                 "With `executor`, model, data and callbacks must be picklable: give arrays or a "
-                "function `batch_size -> tf.data.Dataset`, and open files, locks and connections "
-                f"inside of functions. Received: {' and '.join(names)}: {error}"
+                "function `batch_size -> tf.data.Dataset`, and create locks, file objects and "
+                f"connections inside functions. Received: {' and '.join(names)}: {error}"
             ) from error
         finally:
             tuner.oracle.trials = trials

@@ -211,9 +211,9 @@ def train(
         if status == "failed" and settings.plan is not None and settings.plan.reason == "whole":
             failure = (
                 f"The model or its loss takes only batches of {settings.batch_size} rows (axis 0): "
-                "leave out sizes that do not divide the numbers of training and validation "
-                "examples, give functions `lambda n: dataset.batch(n, drop_remainder=True)` as "
-                f"data, or read the size by `keras.ops.shape(x)[0]`. Received: {failure}"
+                "leave out sizes for which the last batch of training or validation is smaller, "
+                "give functions `lambda n: dataset.batch(n, drop_remainder=True)` as data, or "
+                f"read the size by `keras.ops.shape(x)[0]`. Received: {failure}"
             )
         traceback = failures.failure_traceback(error)
         ended = dataclasses.replace(record(status, failure), traceback=traceback)
@@ -656,7 +656,7 @@ def _for_trackers(dataset: Any, batch_size: int) -> Any:
     """Let MLflow's autolog, which patches `fit`, name the batch size and not read the dataset."""
 
     def refuse() -> Any:  # MLflow would compute a digest of all batches, which may never end.
-        raise TypeError("kbatch lets no tracker read the training data to compute a digest.")
+        raise TypeError("kbatch turns off dataset logging, which would read all training data.")
 
     dataset.batch_size, dataset.as_numpy_iterator = batch_size, refuse
     return dataset

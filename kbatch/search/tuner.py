@@ -314,9 +314,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 return super().load_model(trial)
             except OSError as error:
                 raise RuntimeError(
-                    f"The checkpoint of trial {trial.trial_id} cannot be read: build a model with "
-                    "`get_best_hyperparameters()`, and train it. Only the recommended and the best "
-                    f"trial keep one, if `model.fit` trained them. Received: {error}."
+                    f"The checkpoint of trial {trial.trial_id} cannot be read: train a model built "
+                    "with `get_best_hyperparameters()`. Only the recommended and the best trial "
+                    f"have a checkpoint, if `model.fit` trained them. Received: {error}."
                 ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

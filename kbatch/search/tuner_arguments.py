@@ -91,13 +91,13 @@ def check_strategy(
             "the same time. Received: "
             f"KERASTUNER_ORACLE_IP={os.environ.get('KERASTUNER_ORACLE_IP')}."
         )
-    if search_learning_rate not in (None, True, False) or (
-        search_learning_rate and strategy == "grid"
-    ):
+    if search_learning_rate not in (None, True, False):
+        wrong = f"search_learning_rate={search_learning_rate!r}"
+        raise InputError(f"`search_learning_rate` must be True, False or None. Received: {wrong}.")
+    if search_learning_rate and strategy == "grid":
         raise InputError(
-            "`search_learning_rate` must be None, True or False, and a grid never looks for the "
-            'learning rate: leave it out, or give `strategy="race"`. Received: '
-            f"search_learning_rate={search_learning_rate!r}, strategy={strategy!r}."
+            "A grid does not search for the learning rate: leave out `search_learning_rate`, or "
+            'give `strategy="race"`. Received: search_learning_rate=True, strategy="grid".'
         )
     limits = {"time_budget_s": time_budget_s, "max_trainings": max_trainings}
     for name, value in limits.items():
@@ -139,8 +139,8 @@ def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
         )
     if races and any(isinstance(item, StopAtTarget) for item in call.callbacks):
         raise InputError(
-            "A race compares sizes by a metric, but with `StopAtTarget` every size ends at the "
-            'same value: leave it out, or give `strategy="grid"` and '
+            "A race compares sizes by a metric, but `StopAtTarget` ends all sizes at the same "
+            'value of it: leave out `StopAtTarget`, or give `strategy="grid"` and '
             f'`objective="seconds_to_target"`. Received: callbacks={call.named["callbacks"]!r}.'
         )
 
@@ -149,8 +149,8 @@ def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> 
     """Refuse to continue a race that looks for the rate as a search that does not."""
     if FACTOR_NAME in names:
         raise InputError(
-            "The project directory holds a race that looks for the learning rate, which this "
-            'search does not: give `strategy="race"`, another `project_name`, or '
+            "The race in the project directory searched for the learning rate, but this search "
+            'does not: give `strategy="race"`, another `project_name`, or '
             f"`overwrite=True` to start over. Received: strategy={decides_by['strategy']!r}, "
             f"search_learning_rate={decides_by.get('search_learning_rate')!r}."
         )

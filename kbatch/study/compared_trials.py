@@ -208,11 +208,11 @@ def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
 def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
     """Check the arguments of a decision. The tolerance of an accuracy must be below 1."""
     number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
-    most = 1 if is_fraction(metric) else math.inf
+    most, limit = (1, "below 1") if is_fraction(metric) else (math.inf, "finite")
     if tolerance is not None and not (number and 0 <= tolerance < most):
         raise ValueError(
-            f"`tolerance` must be a number from 0 to below {most:g} in the metric's unit, such as "
-            "0.01 for 1 % of accuracy. If None, the metric's default is used. "
+            f"`tolerance` must be at least 0 and {limit}, in the unit of the metric (0.01 is one "
+            "percentage point of accuracy). If None, the metric's default is used. "
             f"Received: tolerance={tolerance!r}."
         )
     if not isinstance(confidence, (int, float)) or not 0.5 < confidence < 1:

@@ -169,9 +169,9 @@ class Comparison(Result):
         texts = []
         if once:
             texts.append(
-                f"To decide, train with the settings of {join_words(at_most(once))} three times, "
-                "set that learning rate in `build`, and compare the new study: `BatchSizeTuner("
-                'build, ..., strategy="grid", batch_sizes=[size], executions_per_trial=3)`.'
+                f"Trained only once: {join_words(at_most(once))}. Set this learning rate in "
+                '`build`, search again with `BatchSizeTuner(build, ..., strategy="grid", '
+                "batch_sizes=[size], executions_per_trial=3)`, and compare the new studies."
             )
         if more:
             texts.append(f"The studies also differ in {join_words(at_most(more))}.")

@@ -44,11 +44,11 @@ _PINNED = {
 # Advice that makes an answer certain, by the obstacle of its judgement.
 _TO_BE_CERTAIN = {
     None: "{more} may make the answer certain",
-    "alone": "Another batch size that completes with the same settings is compared with it",
+    "alone": "To be certain, train another batch size with the same settings",
     "one_execution": "{more} shows what another seed changes",
-    "pinned": "A `build` without `set_random_seed`, or shuffled data, lets seeds differ",
-    "few_examples": "More validation examples, above all of a rare class, are needed",
-    "heavy_tails": "A metric whose examples count alike, such as an accuracy, can be certain",
+    "pinned": "To make seeds differ, shuffle the data, or leave `set_random_seed` out of `build`",
+    "few_examples": "To be certain, use more validation examples, above all of a rare class",
+    "heavy_tails": "To be certain, use a metric to which all examples count alike, as accuracy",
 }
 # There is no note on updates if larger batches gain less than this share of samples/s.
 _SMALL_GAIN = 0.1
@@ -82,7 +82,7 @@ def notes_of(
     if is_cut_off:
         timed = zip(search.get("training_s", ()), search["batch_sizes"], strict=False)
         times = [f"{duration_text(s)} at batch size {size:,}" for s, size in timed]
-        took = f" By the timed steps, a training run takes {join_words(times)}." if times else ""
+        took = f" A training run was forecast to take {join_words(times)}." if times else ""
         limits = "`time_budget_s` or `max_trainings`" if is_race else "`time_budget_s`"
         yield Note.of("sizes_not_compared", limits=limits, measured=took)
     if (best := decision.trial) is not None:
@@ -237,8 +237,8 @@ def _use(decision: Decision, run: ExecutionRecord) -> Iterator[Note]:
     if parts:
         steps, more = decision.settings.get("steps_per_execution"), ""
         if steps:
-            more = f" Callbacks then see only every {ordinal(steps)} batch; "
-            more += "`steps_per_execution=False` keeps your number."
+            more = f" Callbacks then see only every {ordinal(steps)} batch. To keep the value that "
+            more += "you compiled with, give `apply` also `steps_per_execution=False`."
         yield Note.of("also_set", settings=join_words(parts), more=more)
     trained = (*decision.trials, *(trial for trial, _ in decision.left_out))
     whole = max((t.batch_size for t in trained if t.last.accumulation_steps == 1), default=0)

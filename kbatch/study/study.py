@@ -458,7 +458,7 @@ def _read_project(path: Path) -> Study:
         trial = read(TrialRecord, file)
         if trial and folder.name != f"trial_{trial.trial_id}":
             problems.append(
-                f"{file} is left out: it holds trial {json_codec.shown(trial.trial_id)}."
+                f"{file} belongs to trial {json_codec.shown(trial.trial_id)}, so it is left out."
             )
         elif trial:
             trials.append(trial)

@@ -363,7 +363,7 @@ class StopAtTarget(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None):
         if self._seen and self.target.metric not in self._seen:
             raise InputError(
-                "`monitor` must be in the logs of the epochs, as one number: compile the model "
+                "`monitor` must be a metric that training logs as one number: compile the model "
                 "with this metric, and give `validation_data` if its name starts with val_. "
                 f"Received: monitor={self.target.metric!r}, the logs have {sorted(self._seen)}."
             )

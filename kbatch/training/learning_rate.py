@@ -266,8 +266,8 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     settings = _scaled_settings([], optimizers)
     if len(scaling.values) < 2 * len(optimizers) + len(settings):
         raise ValueError(
-            "The model must have the optimizers of the trials: give `decision.apply` your `build`. "
-            f"Received: {len(optimizers)} optimizers with {len(settings)} settings."
+            "The model must have the optimizers of the trials: give `decision.apply` your build "
+            f"function. Received: {len(optimizers)} optimizers with {len(settings)} settings."
         )
     values = iter(scaling.values)
     for optimizer in optimizers:

@@ -19,7 +19,7 @@ MISTAKES = {
     "demo --batch-sizes 16,16": r"--batch-sizes: it must be ascending",
     "demo --quick --policy float12": "mixed_float16",
     "demo --output file/below": r"Not a directory: '?file/below",
-    "demo --quick --output mine": "no earlier demo",
+    "demo --quick --output mine": "no results of a demo",
     "report nowhere": "no kbatch study in nowhere",
     "report empty": r"tuner\.search",
     "report nothing.json": r"nothing\.json",

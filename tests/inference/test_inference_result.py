@@ -109,10 +109,10 @@ def test_batch_for_is_verified_only_for_the_target_of_the_checks():
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ((), "2 to 7 are undecided"),  # 8 missed the target in the sweep, and 2 to 7 were not run.
+        ((), "known for batch size 2 to 7."),  # 8 missed the target in the sweep.
         ((make_check(2, outcome="missed"),), "is the largest with"),
-        ((make_check(2, outcome="unsure"),), "2 to 7 are undecided"),
-        ((make_check(2, outcome="unsure"), make_check(3, outcome="missed")), "2 is undecided"),
+        ((make_check(2, outcome="unsure"),), "known for batch size 2 to 7."),
+        ((make_check(2, outcome="unsure"), make_check(3, outcome="missed")), "for batch size 2."),
     ],
 )
 def test_largest_is_claimed_only_if_the_next_size_is_refuted(others, words):
@@ -218,7 +218,7 @@ def test_batch_for_is_below_a_size_that_missed_but_not_below_an_unsure_one():
     ("check", "scale", "when"),
     [
         (make_check(4), 5.0, "while the table was measured"),
-        (make_check(4, outcome="missed"), 1.0, "during the check"),
+        (make_check(4, outcome="missed"), 1.0, "during these calls"),
         (make_check(4), 1.0, None),
         (make_check(50, outcome="missed"), 1.0, None),
     ],
@@ -276,14 +276,14 @@ def test_table_has_a_row_for_each_setting():
 def test_predict_memory_bytes_follows_the_line():
     profile = make_profile()
     assert profile.predict_memory_bytes(1000) == pytest.approx(2**24 + 1000 * 2**18)
-    with pytest.raises(ValueError, match="two sizes"):
+    with pytest.raises(ValueError, match="two or more"):
         make_profile(memory=(make_memory(1),)).predict_memory_bytes(8)
 
 
 NO_ANSWER = [
     *(((), {"latency_ms": t}, "positive number of milliseconds") for t in (0, -1, np.inf, np.nan)),
     *(((), {"latency_ms": 5, "quantile": q}, "between 0 and 1") for q in (0, 1, 1.5)),
-    ((), {"latency_ms": 5, "quantile": 0.99}, rf"needs 299 calls.*1: {299 - 120}"),
+    ((), {"latency_ms": 5, "quantile": 0.99}, rf"have 299 calls.*1: {299 - 120}"),
     ((make_timing(8, path="predict"),), {"latency_ms": 5}, "time of single batches"),
 ]
 

@@ -146,9 +146,9 @@ def of_four_rows():
         ({"dtype_policies": "float8"}, ValueError, "dtype_polic"),
         ({"dtype_policies": ("float16", "float16")}, InputError, "--policies"),
         ({"bulk_examples": 0}, ValueError, "bulk_examples"),
-        ({"model": "model.keras"}, TypeError, "load it first"),
+        ({"model": "model.keras"}, TypeError, "load the model first"),
         ({"model": of_four_rows()}, InputError, r"batches of any size.*batches of 4 only"),
-        ({"x": X[:, 1:]}, InputError, r"`x` must hold an array.*Received: x with rows"),
+        ({"x": X[:, 1:]}, InputError, r"an array for each input.*Received: x with rows"),
         (
             {"latency_slo_ms": 1e-3},
             TargetTooLow,

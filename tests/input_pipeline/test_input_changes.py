@@ -202,13 +202,13 @@ def zipped_with_a_cache():
 @pytest.mark.parametrize(
     ("make", "cache_bytes", "reason"),
     [
-        (zipped_with_a_cache, GIB, "has one"),
+        (zipped_with_a_cache, GIB, "has a"),
         (
             lambda: numbers().interleave(lambda x: numbers(2).map(double).cache()).batch(4),
             GIB,
-            "has one",
+            "has a",
         ),
-        (lambda: numbers().map(double).repeat().batch(4), GIB, "no end"),
+        (lambda: numbers().map(double).repeat().batch(4), GIB, "without end"),
         (lambda: numbers(10**4).map(double).batch(100), 2**10, "more than the 1.00 KiB"),
         (lambda: numbers().map(below_15).batch(4), GIB, "raised an error"),
     ],

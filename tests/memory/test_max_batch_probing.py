@@ -91,7 +91,7 @@ def test_probe_max_batch_confirms_an_answer_in_the_window():
 def test_largest_fits_and_ends_the_search():
     probes = ComputedProbes()
     answer, experiment = searched(probes, max_batch_size=64)
-    assert answer == (64, "reached `max_batch_size`")
+    assert answer == (64, "it is `max_batch_size`")
     assert [run[0] for run in experiment.runs] == [64]
     assert not experiment.is_bound(64)
     answer, experiment = searched(ComputedProbes(), max_batch_size=5000)
@@ -168,7 +168,7 @@ def test_probe_outcome_above_window_differs_from_out_of_memory():
     result = probe(probes)  # 4 examples need 7600, 5 need 9500.
     assert result.max_batch_size == 4
     assert result.reason.code == "next_above"
-    assert "4 need 76 % of memory, and 5 reach 95 %" in result.reason
+    assert "batch size 4 needs 76 % of memory, and 5 needs 95 %" in result.reason
     outcomes = {p.batch_size: p.outcome for p in result.probes}
     assert (outcomes[4], outcomes[5]) == ("fits", "above_window")
 

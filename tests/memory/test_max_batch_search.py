@@ -84,10 +84,10 @@ def test_max_batch_search_without_fixed_memory_takes_two_sizes():
     [
         (7.5, 0.1, None, None, "one example needs 95 % of memory, above `memory_window`"),
         (9, 0.1, None, None, "one example needs more than there is, above `memory_window`"),
-        (0.4, 0.96, None, 6, "6 need 77 % of memory, and 7 reach 89 %"),
-        (1, 4, None, 1, "1 need 62 % of memory, and 2 run out of it"),
-        (1, 0.001, 37, 37, "reached `max_batch_size`"),
-        (1, 0.001, 1, 1, "reached `max_batch_size`"),
+        (0.4, 0.96, None, 6, "batch size 6 needs 77 % of memory, and 7 needs 89 %"),
+        (1, 4, None, 1, "batch size 1 needs 62 % of memory, and 2 runs out of memory"),
+        (1, 0.001, 37, 37, "it is `max_batch_size`"),
+        (1, 0.001, 1, 1, "it is `max_batch_size`"),
     ],
 )
 def test_max_batch_search_reason_outside_of_the_window(fixed, each, cap, size, reason):
@@ -114,8 +114,8 @@ def test_max_batch_search_locates_a_jump_within_two_percent(jump):
 
     size, reason = searched(probe, limit_bytes=1e9).answer
     assert 1_024_000 / 1.02 <= size <= 1_024_000
-    assert reason.startswith(f"memory jumps: {size} need 3")
-    assert ("run out" in reason) == (jump is None)
+    assert reason.startswith(f"memory jumps: batch size {size} needs 3")
+    assert ("runs out" in reason) == (jump is None)
     assert len(asked) <= 14
 
 

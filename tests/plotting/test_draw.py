@@ -43,7 +43,7 @@ def test_batch_axis():
 def test_removed_axes_are_refused():
     (ax := Figure().add_subplot()).remove()
     for use in (lambda: panels(ax, 3.0), lambda: figure_bytes(ax, ".png")):
-        with pytest.raises(ValueError, match="pass others"):
+        with pytest.raises(ValueError, match="other Axes"):
             use()
 
 

@@ -310,7 +310,7 @@ def test_search_device_error_repeats_the_run_with_half(tmp_path):
 def test_search_warns_once_if_parts_differ(tmp_path):
     with pytest.warns(UserWarning) as said:
         quick(tmp_path, models.normalised, (16, 32), settings={"micro_batch_size": 8})
-    assert sum("unlike the whole batch" in str(w.message) for w in said) == 1
+    assert sum("instead of the whole batch" in str(w.message) for w in said) == 1
 
 
 def test_search_one_example_out_of_memory_ends_the_trial(tmp_path):

@@ -116,7 +116,7 @@ def test_search_without_rates_refuses_to_continue_a_race(changed, with_rates):
     """It would train them at the rule's rate, and record a factor."""
     project = Path(with_rates[0].project_dir)
     given = {"directory": project.parent, "project_name": project.name, "strategy": "race"}
-    with pytest.raises(InputError, match="holds a race that looks for the learning rate"):
+    with pytest.raises(InputError, match="searched for the learning rate"):
         kbatch.BatchSizeTuner(
             searches.stock(shared, (8, 32), seed=None), "val_accuracy", **(given | changed)
         )

@@ -151,7 +151,7 @@ def test_mlflow_server_down(mlflow, project, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert cli.main(["export", str(project), "--to", "mlflow"]) == 1
-    assert "run the command again" in capsys.readouterr().err
+    assert "run this command again" in capsys.readouterr().err
     monkeypatch.setenv("MLFLOW_TRACKING_URI", works)
     assert cli.main(["export", str(project), "--to", "mlflow"]) == 0
     assert len(runs_by_key(mlflow)) == 5

@@ -38,7 +38,7 @@ def test_fitted_uses_all_runs():
     expected = fit_steps_to_target(sizes, updates)
     assert fit.fewest_steps == expected.fewest_steps
     assert fit.critical_batch_size == expected.critical_batch_size
-    assert f"critical size: {expected.critical_batch_size.value:.0f} (" in text
+    assert f"critical batch size: {expected.critical_batch_size.value:.0f} (" in text
     _, lower = two_panels(plot_time_to_target(study))
     curve = next(line for line in lower.lines if len(line.get_xdata()) == 100)
     x, y = np.asarray(curve.get_xdata(), float), np.asarray(curve.get_ydata(), float)

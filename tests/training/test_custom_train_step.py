@@ -74,7 +74,7 @@ def bound():
 def test_accumulate_gradients_refuses_custom_train_step(build):
     model = build()
     before = vars(model).get("train_step")
-    with pytest.raises(InputError, match=r"into `compute_loss`.*exact=True.*Received: model of"):
+    with pytest.raises(InputError, match=r"in `compute_loss`.*exact=True.*Received: model of"):
         kbatch.accumulate_gradients(model, 8)
     assert vars(model).get("train_step") is before
 

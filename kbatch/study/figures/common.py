@@ -202,5 +202,5 @@ def bars_text(trials: Sequence[TrialRecord], quality: Objective | None) -> str:
             of_few_runs |= dict.fromkeys(text for text, value in pairs if value and value.ends)
     few = " and ".join(of_few_runs)
     if over_runs:
-        return f"{BARS}; of one or two runs, {few}." if few else f"{BARS}."
+        return f"{BARS}; for points with one or two runs: {few}." if few else f"{BARS}."
     return f"Bars: {few}." if few else ""

@@ -38,8 +38,8 @@ def measured_trials(study: Study) -> list[TrialRecord]:
             measured.append(trial)
     if not measured:
         raise ValueError(
-            "No noise scale was measured. Train for at least three epochs, or give a "
-            "`micro_batch_size` below the batch sizes to `kbatch.BatchSizeHyperModel`. "
+            "No noise scale was measured. Train for at least three epochs, or set "
+            "`micro_batch_size` of `kbatch.BatchSizeHyperModel` below the batch sizes. "
             f"Received: {pluralize(len(study.trials), 'trial')} without a noise scale."
         )
     return measured
@@ -71,8 +71,8 @@ def goodput_of(study: Study) -> Goodput | None:
         value, *bounds = (curve[size] for curve in curves)
         values[size] = Estimate(value, min(bounds, default=None), max(bounds, default=None))
     note = (
-        f"Goodput: samples/s as useful as at batch size {min(rates):,}, from the noise scale "
-        f"{format_number(scale.value)}{in_brackets(scale)} of batch size {trial.batch_size:,}."
+        f"Goodput: samples/s times the benefit of a sample (1 at batch size {min(rates):,}). Noise "
+        f"scale: {format_number(scale.value)}{in_brackets(scale)}, batch size {trial.batch_size:,}."
     )
     return rates, values, bests[0], note
 

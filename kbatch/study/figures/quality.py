@@ -63,7 +63,7 @@ def rate_lines(study: Study) -> tuple[Objective, dict[tuple[int, str], list[Rate
                 several = len(runs.executions) > 1
                 line.append((rate, length, value if several else Estimate(value.value)))
     if quality is None or not any(value for line in lines.values() for *_, value in line):
-        raise common.missing_data(study, "learning rates that were tried, with a metric of quality")
+        raise common.missing_data(study, "trials with a learning rate and a metric such as loss")
     return quality, {key: line for key, line in lines.items() if line}
 
 
@@ -212,7 +212,7 @@ def pareto_points(*studies: Study) -> tuple[Objective, list[Point]]:
             and (value := common.quality_of(decision.as_judged(trial), quality)) is not None
         ]
         if not points:
-            needed = "trials with both a throughput and a metric of quality"
+            needed = "trials with a throughput and a metric such as loss"
             raise common.missing_data(study, needed)
         measured += points
     assert quality is not None
@@ -325,7 +325,7 @@ def learning_curves(*studies: Study) -> tuple[Objective, list[tuple[TrialRecord,
         judged = [decision.as_judged(trial) for trial in shown if trial not in far]
         known = [(t, curve) for t in judged if quality and (curve := _curve(t, quality.name))]
         if not known:
-            raise common.missing_data(study, "epochs with a metric of quality")
+            raise common.missing_data(study, "epochs with a metric such as val_accuracy")
         curves += known
     assert quality is not None
     return quality, curves

@@ -33,8 +33,8 @@ def target_of(study: Study, value: float | None) -> Target:
         metric = study.quality_metric
         if metric is None:
             raise ValueError(
-                "`target` needs a study with a metric of quality, such as val_accuracy: search "
-                f"again with one. Received: target={value}."
+                "`target` needs a study with a metric such as val_accuracy: search again with "
+                f"such a metric. Received: target={value}."
             )
         return Target(metric.name, value, metric.direction)
     targets = dict.fromkeys(filter(None, (trial.last.target for trial in study.trials)))
@@ -53,7 +53,7 @@ def target_points(study: Study, target: Target) -> dict[int, Spent]:
     trials = reversed(study.trials)
     points = [(trial.batch_size, spent) for trial in trials if (spent := _spent(trial, target))]
     if not points:
-        raise common.missing_data(study, "trials that completed with epochs")
+        raise common.missing_data(study, "completed trials with epochs")
     # The last trial of a size is shown: the one with the fewest updates, of equals the first.
     points.sort(key=lambda point: (point[1][0], -fmean(map(_updates, point[1][1]))))
     return dict(sorted(dict(points).items()))
@@ -106,8 +106,8 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
         return fit, f"{text}; B_crit is larger than these batch sizes can show{bound}."
     deviates = " Trials deviate from the curve by more than noise." if fit.holds is False else ""
     return fit, (
-        f"{text}. S_min, the fewest: {format_number(fit.fewest_steps)}. B_crit, the critical size: "
-        f"{format_number(critical.value)}{in_brackets(critical)}.{deviates}"
+        f"{text}. S_min, the fewest updates: {format_number(fit.fewest_steps)}. B_crit, the "
+        f"critical batch size: {format_number(critical.value)}{in_brackets(critical)}.{deviates}"
     )
 
 

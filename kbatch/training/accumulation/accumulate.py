@@ -36,9 +36,9 @@ class Accumulation(NamedTuple):
             return ExactTrainStep(model, self).install()
         if user_step(model) is not None:  # The denominator of its loss is unknown.
             raise InputError(
-                "kbatch cannot cut the batches of a custom `train_step`: move its loss into "
-                "`compute_loss`, which Keras's step calls, or let the build function call "
-                "`kbatch.accumulate_gradients(model, micro_batch_size, exact=True)`. "
+                "kbatch cannot split batches for a custom `train_step`: remove it and compute the "
+                "loss in `compute_loss`, or call `kbatch.accumulate_gradients(model, "
+                "micro_batch_size, exact=True)` in the build function. "
                 f"Received: model of class {type(model).__name__}."
             )
         return AccumulatingTrainStep(model, self).install()

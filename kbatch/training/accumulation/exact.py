@@ -39,8 +39,8 @@ _UNREPEATABLE = (
     "`exact`. Received:"
 )
 _CHANGED_WEIGHTS = (
-    "`exact=True` repeats a call when its gradient is taken, so weights must not change before: "
-    "take this gradient before an optimizer applies another one. Received: a call of"
+    "`exact=True` repeats a call when you compute its gradient, so the weights must not change in "
+    "between: compute this gradient before an optimizer updates them. Received: a call of"
 )
 # The gradient of these gradients would be wrong: it would not include the second passes.
 _SECOND_DERIVATIVE = (
@@ -267,8 +267,8 @@ class _LayerCall:
             if not isinstance(leaf, tf.Tensor) and _is_differentiable(values):
                 raise ValueError(
                     "`exact=True` supports no gradients of ragged or sparse tensors between "
-                    "layers: make them dense, or wrap both layers in one custom layer. "
-                    f"Received: a {type(leaf).__name__} for {self.name}."
+                    "layers: make them dense, or put the layer that returns them into one custom "
+                    f"layer with {self.name}. Received: a {type(leaf).__name__}."
                 )
         self._masked = [i for i in places if internals.mask_of(self._leaves[i]) is not None]
         masks = (internals.mask_of(self._leaves[i]) for i in self._masked)
