@@ -470,14 +470,14 @@ KINDS = (
     Kind("Object detection", "two outputs, a loss divided by objects", detector, boxes),
     Kind(
         "DDPM",
-        "own `train_step`, draws by TensorFlow, constants of float32, averaged weights",
+        "own `train_step`, random numbers from TensorFlow, float32 constants, averaged weights",
         diffusion,
         pictures,
         "loss",
     ),
     Kind(
         "GAN",
-        "own `train_step` with two optimizers, the second net sees the first updated",
+        "own `train_step`, which updates two nets one after the other",
         own_steps.gan,
         vectors,
         "g_loss",
@@ -486,7 +486,7 @@ KINDS = (
     Kind("Two towers", "the other examples of the batch are the negatives", two_towers, queries),
     Kind("Named entities", "a loss divided by the tokens of the batch", named_entities, tagged),
     Kind(
-        "Transformer to transformer",
+        "Encoder and decoder",
         "masks through layers; a loss that ignores padding; a dataset of dicts",
         seq2seq_transformer,
         translations,
@@ -497,7 +497,7 @@ KINDS = (
         tab_transformer,
         weighted_table,
     ),
-    Kind("Distillation", "a teacher in a `compute_loss` of its own", distiller, images),
+    Kind("Distillation", "own `compute_loss`, which calls a teacher model", distiller, images),
     Kind(
         "Loss endpoint",
         "`add_loss` of a mean, targets as an input; a regularizer on activations",

@@ -43,7 +43,7 @@ def test_the_table_of_the_docs_has_each_kind_and_its_feature():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Transformer to transformer", "TabTransformer"])
+@pytest.mark.parametrize("name", ["Encoder and decoder", "TabTransformer"])
 def test_a_size_is_recommended_for_data_of_an_odd_form(name, monkeypatch):
     # The seconds of the budget are counted in readings: a slow machine makes as many updates.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=6e-3))

@@ -131,7 +131,7 @@ def first_sentence(error) -> str:
     return re.split(r"[:.] ", str(error).strip())[0]
 
 
-HEAD = """| Kind | What breaks tools | Searched | One update in parts | In parts with `exact=True` |
+HEAD = """| Kind | What is difficult | Searched | One update in parts | In parts with `exact=True` |
 |---|---|---|---|---|
 """
 
