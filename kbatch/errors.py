@@ -106,7 +106,7 @@ class WorkerDied(RuntimeError):
 
     def __init__(self, exit_code: int, tail: str):
         super().__init__(
-            f"The worker process ended with status {exit_code} while it worked. "
+            f"The worker process ended unexpectedly, with status {exit_code}. "
             f"The end of its output:\n{tail}"
         )
         self.exit_code = exit_code  # The negative number of the signal, if a signal ended it.

@@ -59,7 +59,7 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
             make_change("cache_in_memory", 2.5),
             make_change("more_workers", None),
         ),
-        "noted": (Note.of("input_cache_unfilled", reason="2 s were too short"),),
+        "noted": (Note.of("input_cache_unfilled", reason="2 s were not enough"),),
         "dtype_policy": "float32",
         "time_budget_s": 20.0,
         "environment": make_study().search.environment,

@@ -140,7 +140,7 @@ def test_load_file_of_another_record(record, tmp_path):
     ("changed", "message"),
     [
         ({"max_batch_size": 7}, r"x\.json is damaged"),  # This size was not run.
-        ({"kbatch_schema": 99}, r"x\.json has schema version 99.*Use the version"),
+        ({"kbatch_schema": 99}, r"x\.json has schema version 99.*Install the version"),
     ],
 )
 def test_load_file_with_inconsistent_values_or_another_schema(tmp_path, changed, message):

@@ -253,8 +253,8 @@ def _recommend(options: argparse.Namespace) -> None:
 def _add_report(commands: Any) -> None:
     add = _parser(commands, "report", _report, "write a report of a study or of profiles")
     records = (
-        "project directory of a search, or JSON file of a study, profile or result; several make "
-        "one document, which compares the studies in a table"
+        "project directory of a search, or JSON file of a study, profile or result; several are "
+        "shown in one report, which compares the studies"
     )
     add("records", type=Path, nargs="+", metavar="DIR|FILE", help=records)
     output = {"type": Path, "default": Path("kbatch-report.html")}
@@ -315,7 +315,7 @@ def _add_plot(commands: Any) -> None:
     add = _parser(commands, "plot", _plot, "draw a figure of a study")
     figures = f"one of {', '.join(FIGURES)} (default: %(default)s)"
     study = (
-        "project directory of a search; several give one figure of all; the figure memory takes "
+        "project directory of a search (several are drawn in one figure); for the figure memory, "
         "the file of a max-batch result"
     )
     add("studies", type=Path, nargs="+", metavar="DIR", help=study)
@@ -368,8 +368,8 @@ def _add_export(commands: Any) -> None:
     table = ".csv or .json file to write (default: kbatch-trials.csv, or kbatch-runs.csv)"
     add("-o", "--output", type=Path, help=table)
     tracker = (
-        "write runs that are missing to a tracker, and a table only if -o is given; the tracker's "
-        "own variables, such as MLFLOW_TRACKING_URI, set it up"
+        "tracker to which the runs that it lacks are written, as set up by its own variables, such "
+        "as MLFLOW_TRACKING_URI; a table is then written only with -o"
     )
     add("--to", choices=("mlflow", "wandb"), help=tracker)
 

@@ -173,7 +173,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         if kind == "unreadable":
             raise UnsendableError(
                 "A new process cannot read the model or the data: define their classes in a module "
-                f"that it can import. Received: {type(value).__name__}: {value}"
+                f"that a process can import. Received: {type(value).__name__}: {value}"
             ) from value
         if kind == "error":
             if trace:

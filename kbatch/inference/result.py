@@ -440,7 +440,7 @@ class InferenceProfile(Result):
         fitted, reason = int(interval.value or 0), f"the fit of the {quantile:g} quantile"
         if fitted >= largest:
             fitted, interval = largest, Estimate(None)
-            reason = f"the largest of sizes up to {largest:,} with enough calls"
+            reason = "the largest size with enough calls"
         elif fitted < smallest:
             fitted = 0
         # A looser target allows at least the verified size. A stricter one allows at most that, and

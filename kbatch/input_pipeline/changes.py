@@ -231,11 +231,11 @@ def fill_cache(source: tf.data.Dataset, budget_s: float) -> str | None:
     """Fill the caches that the pipeline has. Return the reason if one of them is not full."""
     stages, end_s = all_stages(source), time.perf_counter() + budget_s
     if any(has_operation(stage, "CacheDataset") for stage in stages):
-        return "it is inside a function of `interleave` or `flat_map`"
+        return "`cache` is inside a function of `interleave` or `flat_map`"
     try:
         caches = [stage for stage in stages if kind_of(stage) == "Cache"]
         if not all(_fill(cache, end_s=end_s)[0] for cache in caches):
-            return f"{budget_s:.2g} s were too short"
+            return f"{budget_s:.2g} s were not enough"
     except InputError as error:  # A later stage may drop the elements that raise.
         return f"the data before it raised an error: {one_line(str(error))}"
     return None

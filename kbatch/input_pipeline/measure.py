@@ -158,7 +158,7 @@ def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.
     data = dataset_of_grain(data)
     if not gives_batches(data) and hasattr(data, "__next__"):
         raise InputError(
-            "The data must be readable more than once, and an iterator is not: give "
+            "The data must be readable more than once, but this is an iterator: give "
             "`tf.data.Dataset.from_generator(function, output_signature=...)` with the function "
             f"that makes the generator. Received: a {type(data).__name__}."
         )

@@ -330,17 +330,17 @@ class InputPipelineProfile(Result):
             words = f"the pipeline alone is {speed_text(ratio, 'the train step')}"
         else:
             ends = " to ".join(dict.fromkeys(speed_text(end, "the train step") for end in run))
-            words = f"over one long reading the pipeline alone is {ends}"
+            words = f"in one long reading, the pipeline alone is {ends}"
         waits = f"training waits for data {percent(waiting)} of its time"
         no_overlap = f", but {waits}: loading and training do not overlap"
         no_overlap *= waiting > _MUCH_WAITING
         if self.verdict == "undetermined":
             low, high = ratio.ends
             if not self.is_even:
-                return f"{words}, but it saw too few pauses; give a larger `time_budget_s`"
+                return f"{words}, but its pauses were too few; give a larger `time_budget_s`"
             if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
                 return f"pipeline and train step are equally fast within 5 %{no_overlap}"
-            return f"{words}, which is too close{no_overlap}; give a larger `time_budget_s`"
+            return f"{words}, too close to decide{no_overlap}; give a larger `time_budget_s`"
         if self.verdict == "compute-bound":
             return f"{words}{no_overlap}"
         if (best := self._best_change()) is None or best.gain is None:

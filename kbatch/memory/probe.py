@@ -177,8 +177,8 @@ def no_example_fits(
     shared = next((f" {note}" for note in facts.notes if note.code == "gpu_shared"), "")
     return _out_of_memory(
         f"One example does not fit. kbatch may use {memory_window[1]:.0%} of "
-        f"{memory_text(facts.limit_bytes)}, and the model with one example needs {needs}. Its "
-        f"weights and the optimizer's variables are {memory_text(facts.variables_bytes)}. Use a "
+        f"{memory_text(facts.limit_bytes)}, and the model with one example needs {needs}. The "
+        f"weights and the optimizer's variables take {memory_text(facts.variables_bytes)}. Use a "
         f"smaller model, shorter examples, `mixed_float16`, or more memory.{shared}",
         died=died,
         examples=1,

@@ -201,9 +201,9 @@ class Run:
             batches = self._batches(max(1, available) * replicas)
             if available in (0, rows) or not _rows_of_first(batches):
                 raise InputError(
-                    "The data function returned no batch: give it more examples than the largest "
-                    f"batch size, or a smaller `max_batch_size`. Received: {available} examples "
-                    f"for batch_size={rows}."
+                    "The data function returned no batch: use at least as many examples as the "
+                    "largest batch size, or give a smaller `max_batch_size`. "
+                    f"Received: {available} examples for batch_size={rows}."
                 )
         if self.training:
             self._set_train_step(batch_size)

@@ -241,9 +241,9 @@ class Recommendation(Result):
             ratio = learning_rate_ratio(batch_size=size, base_batch_size=base, rule=rule)
             rate = "your learning rates" + ("" if ratio == 1 else f" times {setting(ratio)}")
         is_known = known_noise(self.noise_scale) is not None
-        unknown = "" if is_known else ", because the gradient noise is not known"
+        unknown = "" if is_known else " (the gradient noise is not known)"
         limits = " or ".join(LIMIT_NAMES[limit] for limit in self.binding)
-        return f"Start with batch size {size:,}{parts} and {rate}{unknown}: the limit is {limits}."
+        return f"Start with batch size {size:,}{parts} and {rate}: the limit is {limits}{unknown}."
 
     def table(self) -> "pd.DataFrame":
         """Return a row for each limit, with the batch size at which it begins."""
@@ -410,7 +410,7 @@ class Recommendation(Result):
     def _memory(self) -> tuple[Estimate[float | None] | None, str]:
         most = most_at_once(self.memory, self.memory_limit_bytes)
         if most is None:
-            return None, "it hardly grows with the batch"
+            return None, "memory hardly grows with the batch"
         limit = memory_text(self.memory_limit_bytes)
         return Estimate(most), f"about {format_number(most, 2)} examples fit in {limit} at once"
 
@@ -437,7 +437,7 @@ class Recommendation(Result):
     def _input(self) -> tuple[Estimate[float | None] | None, str]:
         rate, times_s = self.input_rates[1], self.times_s
         if math.isinf(rate) or not times_s:
-            return None, "it was not measured"
+            return None, "data loading was not measured"
         waiting = (size for size, time_s in times_s.items() if rate * AS_SOON < size / time_s)
         words, first = f"{format_number(rate, 2)} samples/s", next(waiting, None)
         if first is None:

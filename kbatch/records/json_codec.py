@@ -55,9 +55,9 @@ def read_record(kind: type[Record], path: Path) -> Record:
     if version == SCHEMA_VERSION:
         raise RecordError(f"{name} holds a {shown(kind_name, str)}, not a {kind.__name__}.")
     raise RecordError(
-        f"{name} has schema version {shown(version)}, but this kbatch reads version "
-        f"{SCHEMA_VERSION}. Use the version of kbatch that wrote it, or measure again into another "
-        "file or folder."
+        f"{name} has schema version {shown(version)}, but the installed kbatch reads version "
+        f"{SCHEMA_VERSION}. Install the version of kbatch that wrote the file, or measure again "
+        "into another file or folder."
     )
 
 
@@ -161,7 +161,7 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
 def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
     """Check a value that is no record: texts must be printable, and numbers finite."""
     if not _is_plain(kind, value):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
     if isinstance(value, str):
         return printable(value)
     if kind is object and isinstance(value, list):  # A setting of a search.

@@ -302,9 +302,7 @@ def notes_on_size(plan: Plan, asked: Steps, model: Any, batch_size: int) -> tupl
     rows = facts.rows(batch_size)
     # A plan that was changed knows which size ran out, and not whether one example less fits.
     measured = plan.number == 1
-    known = (
-        f"The largest batch that fits has {most}" if measured else f"More than {most} do not fit"
-    )
+    known = f"At most {most} examples fit" if measured else f"More than {most} examples do not fit"
     raise OutOfMemoryError(
         f"{rows} examples do not fit in memory at once, and kbatch cannot cut the batches of a "
         f"model with its own `train_step`. {known}: leave out larger `batch_sizes`, or call "
@@ -403,8 +401,8 @@ def _policy(
     try:
         if replica_count(model_of(HALF)) > 1:
             raise PolicyUnsupported(
-                "on several replicas Keras checks only the first one for overflows, and an "
-                "overflow on another one turns the weights into NaN"
+                "Keras checks only the first replica for overflows, and an overflow on another "
+                "replica turns the weights into NaN"
             )
         full, timed = functools.partial(updates_of, "float32"), not gpu_visible()
         times = check_float16(updates_of(HALF), full, settings.batch_sizes, timed=timed)

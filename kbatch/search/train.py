@@ -269,15 +269,15 @@ def _with_measures(results: Any, timed: "TimedFit", files: TrialFiles) -> Any:
     clock, monitor, wanted = timed.clock, timed.monitor, files.measured_names
     if "samples_per_second" in wanted and clock.throughput is None:
         raise keras_tuner.errors.FailedTrialError(
-            "There were too few steps to measure samples/s, which is the objective: train "
-            "for more epochs, or leave out the largest batch sizes. "
+            "The objective samples/s cannot be measured in so few steps: train for more epochs, "
+            "or leave out the largest batch sizes. "
             f"Received: {clock.reading.batches} steps with "
             f"batch_size={timed.settings.batch_size}."
         )
     if clock.epochs and not clock.updates and skips_all_updates(timed.model):
         raise PolicyUnsupported(
-            "no update: the gradients of every batch overflowed in float16. Scale the loss and "
-            'the inputs down, or give `dtype_policy="float32"`'
+            "no update was made, because the gradients of every batch overflowed in float16. Scale "
+            'the loss and the inputs down, or give `dtype_policy="float32"`'
         )
     figures = {} if clock.throughput is None else {"samples_per_second": clock.throughput.value}
     if timed.target is not None:
@@ -440,7 +440,7 @@ class TimedFit:
         if not (all(map(is_integer, counts)) and 0 <= initial_epoch < epochs and counts[2] >= 1):
             raise InputError(
                 "`epochs` must be an integer of at least 1 and above `initial_epoch`, and "
-                "`steps_per_epoch` None or at least 1. Received: epochs="
+                "`steps_per_epoch` must be None or at least 1. Received: epochs="
                 f"{epochs!r}, initial_epoch={initial_epoch!r}, steps_per_epoch={steps_per_epoch!r}."
             )
         batches = data.batches(
@@ -465,7 +465,7 @@ class TimedFit:
                 self.notes.append(split)
         if batches.validation_data is not None and not can_validate(model):
             raise InputError(
-                "To be validated, a model with its own `train_step` needs a `test_step`, or a "
+                "Validation of a model with its own `train_step` requires a `test_step`, or a "
                 "`call` and a compiled loss: add one, or leave out `validation_data`. "
                 f"Received: model of class {type(model).__name__}."
             )
@@ -524,10 +524,10 @@ class TimedFit:
             callback.count_by(self.clock)
         targets = [callback.target for callback in callbacks if isinstance(callback, StopAtTarget)]
         if len(targets) > 1 or (self.settings.to_target and not targets):
+            needed = "at most one" if targets else "for the objective `seconds_to_target` a"
             raise InputError(
-                "Training must have at most one `StopAtTarget`, and the objective "
-                "`seconds_to_target` needs one: give `callbacks=[kbatch.StopAtTarget(monitor, "
-                f"value)]`. Received: {len(targets)} of them."
+                f"`callbacks` must hold {needed} `StopAtTarget`: give `callbacks="
+                f"[kbatch.StopAtTarget(monitor, value)]`. Received: {len(targets)} of them."
             )
         self.target = targets[0] if targets else None
         size, meter = self.settings.batch_size, self.meter

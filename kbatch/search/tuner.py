@@ -251,7 +251,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 ended = sum(t.status not in ("running", "interrupted") for t in trials)
                 if ended:
                     self.progress.say(
-                        f"{pluralize(ended, 'trial')} of an earlier run kept in {project}; "
+                        f"the search continues with {pluralize(ended, 'trial')} in {project}; "
                         "`overwrite=True` starts over."
                     )
                 if why := self.decides_by.get("grid_because"):

@@ -283,7 +283,7 @@ def _binding_here(
         yield Note.of("memory_binds", how=f"{how}. A smaller `micro_batch_size` needs less")
     # If there are more parts, a batch was cut because smaller parts are faster.
     elif most and size and rows > size == -(-rows // parts):
-        how = f"at most {most:,} examples fit at once, so batches are cut into {size:,}"
+        how = f"{most:,} examples fit at once, so batches are cut into micro-batches of {size:,}"
         yield Note.of("memory_binds", how=how)
     if (gain := _given_up_for_updates(decision, best, trials)) is not None:
         yield Note.of("updates_bind", gain=format_number(gain, 2), words=words)

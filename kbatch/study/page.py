@@ -71,13 +71,13 @@ _OBSTACLES = {
     "pinned": "the seed changes neither the initial weights nor the order of the examples, so all "
     "runs of a batch size count as one",
     "no_outcomes": "validation examples are not compared, because {why}",
-    "few_examples": "there are too few validation examples to show a difference of the tolerance",
+    "few_examples": "there are too few validation examples to show differences of the tolerance",
     "heavy_tails": "a few validation examples make up most of the difference in loss",
     "split_by_class": "the labels are sorted by class, so the validation examples are not "
     "representative",
 }
 _UNPAIRED: Mapping[Unpaired | None, str] = {
-    None: "they are not known",
+    None: "their results are not known",
     "time": "a time is measured once in a run",
     "not_recorded": "the search stored no results of single validation examples",
     "other_examples": "the trials were validated on different examples or in a different order "
@@ -88,7 +88,7 @@ _UNPAIRED: Mapping[Unpaired | None, str] = {
     "several_devices": "the model was trained on several devices",
     "not_finite": "the metric was not finite in any epoch",
     "few_blocks": "there are too few blocks of validation examples",
-    "no_metric": "no metric of the model has this value",
+    "no_metric": "the value of the objective does not come from a metric of the model",
     "no_sums": "the metric does not add up over batches, or stores too many numbers",
     "unknown_length": "the validation data are large and of unknown length",
     "shuffled": "the validation data have another order or other rows in each epoch",

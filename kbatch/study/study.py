@@ -324,16 +324,16 @@ def refuse_empty(study: Study) -> None:
     """Raise a `ValueError` with advice, if this is no study or has no trial."""
     if not isinstance(study, Study):
         raise InputTypeError(
-            'A study is needed. `tuner.study` and `kbatch.load_study("results/search")` are '
-            f"studies. Received: {study!r}."
+            'Give a study, such as `tuner.study` or `kbatch.load_study("results/search")`. '
+            f"Received: {study!r}."
         )
     if study.trials:
         return
     problems, running = " ".join(study.problems), running_text((), study.progress)
     if running:
         raise ValueError(
-            f"The search of the study {study.name!r} has not begun a training run yet. Load it "
-            f"again later. {running} Received: study.trials=()."
+            f"The search of the study {study.name!r} has not begun a training run yet. Load the "
+            f"study again later. {running} Received: study.trials=()."
         )
     raise ValueError(
         f"The study {study.name!r} has no trial. Run `tuner.search(x, y)` of a "
@@ -423,8 +423,8 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         # keras-tuner reloads a finished search without a message, and trains nothing.
         raise RecordError(
             f"{path} holds an older search with other settings, so the tuner trained nothing. "
-            "Give another `project_name`, or `overwrite=True` to start over. `load_study` with the "
-            f"directory reads the older search. Received: {difference}."
+            "Give another `project_name`, or `overwrite=True` to start over. To read the older "
+            f"search, call `load_study` with the directory. Received: {difference}."
         )
     return study
 

@@ -121,7 +121,7 @@ def test_search_resumes_from_records_if_trial_json_is_damaged(finished, damage, 
         damage(file)
     for _ in range(2):
         tuner = run(finished.parent, fit={"verbose": 1})
-        assert "2 trials of an earlier run kept" in capsys.readouterr().out
+        assert "continues with 2 trials" in capsys.readouterr().out
         assert contents(finished, "kbatch.json") == records
     now = json.loads((finished / "trial_0000" / "trial.json").read_text())
     for name in ("trial_id", "status", "score", "best_step"):

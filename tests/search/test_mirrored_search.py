@@ -87,7 +87,7 @@ def test_mirrored_search_trains_in_float32_by_default(found):
     (run,) = found["auto"]
     assert run["dtype_policy"] == "float32"
     (note,) = [note for note in run["notes"] if "float32" in note]
-    assert "on several replicas Keras checks only the first" in note
+    assert "Keras checks only the first replica" in note
 
 
 def test_mirrored_search_batch_of_all_and_micro_batch_of_each_replica(found):

@@ -221,8 +221,8 @@ def test_compare_refuses_bad_studies():
     loss = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
     for given, words in (
         ((A,), "at least two"),
-        ((), "A study is needed"),
-        (([],), r"A study is needed.*Received: \[\]"),
+        ((), "Give a study"),
+        (([],), r"Give a study.*Received: \[\]"),
         (("results/adam", A), r"load_study.*Received: 'results/adam'"),
         ((A, None), "Received: None"),
         ((A, A), r"dict that names them.*two studies named 'adam'"),
@@ -310,7 +310,7 @@ def test_shared_figure_of_one_study_in_list(plot):
 def test_shared_figure_refuses_bad_studies(plot):
     loss = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
     for given, words in (
-        ([], r"A study is needed.*Received: \[\]"),
+        ([], r"Give a study.*Received: \[\]"),
         ("results/adam", "load_study"),
         ([A, "results/sgd"], "Received: 'results/sgd'"),
         ([A, A], "dict that names them"),

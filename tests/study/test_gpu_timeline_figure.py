@@ -38,7 +38,7 @@ def test_plot_gpu_timeline_of_study_shows_answer():
     assert watched_usage(study)[0] == f"GPUs during the trial of batch size {named}"
     silent = make_trial(128, accuracies=(1.0,), usage=make_usage(SILENT))
     label = plot_gpu_timeline(make_study(silent, *study.trials)).get_label()
-    assert "Batch size 128 has no timeline. It gave no readings." in label
+    assert "Batch size 128 has no timeline. The GPU gave no readings." in label
 
 
 SILENT = dataclasses.replace(make_gpu(), samples=(GpuSample(0.0, None, None, None),))

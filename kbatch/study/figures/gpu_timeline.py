@@ -48,7 +48,7 @@ def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, Usa
 
 
 def _why_none(usage: UsageRecord | None) -> str:
-    return (usage.unavailable or "It gave no readings.") if usage else "No GPU was watched."
+    return (usage.unavailable or "The GPU gave no readings.") if usage else "No GPU was watched."
 
 
 # A label, the top of the axis (0 to fit the data), and times and values of each GPU.

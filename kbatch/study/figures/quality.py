@@ -296,7 +296,7 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     title = f"{common.metric_title(quality)} against throughput"
     common.write_title(panel, title, shown, sizes)
     judged = [shown[owners[id(trial)]].decide().as_judged(trial) for trial, *_ in points]
-    filled = "Filled: no other trial is both faster and better."
+    filled = "Filled marks: no other trial is both faster and better."
     rings = common.rings_text(shown, most=60) if several else ""
     notes = rings, common.far_off_note(shown), common.bars_text(judged, quality)
     common.write_conditions([panel], shown, filled, *notes, caption=caption and ax is None)

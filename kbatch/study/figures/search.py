@@ -161,6 +161,6 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     canvas.write_title(upper, title, columns=_MOST_NAMES, fewest=1)
     name = common.answer_text(answers[-1][1])
     answer = f"Answer: {name}. Thick line: the answer was certain." if name else ""
-    notes = (answer, "Light: validation and callbacks.")
+    notes = (answer, "Light color: validation and callbacks.")
     common.write_conditions((upper, lower), [study], *notes, caption=caption and ax is None)
     return upper

@@ -73,7 +73,7 @@ def sample_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sampl
         if may_be_batches:
             batches.add(arrays)
     if not examples.counts:
-        raise InputError("The dataset is empty: give one with elements. Received: no element.")
+        raise InputError("The dataset must have elements. Received: an empty dataset.")
     return spec, batches.sample() if may_be_batches else None, examples.sample()
 
 
