@@ -45,7 +45,7 @@ def test_table_orders_changes_and_claims_only_clear_gains():
     gain = table.loc["parallel map"]
     ends = ["times as fast", "times as fast, low", "times as fast, high"]
     assert list(gain[ends]) == pytest.approx([1.9] * 3)
-    assert gain["condition"].startswith("called from")
+    assert gain["condition"].startswith("several threads")
     assert table.attrs["answer"] == ["cache"]
     assert "with cache training is 2.50 (2.50 to 2.50) times as fast" in profile.answer
     assert make_profile(changes=CHANGES[:2]).table().attrs["answer"] == []

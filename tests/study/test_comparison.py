@@ -322,7 +322,7 @@ def test_shared_figure_refuses_bad_studies(plot):
 
 @pytest.mark.parametrize("name", [name for name in STUDY_FIGURES if name not in SHARED_FIGURES])
 def test_figure_of_one_study_refuses_several(name):
-    with pytest.raises(ValueError, match=r"A study is needed.*Received: \["):
+    with pytest.raises(ValueError, match=r"Give a study.*Received: \["):
         getattr(kbatch, f"plot_{name.replace('-', '_')}")([A, B])
 
 

@@ -332,9 +332,9 @@ class Ragged(Stepping):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Ragged, "no gradients of ragged.*a RaggedTensor for lambda"),
+        (Ragged, "no gradients of ragged.*lambda.*a RaggedTensor"),
         (Penalised, "gradient penalty"),
-        (Early, r"before an optimizer applies.*early.*\(Early\)"),
+        (Early, r"before an optimizer updates.*early.*\(Early\)"),
         (Reduced, r"one value per row.*\(Reduced\) with shape \(\)"),
         (Halved, r"one value per row.*\(Halved\) with shape"),
     ],
