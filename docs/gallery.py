@@ -3,9 +3,8 @@
 PYTHONPATH=benchmarks:tests python docs/gallery.py measure    some minutes on two cores; writes
                                                               docs/data; needs scikit-learn
 python docs/gallery.py                                        draws docs/images/gallery
-PYTHONPATH=tests python docs/gallery.py sheet [FOLDER]        draws every figure in many situations,
-                                                              docs/images/contact-sheet.png, and
-                                                              in a folder each one as large as it is
+PYTHONPATH=tests python docs/gallery.py sheet FOLDER          draws every figure in many situations,
+                                                              in files of its size and in sheet.png
 """
 
 import dataclasses
@@ -51,7 +50,7 @@ def draw():
         picture_of(names["ax"], DPI).quantize(48).save(IMAGES / f"{name}.png", optimize=True)
 
 
-def sheet(folder=None):
+def sheet(folder):
     """Draws every figure in many situations, 7 inches wide, and 3.4 wide for a dark page."""
     import figure_samples
     from figure_studies import learned_study, make_study, target_study
@@ -75,20 +74,20 @@ def sheet(folder=None):
             rows[name][situation] = figure_samples.SAMPLES[f"{name} of {situation}"]
     for name in figure_samples.OF_SEVERAL:
         rows[name]["two"] = functools.partial(figure_samples.several, name, 2)
-    pictures = []
+    pictures, folder = [], Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, situations in rows.items():
         for situation, make in situations.items():
             plot = functools.partial(getattr(kbatch, f"plot_{name}"), make())
             wide, narrow = (picture_of(draw_so_wide(plot, width_in), 110) for width_in in (7, 3.4))
             both = beside([wide, in_the_dark(narrow)])
-            if folder:
-                both.save(Path(folder) / f"{name}-{situation}.png".replace(" ", "-"))
+            both.save(folder / f"{name}-{situation}.png".replace(" ", "-"))
             pictures.append(both.reduce(2))
     lines = [beside(pictures[start : start + 6]) for start in range(0, len(pictures), 6)]
     found = Image.new("RGB", (max(one.width for one in lines), sum(one.height for one in lines)))
     for number, line in enumerate(lines):
         found.paste(line, (0, sum(one.height for one in lines[:number])))
-    found.quantize(160).save(HERE / "images" / "contact-sheet.png", optimize=True)
+    found.quantize(160).save(folder / "sheet.png", optimize=True)
 
 
 def picture_of(ax, dpi):
