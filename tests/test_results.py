@@ -53,6 +53,7 @@ def test_result_table(result):
         assert name == name[0].lower() + name[1:] or name.split()[0].isupper()
     assert table.to_csv(index=False)
     assert table.to_json(orient="records")
+    assert table.to_latex(index=False, escape=True).count("&") or len(table.columns) < 2
 
 
 @of_every_form
@@ -71,9 +72,9 @@ def test_result_printed(result):
     assert [line for line in lines if line.startswith("Note: ")] == [
         f"Note: {note}" for note in result.notes
     ]
-    head = 2 + bool(result.use)
+    head = " ".join(lines[2 + bool(result.use) :][:2]).split()  # A title has up to two lines.
     for column in shown_columns(result.table()):
-        assert column.title in lines[head] or max(map(len, column.texts)) > 60
+        assert {*column.title.split()} <= {*head} or max(map(len, column.texts)) > 60
     named = [line for line in lines if line.startswith("* ")]
     assert len(named) == len(result.table().attrs.get("answer", ()))
 
@@ -209,17 +210,18 @@ def test_table_text_digits_and_intervals():
     ]
     assert [column.texts for column in columns] == TEXTS
     assert [column.numeric for column in columns] == [True] * 5 + [False]
-    header, first, second = table_text(TABLE).splitlines()
-    assert header.split() == " ".join(column.title for column in columns).split()
-    assert first.startswith("* ")
-    assert second.endswith("out of | <memory>")
-    assert first.index("16") == second.index("2,048") + 3
+    assert table_text(TABLE).splitlines() == [
+        "  batch                                 learning",
+        "   size               samples/s  steps      rate  val_accuracy  outcome",
+        "*    16  1,230 (1,200 to 1,260)      3     0.001        0.9812",
+        "  2,048                     n/a    n/a    0.0125        0.9700  out of | <memory>",
+    ]
 
 
 def test_table_text_long_texts_below():
     table = pd.DataFrame({"measured": ["cache", "prefetch"], "code": ["x" * 70, ""]})
     assert table_text(table).splitlines() == [
-        *("  measured", "  cache", "  prefetch", "", f"cache: {'x' * 70}")
+        *("measured", "cache", "prefetch", "", f"cache: {'x' * 70}")
     ]
 
 

@@ -91,20 +91,30 @@ def named_rows(table: "pd.DataFrame") -> list[bool]:
 def table_text(table: "pd.DataFrame") -> str:
     """Write a table for a terminal, with a star before the rows that the answer names.
 
-    Columns of long texts, such as code, are written below the table, one line for each row.
+    A title has two lines if its column is narrower. Columns of long texts, such as code, are
+    written below the table, one line for each row.
     """
-    columns, below = shown_columns(table), []
-    lines = ["  ", *("* " if named else "  " for named in named_rows(table))]
+    columns, named, below = shown_columns(table), named_rows(table), []
+    mark = "  " if any(named) else ""
+    lines = [mark, mark, *("* " if row else mark for row in named)]
     for column in columns:
-        cells = [column.title, *column.texts]
-        width = max(map(len, cells))
+        width = max(map(len, column.texts))
         if width > _LONGEST and column.title not in ("outcome", "verdict"):
             rows = zip(columns[0].texts, column.texts, strict=True)
             below += [f"{name}: {text}" for name, text in rows if text]
             continue
-        side = str.rjust if column.numeric else str.ljust
+        cells = [*_two_lines(column.title, width), *column.texts]
+        width, side = max(map(len, cells)), str.rjust if column.numeric else str.ljust
         lines = [f"{line}{side(c, width)}  " for line, c in zip(lines, cells, strict=True)]
-    return "\n".join(line.rstrip() for line in (*lines, *([""] if below else []), *below))
+    lines = [*lines[not lines[0].strip() :], *([""] if below else []), *below]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _two_lines(title: str, width: int) -> tuple[str, str]:
+    """Break a title about as narrow as its column, or leave the first line empty."""
+    words = re.split(r" (?![^(]*\))", title)  # Not inside brackets.
+    pairs = [(" ".join(words[:i]), " ".join(words[i:])) for i in range(len(words))]
+    return min(pairs, key=lambda pair: max(width, *map(len, pair)))
 
 
 def _is_number(value: Any) -> bool:
@@ -147,10 +157,20 @@ def document_files(results: Sequence[Any], path: Path, refusal: str = "") -> dic
     return {**files, path: text.encode()}
 
 
-def notebook_html(result: Any) -> str:
-    """Write a result as HTML for the output of a cell."""
+def notebook_html(
+    sentences: Sequence[str],
+    table: "pd.DataFrame",
+    *,
+    use: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """Write a result as HTML for the output of a cell.
+
+    `use` is a sentence and the lines of code below it.
+    """
     # Notebooks remove style sheets. No colours, so that it suits light and dark pages.
-    return templates().get_template("notebook.html").render(result=result, most=40)
+    said = {"sentences": sentences, "use": use, "notes": notes}
+    return templates().get_template("notebook.html").render(said, table=table, most=40)
 
 
 _RANGE = re.compile(r"\(?-?[\d.,]+ (?:±|to) -?[\d.,]+\)?")

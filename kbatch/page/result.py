@@ -98,7 +98,7 @@ class Result(ABC):
     def _repr_html_(self) -> str:
         from kbatch.page.document import notebook_html
 
-        return notebook_html(self)
+        return notebook_html((self.answer, self.use), self.table(), notes=self.notes)
 
 
 def _with_comparison(results: Sequence[Result]) -> tuple[list[Result], str]:

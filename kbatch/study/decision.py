@@ -5,7 +5,6 @@ Batch sizes are compared at one setting of the other hyperparameters and at equa
 """
 
 import dataclasses
-import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -119,7 +118,10 @@ class Decision:
         return f"<Decision: {self.page.sentences[0]}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from kbatch.page.document import notebook_html
+
+        page, table = self.page, frame_of(self.page.rows)
+        return notebook_html(page.sentences, table, use=page.use, notes=(page.cost,))
 
     @property
     def tied(self) -> tuple[int, ...]:

@@ -60,10 +60,7 @@ LEFT_OUT: Mapping[LeftOutReason, str] = {
     "another_rate": "trained only at another learning rate",
     "far_rate": "trained only at a learning rate far from the best one",
 }
-_ENDED_EARLY = {
-    "short": "only a short run of {epochs}",
-    "stopped_early": "stopped early: too far behind after {epochs}",
-}
+_ENDED_EARLY = {"short": "only a short run", "stopped_early": "stopped: too far behind"}
 # Why nothing is certain, as the end of a sentence.
 _OBSTACLES = {
     "alone": "no other batch size can be compared with it",
@@ -389,9 +386,7 @@ def _verdict(decision: Decision, trial: TrialRecord) -> str:
         quality, speed = _quality(decision, trial), speed_against(decision, trial, answer)
         return f"{quality}, {relative_speed(speed)}" if speed else quality
     if trial.last.length != "complete" and trial.status == "completed":
-        return _ENDED_EARLY[trial.last.length].format(
-            epochs=pluralize(len(trial.last.epochs), "epoch")
-        )
+        return f"{_ENDED_EARLY[trial.last.length]} ({pluralize(len(trial.last.epochs), 'epoch')})"
     for left_out, why in decision.left_out:
         if left_out.trial_id == trial.trial_id:
             met = trial.last.target is None or trial.seconds_to_target is not None

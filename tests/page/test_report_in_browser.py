@@ -87,6 +87,16 @@ def test_page_fits_the_window(tmp_path):
     assert {name: wider for name, wider in found.items() if "360" not in name and any(wider)} == {}
 
 
+def test_notebook_cell_fits_the_window(tmp_path):
+    for name, record in (RECORDS | {"decision": RECORDS["study"].decide()}).items():
+        (tmp_path / f"{name}.html").write_text(f"<!doctype html>{record._repr_html_()}")
+    look = WIDER.replace('".scroll"', '"div, pre"')
+    found = browse(tmp_path, [*RECORDS, "decision"], [600, 1200], look)
+    # A wide table scrolls in a narrow window only.
+    wider = {name: parts if "1200" in name else parts[:1] for name, parts in found.items()}
+    assert len(wider) == 2 * (1 + len(RECORDS)) and not any(map(any, wider.values())), wider
+
+
 def test_page_columns_of_figures(tmp_path):
     write_report(RECORDS["study"], tmp_path / "study.html")
     look = """return [...page.querySelectorAll(".figures")].map((grid) => [grid.offsetWidth,

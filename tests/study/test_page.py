@@ -28,7 +28,7 @@ from kbatch.plotting import canvas
 from kbatch.records.notes import Note
 from kbatch.records.training_run import Outcomes
 from kbatch.study.compared_trials import tolerance_text, training_seconds
-from kbatch.study.decision import race_task
+from kbatch.study.decision import frame_of, race_task
 from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import named_label
 from kbatch.study.limits import notes_of
@@ -145,7 +145,10 @@ def test_page_takes_smallest_of_fastest_sizes():
     assert "every 8th batch" in decision.notes[1]
     assert "`beta_2` 0.999 -> 0.998" in decision.notes[1]
     assert str(decision).splitlines()[0] == page.sentences[0]
-    assert decision._repr_html_() == f"<pre>{html.escape(str(decision))}</pre>"
+    text = decision._repr_html_().replace("\N{NO-BREAK SPACE}", " ")
+    assert html.escape("\n".join(line.strip() for line in page.use[1:])) in text
+    assert all(f"{html.escape(said)}</p>" in text for said in (*page.sentences, page.use[0]))
+    assert text.count("<tr") == 1 + len(page.rows) and "Search: 12" in text
 
 
 def timed(size, *rates, **changed):
@@ -256,8 +259,8 @@ def test_note_rate_off_compares_equal_epochs():
     stopped = dataclasses.replace(short, length="stopped_early", batch_size=256)
     decision = pages(whole, *(trial_of(one.batch_size, one) for one in (short, stopped)))
     assert verdicts(decision)[1:] == [
-        "only a short run of 2 epochs",
-        "stopped early: too far behind after 2 epochs",
+        "only a short run (2 epochs)",
+        "stopped: too far behind (2 epochs)",
     ]
     assert decision.page.cost.startswith("Search: 3.5 complete trainings")
     worse = make_trial(32, 10_000, factor=1.0, count=1).executions[0]
@@ -480,10 +483,11 @@ def test_page_sentences_agree_with_table(first):
         study = any_study(seed)
         decision = study.decide()
         page = decision.page
-        # Columns of the printed table are two spaces apart.
+        # Columns of the printed table are two spaces apart, and titles have up to two lines.
         said, table = str(decision).split("\n\n")[:2]
-        head, *lines = [re.split(r" {2,}", line.strip()) for line in table.split("\n")]
-        rows = [dict(zip(head, line, strict=True)) for line in lines]
+        head = [column.title for column in shown_columns(frame_of(page.rows))]
+        lines = (line.strip() for line in table.split("\n")[-len(page.rows) :])
+        rows = [dict(zip(head, re.split(r" {2,}", line), strict=True)) for line in lines]
         shown = {row["batch size"]: row for row in rows}
         judged = next((n for n in head if n.endswith("(95 % interval)")), None)
         assert len(page.sentences) <= 3 and said.split("\n") == list(page.sentences), seed
