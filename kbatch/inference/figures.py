@@ -8,7 +8,7 @@ from kbatch.inference.result import InferenceProfile, TimingRecord
 from kbatch.page.document import Figure
 from kbatch.page.numbers import count_range, where_measured
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.canvas import ALARM, ALARM_TEXT, MUTED, series_style
+from kbatch.plotting.canvas import ALARM, ALARM_TEXT, MUTED
 from kbatch.throughput.figure import check_timed, draw_sweep, height_in, time_name
 
 _BATCH_LABEL = "Batch size (examples per call)"
@@ -31,7 +31,7 @@ def plot_inference_throughput(
     Args:
         profile: An `InferenceProfile`.
         ax: Matplotlib axes. Two panels take its place. If None, a new figure.
-        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean, whether to write a caption below a new figure. Default: True.
 
     Returns:
         The axes of the upper panel.
@@ -69,7 +69,7 @@ def plot_inference_operating_curve(
     Args:
         profile: An `InferenceProfile`.
         ax: Matplotlib axes to draw on. If None, a new figure.
-        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean, whether to write a caption below a new figure. Default: True.
 
     Returns:
         The axes.
@@ -87,17 +87,16 @@ def plot_inference_operating_curve(
             measured = [row for row in measured if row.latencies_s]
         places = [(1e3 * _time_s(row, quantile), row.batch_size / row.median_s) for row in measured]
         draw.series(panel, index, [(ms, Estimate(rate)) for ms, rate in places], label=label)
-        color = series_style(index)[0] if index else MUTED
         # The first curve has a label at each size, the others only at the largest size.
         least = measured[-1].batch_size if index else 1
         named += [
-            (place, f"{row.batch_size:,}" if row.batch_size >= least else "", color)
+            (place, f"{row.batch_size:,}" if row.batch_size >= least else "", MUTED)
             for row, place in zip(measured, places, strict=True)
         ]
         rounds += [len(row.times_s) for row in measured]
     targets = _targets(profile)
     for target_ms, _ in targets:
-        panel.axvline(target_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.5)
+        panel.axvline(target_ms, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.6)
     draw.names_above(panel, targets, panel.get_xlim(), color=ALARM_TEXT)
     draw.label_points(panel, named[::-1])
     panel.yaxis.set_major_formatter("{x:,.0f}")
@@ -106,7 +105,8 @@ def plot_inference_operating_curve(
     panel.set_ylabel("Throughput (samples/s)")
     canvas.write_title(panel, "Throughput against the time of a batch", columns=4)
     facts = [*_facts(profile), f"{count_range(rounds, 'round')} a point"]
-    canvas.write_caption([panel], facts=facts, caption=caption and ax is None)
+    caption = caption and ax is None
+    canvas.write_caption([panel], "Numbers: batch sizes.", facts=facts, caption=caption)
     return panel
 
 
@@ -118,7 +118,7 @@ def plot_inference_memory(
     Args:
         profile: An `InferenceProfile`.
         ax: Matplotlib axes to draw on. If None, a new figure.
-        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean, whether to write a caption below a new figure. Default: True.
 
     Returns:
         The axes.

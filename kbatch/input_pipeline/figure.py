@@ -33,7 +33,7 @@ def plot_input_pipeline(
     Args:
         profile: An `InputPipelineProfile`.
         ax: Matplotlib axes. Two panels take its place. If None, a new figure.
-        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean, whether to write a caption below a new figure. Default: True.
 
     Returns:
         The axes of the upper panel.

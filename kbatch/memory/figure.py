@@ -36,7 +36,7 @@ def plot_memory(
     Args:
         result: The result of `find_max_batch_size`.
         ax: Axes to draw on. If None, a new figure is made.
-        caption: Whether to write a caption of at most two lines below a new figure. Default: True.
+        caption: Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The Axes. Their label describes the figure in sentences.

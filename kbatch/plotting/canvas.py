@@ -199,6 +199,7 @@ def write_title(
         longest = max(len(line) for name in names for line in name.split("\n"))
         longest += _HANDLE_CHARACTERS
         columns = max(1, min(columns, int(share * _ROW_CHARACTERS) // longest))
+        columns = math.ceil(len(names) / math.ceil(len(names) / columns))  # Rows of equal length.
         in_rows = (names[i : i + columns] for i in range(0, len(names), columns))
         # A second line of a name is lower than a row.
         rows += sum(1 + 0.9 * max(name.count("\n") for name in row) for row in in_rows)
@@ -234,6 +235,14 @@ def write_title(
     )
 
 
+def write_subtitle(ax: Axes, text: str, *, color: str = INK) -> None:
+    """Write a bold text above a lower panel."""
+    characters = round(width_share(ax) * 60)
+    text = textwrap.fill(text, characters, max_lines=5, placeholder=" …")
+    look: dict[str, Any] = {"fontsize": TEXT_PT, "color": color, "fontweight": "bold", "pad": 4}
+    ax.set_title(text, loc="left", y=1, parse_math=False, **look)
+
+
 def write_caption(
     panels: Sequence[Axes], *notes: str, facts: Sequence[str] = (), caption: bool = True
 ) -> None:
@@ -256,33 +265,21 @@ def write_caption(
 
 
 def caption_lines(ax: Axes) -> list[str]:
-    """Return a line of notes and a line of facts from the label of Axes, as many as fit."""
+    """Return a line of notes and a line of facts from the label of Axes."""
     _, *notes, facts = str(ax.get_label()).split("\n")
-    return [*filter(None, (_fitting(notes, " "), _fitting(facts.split(_FACT_MARK), _FACT_MARK)))]
-
-
-def _fitting(parts: Sequence[str], between: str) -> str:
-    """Join as many parts as fit in a line of a caption."""
-    line = ""
-    for part in filter(None, parts):
-        longer = f"{line}{between}{part}" if line else part
-        line = longer if _fits(longer, WIDTH_IN) else line
-    return line
-
-
-def _fits(line: str, width_in: float) -> bool:
-    """Return whether a figure of this width has room for a line of a caption."""
-    font = FontProperties(size=SMALL_PT)
-    width_pt, *_ = text_to_path.get_text_width_height_descent(line, font, ismath=False)
-    return bool(width_pt <= 72 * (width_in - _BESIDE_IN))
+    return [*filter(None, (" ".join(notes), facts))]
 
 
 def _add_caption(ax: Axes) -> None:
     """Write a caption below a figure, and make the figure higher by its height."""
-    figure = figure_of(ax)
+    figure, font = figure_of(ax), FontProperties(size=SMALL_PT)
     width_in, lines = figure.get_figwidth(), list[str]()
     for line in caption_lines(ax):
-        characters = len(line) if _fits(line, width_in) else int(17.8 * (width_in - 0.1))
+        line = line.replace("`", "")
+        width_pt, *_ = text_to_path.get_text_width_height_descent(line, font, ismath=False)
+        # Characters differ in width, so a part of a line may be wider than its share.
+        room = 72 * (width_in - _BESIDE_IN) / width_pt
+        characters = len(line) if room >= 1 else int(0.95 * room * len(line))
         lines += textwrap.wrap(re.sub(" (?=[%·])", "\N{NO-BREAK SPACE}", line), characters)
     look: dict[str, Any] = {"fontsize": SMALL_PT, "color": MUTED, "linespacing": _LINE_SPACING}
     figure.supxlabel("\n".join(lines), x=0.012, ha="left", parse_math=False, **look)

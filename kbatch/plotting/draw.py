@@ -199,12 +199,13 @@ def guide(panel: Axes, place: float) -> None:
     panel.axvline(place, color=canvas.MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
 
 
-def limit(panel: Axes, value: float, words: str, *, below: bool = False) -> None:
+def limit(panel: Axes, value: float, words: str = "", *, below: bool = False) -> None:
     """Draw a dashed horizontal line, with its name above or below the left end."""
     panel.axhline(value, color=canvas.ALARM, linewidth=1.0, linestyle="--", zorder=0.6)
     va, offset_pt = ("top", -3) if below else ("bottom", 3)
     look = {"color": canvas.ALARM_TEXT, "xycoords": panel.get_yaxis_transform()}
-    text(panel, words, (0.01, value), (0, offset_pt), ha="left", va=va, **look)
+    if words:
+        text(panel, words, (0.01, value), (0, offset_pt), ha="left", va=va, **look)
 
 
 def names_above(
@@ -220,6 +221,7 @@ def names_above(
     for row, (x, words) in enumerate(sorted(named)):
         # A place outside of the axis is named at its edge.
         place = (min(max(x, edges[0]), edges[1]), 0.99 - _NAME_ROW * row)
+        words += " \N{RIGHTWARDS ARROW}" if x > edges[1] else ""
         side, offset_pt = ("right", -4) if x**2 > edges[0] * edges[1] else ("left", 4)
         text(panel, words, place, (offset_pt, 0), ha=side, va="top", color=color, xycoords=top)
 

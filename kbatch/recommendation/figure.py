@@ -33,7 +33,7 @@ def plot_limits(
         recommendation: A `Recommendation`.
         ax: Matplotlib axes to draw on. Their label then describes the figure in sentences. If
             None, a new figure.
-        caption: Boolean, whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean, whether to write a caption below a new figure. Default: True.
 
     Returns:
         The axes.

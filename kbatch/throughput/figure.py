@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def plot_training_profile(
     Args:
         profile: A profile from `profile_training`.
         ax: Axes whose place the panels take. If None, a new figure is made.
-        caption: Whether to write a caption of at most two lines below a new figure. Default: True.
+        caption: Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The uppermost Axes. Their label describes the figure in sentences.
@@ -130,11 +131,12 @@ def draw_sweep(
                 lower.plot(*zip(*medians_ms, strict=True), color=color, linewidth=0.6)
                 times_ms, line = _quantiles_ms(series, quantile), []
             draw.series(lower, index, times_ms, label=name, line=line)
-        for target_ms, words in targets_ms:
-            draw.limit(lower, target_ms, words)
         upper.yaxis.set_major_formatter("{x:,.0f}")
         upper.set_ylabel("Throughput\n(samples/s)")
         lower.set_yscale("log")
+        for target_ms, words in targets_ms:  # Inside the panel, the words would cover points.
+            draw.limit(lower, target_ms)
+            canvas.write_subtitle(lower, words, color=canvas.ALARM_TEXT)
         draw.plain_log_labels(lower.yaxis)
         lower.set_ylabel(f"{time_name(quantile)} of a {of}\n(ms)")
         draw.answers(upper, answers, sizes[0], sizes[-1])
@@ -191,7 +193,7 @@ def _draw_peaks(panel: Axes, peaks: Mapping[str, dict[int, int]], limit_bytes: i
             line = draw.along(curve, min(known), max(known))
         draw.series(panel, index, rows, label=policy, line=line, style=":")
     panel.set_yscale("log", base=2)
-    panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
+    panel.yaxis.set_major_formatter(lambda v, _: re.sub(r"\.0+ ", " ", memory_text(v)))
     panel.set_ylabel("Peak memory\n(weights included)")
     shown = [peak for known in peaks.values() for peak in known.values()]
     if limit_bytes is not None and limit_bytes < _FAR * max(shown):

@@ -176,6 +176,7 @@ def test_plot_with_a_target_draws_the_quantile_and_the_median_as_a_thin_line():
     ]
     np.testing.assert_allclose(thin.get_ydata()[0], 1000 * time_s(1), rtol=0.2)
     assert (lower.get_ylabel(), curve.get_linestyle()) == ("p95 time of a batch\n(ms)", "-")
+    assert not lower.texts and "within 5 ms" in lower.get_title(loc="left")  # Covers no point.
     curve = kbatch.plot_inference_operating_curve(profile)
     np.testing.assert_allclose(curve.lines[0].get_xdata(), quantiles)
 

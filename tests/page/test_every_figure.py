@@ -58,7 +58,10 @@ def test_figure_caption(name):
     plotted = functools.partial(plot, name.split()[0], SAMPLES[name]())
     (caption,) = (axes := plotted()).figure.texts
     assert "digits" not in axes.get_title(loc="left")  # The name of the study is not in the title.
-    assert 1 <= len(caption.get_text().split("\n")) <= 2
+    _, *lines = axes.get_label().split("\n")
+    said = caption.get_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert said.split() == " ".join(lines).replace("`", "").split()  # No note is left out.
+    assert 1 <= len(said.split("\n")) <= 6
     if name in USUAL:
         assert plotted(caption=False).figure.texts == []
         assert plotted(Figure().add_subplot()).figure.texts == []

@@ -80,7 +80,7 @@ def test_plot_noise_scale_draws_goodput():
     lines = {line.get_label(): list(line.get_ydata()) for line in panel.lines}
     assert lines["goodput"] == [one.value for one in found.values()]
     assert lines["throughput"] == [one.value for one in throughput.values()]
-    assert f"largest: {best:,}" in [text.get_text() for text in panel.texts]
+    assert f"largest goodput: {best:,}" in [text.get_text() for text in panel.texts]
 
 
 def test_goodput_of_best_trial_without_moments():

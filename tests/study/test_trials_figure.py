@@ -75,13 +75,6 @@ def test_plot_trials_names_size_outside_axis():
     assert "batch size 128 (5,000)" in words(lower)
 
 
-def test_plot_trials_caption_keeps_epochs():
-    runs = [make_execution(16, seed=seed) for seed in range(5)]
-    (caption,) = plot_trials(make_study(make_trial(16, *runs))).figure.texts
-    facts = caption.get_text().replace("\N{NO-BREAK SPACE}", " ").split("\n")[-1]
-    assert len(facts) > 110 and "1 trial of 5 runs" in facts and "of 1,437 examples" in facts
-
-
 def test_draw_trials_running_trial_is_hollow():
     upper = draw_trials([make_study()], None, running="0032")
     hollow = [line for line in upper.lines if line.get_markerfacecolor() == PAPER]

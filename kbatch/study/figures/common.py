@@ -21,6 +21,8 @@ from kbatch.training.metrics import is_fraction, metric_words
 # Most batch sizes in the legend below a title.
 _MOST_NAMES = 15
 BATCH_LABEL = "Batch size (examples per update)"
+# The note on the answers of several studies. The legend names their sizes and doubts.
+RINGS = "Rings: recommended batch sizes."
 
 
 def write_conditions(
@@ -40,7 +42,7 @@ def write_conditions(
 
 def incomplete_text(studies: Sequence[Study], *, diverged: bool = True) -> str:
     """Name the trials without a result, with the reasons; empty if all trials have one."""
-    texts = []
+    texts, parts = [], []
     for study in studies:
         shown = [t for t in study.trials if diverged or not any(e.diverged for e in t.executions)]
         ended = [trial for trial in shown if trial.status != "running"]
@@ -50,9 +52,9 @@ def incomplete_text(studies: Sequence[Study], *, diverged: bool = True) -> str:
             texts.append(f"{prefix}{none_completed(study)}.")
         elif incomplete:
             sizes = at_most([f"{trial_name(t, names)} ({t.outcome})" for t in incomplete])
-            mark = "\N{MULTIPLICATION X} Without a result:"
-            texts.append(f"{mark} {prefix}batch size {join_words(sizes)}.")
-    return " ".join(texts)
+            parts.append(f"{prefix}batch size {join_words(sizes)}")
+    mark = "\N{MULTIPLICATION X} Without a result:"
+    return " ".join([*texts, *([f"{mark} {'; '.join(parts)}."] if parts else [])])
 
 
 def none_completed(study: Study) -> str:
@@ -112,19 +114,6 @@ def write_title(
         color, marker = size_color(sizes[number], sizes), series_style(number)[1]
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
     canvas.write_title(panel, title, columns=3 if several else 7, fewest=1)
-
-
-def rings_text(studies: Sequence[Study], *, most: int = 90) -> str:
-    """Describe the rings of several studies, with their sizes if it has at most `most` characters.
-
-    The legend names the sizes too.
-    """
-    decided = [(study.name, study.decide()) for study in studies]
-    sizes = [f"{name}: {d.batch_size:,}" for name, d in decided if d.batch_size is not None]
-    doubtful = [name for name, d in decided if d.batch_size is not None and not d.certified]
-    doubt = f" Not certified: {join_words(doubtful)}." if doubtful else ""
-    text = f"Rings: recommended batch sizes ({', '.join(sizes)}).{doubt}"
-    return text if len(text) <= most else "Rings: recommended batch sizes."
 
 
 def answer_text(decision: Decision) -> str:

@@ -113,7 +113,7 @@ def plot_gpu_timeline(
         watched: A `GpuMonitor` whose block has ended, its `usage`, or a study. Of a study, the
             trial of the answer is shown, or the first trial with readings.
         ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
-        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The upper Axes.
@@ -131,8 +131,8 @@ def plot_gpu_timeline(
             places, values = zip(*trace, strict=True) if trace else ((), ())
             # Marks distinguish the GPUs without colour.
             marks = {"marker": marker, "markevery": max(1, len(trace) // 25), "markersize": 3.5}
-            look = {"color": color, "linewidth": 1.3, "label": _name(gpu), **marks}
-            panel.plot(places, values, **look)
+            look = {"color": color, "linewidth": 1.3, "label": _name(gpu), "clip_on": False}
+            panel.plot(places, values, **look, **marks)
         highest = max(value for trace in traces for _, value in trace)
         panel.set_ylim(0, top or 1.12 * highest or 1.0)
         panel.set_ylabel(label)

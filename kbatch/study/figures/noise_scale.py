@@ -100,7 +100,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
     Args:
         study: A `kbatch.Study`, such as from `load_study`.
         ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
-        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The upper Axes.
@@ -164,12 +164,8 @@ def _draw_goodput(panel: Axes, progress: Goodput) -> None:
     batch_axis(panel, sizes, common.BATCH_LABEL)
     draw.series(panel, 1, [*throughput.items()], label="throughput")
     draw.series(panel, 0, [*values.items()], label="goodput", shaded=True)
-    panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
     panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.set_ylabel("Goodput, throughput\n(samples/s)")
-    draw.guide(panel, best)
     draw.ring(panel, best, most)
-    side = "left" if best == sizes[0] else "right" if best == sizes[-1] else "center"
-    words = f"largest: {best:,}"
-    draw.text(panel, words, (best, most), (0, 10), ha=side, va="bottom", bold=True)
+    draw.answers(panel, [("largest goodput", best, True)], sizes[0], sizes[-1])
     canvas.write_title(panel, "Goodput: throughput times statistical efficiency", columns=2)

@@ -87,7 +87,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     Args:
         studies: A `kbatch.Study`, or several with one objective as a list or as a dict of names.
         ax: `matplotlib.axes.Axes` to draw on. If None, make a new figure.
-        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The Axes.
@@ -137,9 +137,9 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
         across = panel.get_xaxis_transform()
         draw.text(panel, words, place, (offset_pt, 0), ha=side, xycoords=across)
     answers = [_ring_answer(panel, study, quality) for study in shown]
-    ringed = [study for study, name in zip(shown, answers, strict=True) if name]
-    answer = f"{common.rings_text(ringed)} Numbers: batch sizes." if several else answers[0]
+    answer = answers[0]
     if several:
+        answer = f"{common.RINGS if any(answers) else ''} Numbers: batch sizes.".strip()
         _name_sizes(panel, lines_of_studies, quality)
     lengths = {length for _, length, _ in points}
     by = "learning rate" if several else "learning rate and batch size"
@@ -237,7 +237,7 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     Args:
         studies: A `kbatch.Study`, or several with one objective as a list or as a dict of names.
         ax: `matplotlib.axes.Axes` to draw on. If None, make a new figure.
-        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The Axes.
@@ -297,7 +297,7 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     common.write_title(panel, title, shown, sizes)
     judged = [shown[owners[id(trial)]].decide().as_judged(trial) for trial, *_ in points]
     filled = "Filled marks: no other trial is both faster and better."
-    rings = common.rings_text(shown, most=60) if several else ""
+    rings = common.RINGS if several else ""
     notes = rings, common.far_off_note(shown), common.bars_text(judged, quality)
     common.write_conditions([panel], shown, filled, *notes, caption=caption and ax is None)
     return panel
@@ -370,7 +370,7 @@ def plot_learning_curves(
         studies: A `kbatch.Study`, or several with one objective as a list or as a dict of names.
         ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
         against: `"updates"`, `"examples"` or `"seconds"`, to draw one panel. If None, draw all.
-        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The upper Axes.

@@ -99,7 +99,7 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     Args:
         study: A `kbatch.Study`, such as from `load_study`.
         ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
-        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The upper Axes.
@@ -155,12 +155,12 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     lower.set_ylabel("Answer: batch size\n(examples)")
     for size in sizes[:: -(-len(sizes) // _MOST_NAMES)]:
         upper.plot([], [], "s", color=size_color(size, sizes), label=f"{size:,}")
-    if not all(is_complete(trial.last) for *_, trial in bars):
-        upper.plot([], [], "s", color=MUTED, fillstyle="none", label="hollow: ended early")
     title = "Training runs of the search, by batch size"
     canvas.write_title(upper, title, columns=_MOST_NAMES, fewest=1)
     name = common.answer_text(answers[-1][1])
     answer = f"Answer: {name}. Thick line: the answer was certain." if name else ""
-    notes = (answer, "Light color: validation and callbacks.")
+    early = any(not is_complete(trial.last) for *_, trial in bars)
+    hollow = "Hollow: ended early." if early else ""
+    notes = (answer, "Light color: validation and callbacks.", hollow)
     common.write_conditions((upper, lower), [study], *notes, caption=caption and ax is None)
     return upper

@@ -136,7 +136,7 @@ def plot_time_to_target(
         ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
         target: Float. Value of `study.quality_metric` to reach. Default: the value of
             `StopAtTarget`.
-        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The upper Axes.
@@ -163,7 +163,7 @@ def plot_time_to_target(
     sizes = [size for points in points_of_studies for size in points]
     missed = any(not met for points in points_of_studies for met, _ in points.values())
     batch_axis(lower, [*sizes, *(size for size, _ in failed)], common.BATCH_LABEL)
-    has_bars, ringed = False, list[Study]()
+    has_bars = ringed = False
     for panel, cost_of in ((upper, _seconds), (lower, _updates)):
         costs = [
             {
@@ -176,7 +176,7 @@ def plot_time_to_target(
             _draw_costs(panel, number, by_size, fit if panel is lower else None, alone=not several)
             answer = study.decide().batch_size
             if answer is not None and answer in by_size:
-                ringed += [study] if panel is upper else []
+                ringed = True
                 draw.ring(panel, answer, by_size[answer][1].value)
         drawn = [cost for by_size in costs for cost in by_size.values()]
         _end_axis(panel, drawn, below=bool(failed))
@@ -190,8 +190,8 @@ def plot_time_to_target(
     title = f"{metric_words(goal.metric)} {sign} {setting(goal.value)}"
     common.write_title(upper, f"Training time and updates to {title}", shown)
     hollow = "Hollow: target not met." if several and missed else ""
-    ring = common.rings_text(ringed) if ringed else ""
-    if ring and not several:
+    ring = common.RINGS if ringed else ""
+    if ringed and not several:
         doubt = "" if (decision := shown[0].decide()).certified else " (not certified)"
         ring = f"Ring: the answer, batch size {decision.batch_size:,}{doubt}."
     notes = ring, fit_text, hollow, f"{common.BARS}." if has_bars else ""

@@ -1,7 +1,6 @@
 """The figure of the trials: throughput and model quality by batch size."""
 
 import dataclasses
-import textwrap
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -12,7 +11,7 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import at_most, format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.canvas import INK, MUTED, figure_bytes, series_style
+from kbatch.plotting.canvas import MUTED, figure_bytes, series_style
 from kbatch.plotting.draw import batch_axis
 from kbatch.study.compared_trials import (
     as_compared,
@@ -61,7 +60,7 @@ def plot_trials(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     Args:
         studies: A `kbatch.Study`, or several with one objective as a list or as a dict of names.
         ax: `matplotlib.axes.Axes` whose place the panels take. If None, make a new figure.
-        caption: Boolean. Whether to write at most two lines below a new figure. Default: True.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The upper Axes.
@@ -165,12 +164,9 @@ def draw_trials(
         if not several:
             draw.guide(panel, size)
     if not several and studies[0].decide().trial is not None:
-        characters = round(canvas.width_share(lower) * 60)
-        label = textwrap.fill(named_label(studies[0]), characters, max_lines=5, placeholder=" …")
-        look = {"fontsize": canvas.TEXT_PT, "color": INK, "fontweight": "bold", "pad": 4}
-        lower.set_title(label, loc="left", y=1, parse_math=False, **look)
+        canvas.write_subtitle(lower, named_label(studies[0]))
     if several:
-        marks.insert(0, common.rings_text(studies))
+        marks.insert(0, common.RINGS)
     notes = (" ".join(dict.fromkeys(marks)), grey, outside, common.bars_text(with_bars, quality))
     alarm = "" if labelled else None
     common.write_conditions((upper, lower), studies, *notes, alarm=alarm, caption=caption)
