@@ -220,9 +220,8 @@ def test_table_text_digits_and_intervals():
 
 def test_table_text_long_texts_below():
     table = pd.DataFrame({"measured": ["cache", "prefetch"], "code": ["x" * 70, ""]})
-    assert table_text(table).splitlines() == [
-        *("measured", "cache", "prefetch", "", f"cache: {'x' * 70}")
-    ]
+    lines = ["measured", "cache", "prefetch", "", f"cache: {'x' * 70}"]
+    assert table_text(table).splitlines() == lines
 
 
 def test_renderings_have_the_same_table():

@@ -77,11 +77,9 @@ def browse(folder, names, widths, look):
 
 
 def test_page_fits_the_window(tmp_path):
-    names = []
     for name, record in RECORDS.items():
-        names.append(name.replace(" ", "-"))
-        write_report(record, tmp_path / f"{names[-1]}.html")
-    found = browse(tmp_path, names, [360, 600, 1200], WIDER)
+        write_report(record, tmp_path / f"{name}.html")
+    found = browse(tmp_path, [*RECORDS], [360, 600, 1200], WIDER)
     assert len(found) == 3 * len(RECORDS)
     assert {name: wider for name, (wider, *_) in found.items() if wider} == {}
     assert {name: wider for name, wider in found.items() if "360" not in name and any(wider)} == {}

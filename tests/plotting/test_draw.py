@@ -49,13 +49,14 @@ def test_removed_axes_are_refused():
 
 def test_write_title_orders_the_legend_by_rows():
     panel = detached_axes(3)
-    for name in (names := [f"{2**n}" for n in range(7)]):
+    for name in (names := [f"{2**n}" for n in range(8)]):
         panel.plot([1], [1], label=name)
-    write_title(panel, "Title", columns=3)
+    write_title(panel, "Title", columns=7)
     panel.figure.draw_without_rendering()
     texts = panel.get_legend().get_texts()
     boxes = {text.get_text(): text.get_window_extent() for text in texts}
     assert sorted(boxes, key=lambda name: (-round(boxes[name].y0), boxes[name].x0)) == names
+    assert boxes["8"].y0 == boxes["1"].y0 > boxes["16"].y0  # Two rows of four.
 
 
 MARGINS_IN = 1.0

@@ -14,6 +14,7 @@ from recommendation_factory import (
 )
 
 from kbatch.analysis.noise_scale import noise_scale_of_runs
+from kbatch.plotting.draw import names_above
 from kbatch.recommendation.figure import curves_of, plot_limits
 from kbatch.recommendation.result import LIMIT_NAMES, times_to_goal, useful_stretches
 from kbatch.throughput.result import TimedUpdate
@@ -206,6 +207,8 @@ def test_plot_limits():
     assert [result.batch_sizes[0], result.batch_sizes[-1]] in ends
     texts = {text.get_text() for text in panel.texts}
     assert {"gradient noise: 190", "hardware saturation: 900", "memory: 1,400"} <= texts
+    names_above(panel, [(9e9, "far")], panel.get_xlim())
+    assert panel.texts[-1].get_text() == "far \N{RIGHTWARDS ARROW}"
     # From 100 examples on, the device is faster than the data.
     assert make_recommendation(input_rate=50_000.0).limits["input"][0].value == 128
     assert all(begins for begins, _ in result.limits.values())
