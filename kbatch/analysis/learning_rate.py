@@ -177,4 +177,4 @@ class LearningRateScaling:
 
     def __post_init__(self):
         if not self.learning_rate_ratio > 0:
-            raise ValueError(f"learning_rate_ratio must be positive: {self.learning_rate_ratio}")
+            raise ValueError(f"`learning_rate_ratio` must be positive: {self.learning_rate_ratio}")

@@ -398,8 +398,8 @@ def _input(
     size = max((size for size in times_s if size <= _MOST_LARGER * base), default=max(times_s))
     if (least_s := compiling_s + _FEWEST_STEPS * times_s[size]) > _MUCH_LONGER * budget_s:
         raise InputError(
-            f"it takes at least {format_number(least_s, 2)} s, and its part of `time_budget_s` was "
-            f"{format_number(budget_s, 2)} s"
+            f"{format_number(budget_s, 2)} s of `time_budget_s` were left for this measurement, "
+            f"which takes at least {format_number(least_s, 2)} s"
         )
     dataset = data.batches(size, model, seed=seed).dataset
     # Repeated, because the start of a short epoch would count as waiting for data.

@@ -260,7 +260,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "parts_differ": _parts_differ,
     "parts_not_compared": "Micro-batches were not compared with the whole batch: {found}.",
     "cut_to_fit": (
-        "Only {size} examples fit in memory at once ({reason}), so larger batches are cut.{more}"
+        "Only {size} examples fit in memory at once ({reason}). Larger batches are cut.{more}"
     ),
     "memory_ran_out": (
         "Memory ran out in training with micro-batches of {before} examples. Later runs use at "

@@ -65,7 +65,7 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
     facts |= _named("optimizer", parts.of(optimizer))
     if optimizer is not None:
         excluded = excluded_from_decay(optimizer, model.trainable_variables)
-        facts["optimizer.excluded from weight decay"] = _text(excluded)
+        facts["optimizer.exclude_from_weight_decay"] = _text(excluded)
     if isinstance(scaled := model.optimizer, keras.optimizers.LossScaleOptimizer):
         # Only other values than the defaults, with which `compile` makes a loss scale.
         parameters = inspect.signature(type(scaled).__init__).parameters

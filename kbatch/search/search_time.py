@@ -148,4 +148,4 @@ class SearchTime:
             text += f", {duration_text(_LOW * seconds, _HIGH * seconds)}"
         if self.budget_s is None:
             return f"{text}. `time_budget_s=` sets a limit."
-        return f"{text}. It ends after at most {duration_text(self.budget_s)} (`time_budget_s`)."
+        return f"{text}. The search ends after {duration_text(self.budget_s)} (`time_budget_s`)."

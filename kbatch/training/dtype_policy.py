@@ -118,7 +118,7 @@ def check_loss_is_scaled(model: Any) -> None:
     """Check that the user's train step, after it was traced, scales its loss in float16."""
     if loss_scaled(model) and not getattr(model, "scales_loss", True):
         raise PolicyUnsupported(
-            "Its `train_step` must take the gradient of `self.optimizer.scale_loss(loss)`, because "
+            "`train_step` must take the gradient of `self.optimizer.scale_loss(loss)`, because "
             "in float16 the optimizer divides each gradient by the loss scale"
         )
 

@@ -80,10 +80,8 @@ def test_price_names_sizes_trainings_and_time():
     )
     limited = SearchTime(600)
     limited.trainings_left = {32: 2}
-    assert (
-        limited.price()
-        == "1 size, about 2 complete trainings. It ends after at most 10 min (`time_budget_s`)."
-    )
+    ends = "The search ends after 10 min (`time_budget_s`)."
+    assert limited.price() == f"1 size, about 2 complete trainings. {ends}"
     texts = [duration_text(9, 15), duration_text(119), duration_text(5000, 9000)]
     assert texts == ["9 to 15 s", "119 s", "1.4 to 2.5 h"]
 

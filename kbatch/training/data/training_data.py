@@ -380,7 +380,7 @@ class TrainingData:
         share = self.validation_split
         if forms.gives_batches(self.x):
             raise InputError(
-                "`validation_split` splits arrays only: give `validation_data` with a dataset. "
+                "`validation_split` works with arrays only: give `validation_data` instead. "
                 f"Received: validation_split={share}."
             )
         # Keras would silently leave rows out.
