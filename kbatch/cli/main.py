@@ -368,8 +368,8 @@ def _add_export(commands: Any) -> None:
     table = ".csv or .json file to write (default: kbatch-trials.csv, or kbatch-runs.csv)"
     add("-o", "--output", type=Path, help=table)
     tracker = (
-        "tracker to which the runs that it lacks are written, as set up by its own variables, such "
-        "as MLFLOW_TRACKING_URI; a table is then written only with -o"
+        "experiment tracker that gets the missing runs (set it up by its environment variables, "
+        "such as MLFLOW_TRACKING_URI); a table is then written only with -o"
     )
     add("--to", choices=("mlflow", "wandb"), help=tracker)
 

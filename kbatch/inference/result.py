@@ -471,8 +471,8 @@ class InferenceProfile(Result):
                 raise TargetTooLow(latency_ms, self.quantile, 1, reachable_ms)
         checked = ", ".join(f"{check.batch_size:,} {check.outcome}" for check in self.checks)
         raise ValueError(
-            "No batch size was shown to meet this latency target, and too few were measured to "
-            "estimate one. Measure on a quieter machine, or give a higher target. Or give "
+            "No batch size was shown to meet this latency target, and too few sizes were measured "
+            "to estimate one. Measure on a quieter machine, or give a higher target. Or give "
             f"`batch_sizes`: kbatch then calls each of them {calls_for_quantile(self.quantile)} "
             f"times. Received: latency_ms={latency_ms:g}, checked sizes: {checked}."
         )

@@ -147,7 +147,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "the tolerance. For shorter epochs, give a smaller `steps_per_epoch`."
     ),
     "same_start": "All runs {began}, so the effect of another {what} is not known.",
-    "callbacks_needed": "A callback ended these training runs. Give it to the final `fit` as well.",
+    "callbacks_needed": "A callback ended runs of this size. Give it to the final `fit` as well.",
     "split_by_class": (
         "The labels are sorted by class, and `validation_split` takes the last rows: {what}. "
         "Shuffle: `i = np.random.default_rng(0).permutation(len(y)); x, y = x[i], y[i]`."
@@ -289,8 +289,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "an objective such as `val_auc`, or give `class_weight`."
     ),
     "blocks_lack_a_class": (
-        "Noise is measured by blocks of validation examples, and {lacking} of {blocks} blocks lack "
-        "a class: one example may change the metric by {step}. Shuffle, or use more examples."
+        "Of {blocks} blocks of validation examples, which measure the noise, {lacking} do not have "
+        "all classes: one example may change the metric by {step}. Shuffle, or use more examples."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (
@@ -310,13 +310,13 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "in_window": "its memory is within `memory_window`",
     "reached_data": "it is the whole dataset",
     "reached_most": "it is `max_batch_size`",
-    "memory_hardly_grows": "memory hardly grows with the batch, so one example for each byte fits",
+    "memory_hardly_grows": "memory hardly grows with the batch: one example for each byte fits",
     "one_example_above": "one example needs {needs}, above `memory_window`",
     "next_above": "batch size {below} needs {needs} of memory, and {above} {reached}",
     "memory_jumps": "memory jumps: batch size {below} needs {needs}, and {above} {reached}",
     # Why a batch size was not run, or has no result.
     "out_of_memory": "out of memory",
-    "beyond_target": "a smaller batch size already exceeds the latency target",
+    "beyond_target": "batches take longer than the latency target",
     "beyond_bulk_call": 'more than the {examples} examples of a "predict" call (`bulk_examples`)',
     "warm_up_time_spent": "half of the time budget was spent on preparing other sizes",
     "too_slow_to_time": "too slow for the time budget",
