@@ -467,7 +467,7 @@ class Kind(NamedTuple):
 KINDS = (
     Kind("Convolutional net", "augmentation and dropout in the model", plain_cnn, images),
     Kind("U-Net", "BatchNormalization; one label per pixel", unet, masked_images),
-    Kind("Object detection", "two outputs, a loss divided by objects", detector, boxes),
+    Kind("Object detection", "two outputs, a loss averaged over objects", detector, boxes),
     Kind(
         "DDPM",
         "own `train_step`, random numbers from TensorFlow, float32 constants, averaged weights",
@@ -484,7 +484,7 @@ KINDS = (
     ),
     Kind("CTC", "`add_loss` of one value per row; dicts without targets", captcha, captchas),
     Kind("Two towers", "the other examples of the batch are the negatives", two_towers, queries),
-    Kind("Named entities", "a loss divided by the tokens of the batch", named_entities, tagged),
+    Kind("Named entities", "a loss averaged over the tokens of the batch", named_entities, tagged),
     Kind(
         "Encoder and decoder",
         "masks through layers; a loss that ignores padding; a dataset of dicts",
