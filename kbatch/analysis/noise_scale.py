@@ -166,7 +166,7 @@ def gradient_moments(
         counts = np.asarray(values, float)
         if counts.shape not in ((), m.shape) or not np.all(np.isfinite(counts) & (counts >= 1)):
             raise ValueError(
-                f"`{name}` must be a positive number, or {len(m)} of them, one for each step. "
+                f"`{name}` must be a positive number, or {len(m)} numbers, one for each step. "
                 f"Received: {name}={values}."
             )
     examples, micros = (np.broadcast_to(np.asarray(v, float), m.shape) for v in sizes.values())

@@ -65,7 +65,7 @@ def check_names(allowed: Sequence[str], **argument: str | Iterable[str]) -> tupl
     if not names or not all(name in allowed for name in names) or len(set(names)) < len(names):
         option = key.rpartition("_")[-1]  # Of the command line.
         raise InputError(
-            f"`{key}` (--{option}) must name at least one of {', '.join(allowed)}, and none twice. "
+            f"`{key}` (--{option}) must list at least one of {', '.join(allowed)}, each once. "
             f"Received: {key}={names!r}."
         )
     return names
@@ -248,7 +248,7 @@ def variants_of(
     if not models:
         raise InputError(
             "The model cannot be rebuilt with any of these dtype policies: leave out "
-            "`dtype_policies` to measure it as it is. "
+            "`dtype_policies` to measure the model as it is. "
             f"{' '.join(notes)} Received: dtype_policies={names}."
         )
     if INT8 in models:

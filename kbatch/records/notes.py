@@ -138,7 +138,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     # Notes of a search: limits of its answer, then advice for a better one.
     "trials_missing": (
-        "Missing trials: {count:,}. Their files are damaged or lost, and one may have been best."
+        "Missing trials: {count:,}. Files of trials are damaged or lost, perhaps of the best trial."
     ),
     "left_out": "Left out: {first}",
     "to_be_certain": "{how}.",
@@ -180,7 +180,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "size {size}, {words} was {values}: this difference is larger than the noise.{more}"
     ),
     "grid_because": lambda why: (
-        f"The search is a grid, because {_NO_RACE[why]}. It does not check the learning rate."
+        f"The search is a grid, because {_NO_RACE[why]}. A grid does not check the learning rate."
     ),
     "shown_better": (
         "In the table, {sizes} did better than {named}, but a curve fitted to all runs prefers "
@@ -196,7 +196,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "no_rule": (
         "kbatch has no learning rate rule for {optimizer}, so all sizes have the same rate. "
-        'Set it from `hp.get("batch_size")` in `build(hp)`, or give `learning_rate_scaling`.'
+        'Set a rate by `hp.get("batch_size")` in `build(hp)`, or give `learning_rate_scaling`.'
     ),
     "rates_by_callback": (
         "{who} set the learning rate (after an epoch: {ends}), so kbatch compares no rates. To "
@@ -275,14 +275,14 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "compiled_by_xla": "With `jit_compile=True`, train steps are {speedup} times as fast.",
     "one_step_an_execution": "Keras ran one train step at a time, which is slower: {reason}.",
-    "too_short_to_time": "A training run was too short to measure samples/s: it needs four steps.",
+    "too_short_to_time": "A training run had fewer than the four steps that samples/s need.",
     "metrics_of_parts": (
         "These metrics are averages over micro-batches, because they are plain functions: {names}. "
         "Use a `keras.metrics.Metric` to get the value of the whole batch."
     ),
     "auc_thresholds": (
         "{share} of the positive examples are predicted below {first:.2g}, the first of {count} "
-        "thresholds of Keras's AUC. Give it `thresholds=np.geomspace(1e-6, 0.999, 200).tolist()`."
+        "thresholds of Keras's AUC. Use `AUC(thresholds=np.geomspace(1e-6, 0.999, 200).tolist())`."
     ),
     "most_common_class": (
         "The {words} of {value} is not above the share of the most common class, {share}. Choose "

@@ -70,7 +70,7 @@ def test_gradient_moments_skip_overflowed_and_unsplit_steps():
     [
         ({"accumulation_steps": 1}, "accumulation_steps=1"),
         ({"accumulation_steps": 65}, "accumulation_steps=65, batch_size=64"),
-        ({"accumulation_steps": [2, 2, 2]}, "2 of them, one for each step"),
+        ({"accumulation_steps": [2, 2, 2]}, "2 numbers, one for each step"),
         ({"batch_size": [64, 0]}, r"batch_size=\[64, 0\]"),
         ({"micro_sq_norms": [3.0]}, r"shapes \(1,\) and \(2,\)"),
         ({"micro_sq_norms": [3.0, 0.5]}, "micro_sq_norm=0.5, batch_sq_norm=1.0"),

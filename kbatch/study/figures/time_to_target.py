@@ -42,7 +42,7 @@ def target_of(study: Study, value: float | None) -> Target:
         return next(iter(targets))
     received = "several targets" if targets else "no target"
     raise ValueError(
-        "This figure needs one target. Give it, such as `target=0.95` (in a terminal "
+        "This figure needs one target: give a value such as `target=0.95` (in a terminal "
         "`--target 0.95`), or search with `callbacks=[kbatch.StopAtTarget(monitor, value)]`. "
         f"Received: target=None, and a study with {received}."
     )
@@ -96,8 +96,8 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
     runs = [(size, _updates(epochs)) for size, spent in met.items() for epochs in spent]
     if len(met) < 3:
         return None, (
-            "No curve is fitted, because it needs three batch sizes that met the target. "
-            f"Here {len(met)} did."
+            "No curve is fitted, because a curve needs three batch sizes that met the target. "
+            f"Only {len(met)} did."
         )
     fit = fit_steps_to_target(*zip(*runs, strict=True))
     critical, text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
@@ -148,7 +148,7 @@ def plot_time_to_target(
     several, goal = len(shown) > 1, target_of(shown[0], target)
     if any(target_of(study, target) != goal for study in shown):
         raise ValueError(
-            "These studies have different targets. Give one, such as `target=0.95` (in a terminal "
+            "These studies have different targets: give one, such as `target=0.95` (in a terminal "
             f"`--target 0.95`). Received: target=None, and {len(shown)} studies."
         )
     points_of_studies = [target_points(study, goal) for study in shown]
