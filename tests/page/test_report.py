@@ -8,6 +8,7 @@ from records_factory import make_study, make_trial
 
 from kbatch.page.document import document_files
 from kbatch.page.result import write_report
+from kbatch.study.comparison import compare
 from kbatch.study.study import Study
 
 HTML = Path("report.html")
@@ -26,12 +27,8 @@ def render_markdown(study):
 
 
 def hostile_study():
-    return make_study(
-        make_trial(16),
-        make_trial(32, status="failed", failure=HOSTILE),
-        name="<b>digits|",
-        problems=(HOSTILE,),
-    )
+    trials = make_trial(16), make_trial(32, status="failed", failure=HOSTILE)
+    return make_study(*trials, name="<b>digits|", problems=(HOSTILE,))
 
 
 def test_html_is_well_formed_and_starts_with_the_decision():
@@ -75,6 +72,9 @@ def test_html_escapes_texts():
     assert page.found("b") == page.found("i") == []
     words = page.text
     assert "<script>alert('x')</script> a|b second <i>line</i> *here* [x](y) ` *there*" in words
+    study = hostile_study()
+    cells = Page(study._repr_html_() + compare(study, make_study())._repr_html_())
+    assert "<b>digits|" in cells.text and not any(map(cells.found, ("script", "b", "i")))
 
 
 def test_markdown_tables_are_well_formed():
