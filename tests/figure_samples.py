@@ -134,11 +134,13 @@ def text_overlaps(boxes, slack_px=1.5):
 
 
 def cut_texts(figure, boxes=None):
-    """Shown texts that extend beyond the figure by more than a pixel."""
-    boxes = boxes or shown_texts(figure)
-    (left, bottom), (right, top) = figure.bbox.padded(1.0).get_points()
+    """Shown texts that extend beyond the figure by more than a pixel, or that cover a mark."""
+    boxes, whole = boxes or shown_texts(figure), figure.bbox.padded(1.0)
+    lines = [line for axes in figure.axes for line in axes.lines if line.get_marker() != "None"]
+    marks = [mark for line in lines for mark in line.get_transform().transform(line.get_xydata())]
     return [
         text.get_text()
         for text, box in boxes.items()
-        if box.x0 < left or box.x1 > right or box.y0 < bottom or box.y1 > top
+        if not (whole.contains(*box.min) and whole.contains(*box.max))
+        or any(box.padded(4.0).contains(*mark) for mark in marks)
     ]

@@ -13,9 +13,8 @@ def test_format_number_rounds(digits):
     rng = np.random.default_rng(digits)
     for value in rng.choice([-1, 1], 500) * 10 ** rng.uniform(-9, 9, 500):
         read = float(format_number(value, digits).replace(",", ""))
-        assert abs(read - value) <= 0.5000001 * 10 ** (
-            math.floor(math.log10(abs(value))) + 1 - digits
-        )
+        exponent = math.floor(math.log10(abs(value))) + 1 - digits
+        assert abs(read - value) <= 0.5000001 * 10**exponent
 
 
 @pytest.mark.parametrize(

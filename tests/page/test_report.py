@@ -67,12 +67,11 @@ def test_html_is_accessible():
 
 
 def test_html_escapes_texts():
-    page = Page(document_files([hostile_study()], HTML)[HTML].decode())
+    page = Page(document_files([study := hostile_study()], HTML)[HTML].decode())
     assert len(page.found("script")) == 1
     assert page.found("b") == page.found("i") == []
     words = page.text
     assert "<script>alert('x')</script> a|b second <i>line</i> *here* [x](y) ` *there*" in words
-    study = hostile_study()
     cells = Page(study._repr_html_() + compare(study, make_study())._repr_html_())
     assert "<b>digits|" in cells.text and not any(map(cells.found, ("script", "b", "i")))
 

@@ -247,6 +247,6 @@ def _end_axis(panel: Axes, costs: Sequence[tuple[bool, Estimate[float]]], *, bel
     low = min(cost.low or cost.value for _, cost in costs)
     high = max(cost.high or cost.value for _, cost in costs)
     stretch = max(1.15, (high / low) ** 0.1)
-    bottom = low / stretch ** (3 if below else 1.5)
+    bottom = low / stretch ** (5 if below else 1.5)
     panel.set_ylim(bottom, high * stretch ** (1 if all(met for met, _ in costs) else 3))
     plain_log_labels(panel.yaxis)
