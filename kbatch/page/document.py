@@ -149,8 +149,7 @@ def document_files(results: Sequence[Any], path: Path, refusal: str = "") -> dic
         pictures[place, figure.name] = {
             "address": address,
             "alt_text": str(axes.get_label()).partition("\n")[0],
-            # Without the line of facts, which the page lists elsewhere.
-            "caption": " ".join(canvas.caption_lines(axes)[:1]),
+            "caption": canvas.caption_lines(axes)[0],  # The page lists the facts elsewhere.
         }
     template = templates().get_template(f"report{path.suffix.lower()}")
     text = template.render(results=results, refusal=refusal, figures=figures, pictures=pictures)

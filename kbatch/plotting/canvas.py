@@ -264,17 +264,17 @@ def write_caption(
         _add_caption(panels[0])
 
 
-def caption_lines(ax: Axes) -> list[str]:
-    """Return a line of notes and a line of facts from the label of Axes."""
+def caption_lines(ax: Axes) -> tuple[str, str]:
+    """Return a line of notes, which may be empty, and a line of facts from the label of Axes."""
     _, *notes, facts = str(ax.get_label()).split("\n")
-    return [*filter(None, (" ".join(notes), facts))]
+    return " ".join(notes), facts
 
 
 def _add_caption(ax: Axes) -> None:
     """Write a caption below a figure, and make the figure higher by its height."""
     figure, font = figure_of(ax), FontProperties(size=SMALL_PT)
     width_in, lines = figure.get_figwidth(), list[str]()
-    for line in caption_lines(ax):
+    for line in filter(None, caption_lines(ax)):
         line = line.replace("`", "")
         width_pt, *_ = text_to_path.get_text_width_height_descent(line, font, ismath=False)
         # Characters differ in width, so a part of a line may be wider than its share.

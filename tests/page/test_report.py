@@ -42,9 +42,8 @@ def test_html_is_well_formed_and_starts_with_the_decision():
 
 
 def test_html_needs_no_network():
-    text = plain_html()
+    page = Page(text := plain_html())
     assert len(text.encode()) < 1_000_000
-    page = Page(text)
     assert not any(map(page.found, ("link", "iframe", "object")))
     addresses = [tag[n] for _, tag in page.tags for n in {"src", "srcset", "href"} & tag.keys()]
     assert [address for address in addresses if not address.startswith(("#", "data:"))] == []
@@ -70,8 +69,7 @@ def test_html_escapes_texts():
     page = Page(document_files([study := hostile_study()], HTML)[HTML].decode())
     assert len(page.found("script")) == 1
     assert page.found("b") == page.found("i") == []
-    words = page.text
-    assert "<script>alert('x')</script> a|b second <i>line</i> *here* [x](y) ` *there*" in words
+    assert "<script>alert('x')</script> a|b second <i>line</i> *here* [x](y) ` *there*" in page.text
     cells = Page(study._repr_html_() + compare(study, make_study())._repr_html_())
     assert "<b>digits|" in cells.text and not any(map(cells.found, ("script", "b", "i")))
 
@@ -86,6 +84,8 @@ def test_markdown_tables_are_well_formed():
         counts = {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}
         assert len(counts) == 1
     assert "\n\n\n" not in text
+    text = render_markdown(make_study(make_trial(16), make_trial(64)))  # Figures without notes.
+    assert "\n\n\n" not in text and not re.search(r"(?m)^CPU, .* Keras", text)
 
 
 def test_markdown_escapes_texts():
