@@ -223,7 +223,7 @@ def ending(record: TrialRecord | None) -> str:
             widths[name] = f" ± {(ends[1] - ends[0]) / 2:.2g}"
     figures = _figures(record.samples_per_second, record.metrics, widths)
     count = len(record.executions)
-    which, last = "best epoch" if count == 1 else f"mean of {count}", record.last
+    which, last = "best epoch" if count == 1 else f"mean of {count} runs", record.last
     if last.length != "complete":
         which = f"{last.length.replace('_', ' ')}: {len(last.epochs)} of {last.epochs_asked} epochs"
     return f"{', '.join(figures)} ({which})"

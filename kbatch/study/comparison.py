@@ -43,8 +43,8 @@ Verdict = tuple[Estimate[float] | None, str, str]
 _NOT_KNOWN = {
     "one_execution": "too few runs",
     "pinned": "the seed changes nothing",
-    "no_outcomes": "validation examples not paired",
-    "heavy_tails": "few validation examples decide",
+    "no_outcomes": "validation examples not compared",
+    "heavy_tails": "a few validation examples decide",
 }
 
 

@@ -86,7 +86,7 @@ def test_gpu_monitor_unsupported_readings_have_no_panel(monkeypatch, clock, gpu,
         play(monitor, clock, library, [(1.0, {})])
     labels, text = timeline(monitor)
     assert labels == panels
-    assert ("(MIG): readings are the whole board's" in text) == ("mig" in gpu)
+    assert ("(MIG): readings are of the whole GPU" in text) == ("mig" in gpu)
 
 
 def timeline(monitor):

@@ -106,7 +106,7 @@ def test_compare_pairs_runs_with_common_seeds():
             study_of("short", 0.95, 0.95, search=RACE, length="short"),
             "not known (not trained to the end)",
         ),
-        (study_of("d", 0.95, 0.96, 0.95, key="z"), "not known (validation examples not paired)"),
+        (study_of("d", 0.95, 0.96, 0.95, key="z"), "not known (validation examples not compared)"),
     ],
 )
 def test_compare_verdict_unknown_noise(other, words):

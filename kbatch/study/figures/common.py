@@ -65,7 +65,7 @@ def none_completed(study: Study) -> str:
 def missing_data(study: Study, needed: str) -> ValueError:
     """Return the error for a figure if no trial has the data that it needs."""
     completed = any(trial.status == "completed" for trial in study.trials)
-    received = "Trials completed without them" if completed else none_completed(study)
+    received = "completed trials without these data" if completed else none_completed(study)
     return ValueError(f"This figure needs {needed}. Received: {received}.")
 
 

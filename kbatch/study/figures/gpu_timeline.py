@@ -79,7 +79,7 @@ def _name(gpu: GpuUsage) -> str:
 def _summary(gpu: GpuUsage) -> str:
     parts = [_name(gpu)]
     if gpu.mig:
-        parts.append("an instance (MIG): readings are the whole board's")
+        parts.append("an instance (MIG): readings are of the whole GPU")
     if gpu.mean.utilization is not None:
         parts.append(f"mean utilization {percent(gpu.mean.utilization)}")
     if gpu.mean.power_w is not None:
