@@ -37,7 +37,8 @@ from kbatch.training.step_call import StepCall
 from kbatch.training.steps_per_execution import set_steps
 
 # Examples of the first updates, and of the updates that are timed. The first ones have few, because
-# more would take minutes on a processor that is slow in float16.
+# more would take minutes on a processor that is slow in float16. XLA never compiles so few, because
+# no batch of a search would use the result.
 FIRST_ROWS, TIMED_ROWS = 2, 32
 # The most tries of a first update. Each try that overflows halves the loss scale.
 _MOST_TRIES = 20
@@ -124,7 +125,7 @@ class Updates:
             step = StepCall(model, state)
             full_rows = getattr(installed_step(model), "full_rows", None)
             if full_rows is not None:
-                full_rows.assign(rows if self._compiled else 0)
+                full_rows.assign(rows if self._compiled and rows != FIRST_ROWS else 0)
             if rows not in self._overflows:
                 began_s = time.perf_counter()
                 self._begin(rows, step)

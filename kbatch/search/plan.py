@@ -39,7 +39,7 @@ from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import HALF
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import ModelFacts, replica_count, set_xla, uninstall_step
+from kbatch.training.model import ModelFacts, is_compiled, replica_count, set_xla, uninstall_step
 from kbatch.training.state import kept_seeds
 from kbatch.training.steps_per_execution import Steps, Training, steps_within, why_one
 
@@ -455,11 +455,14 @@ def _step_s(
         timed = updates()
         # More rows may not fit, because nothing is cut yet.
         most = min(most or TIMED_ROWS, settings.batch_sizes[-1])
-        for rows in sorted({min(FIRST_ROWS, most), min(TIMED_ROWS, most)} - timed.seconds.keys()):
+        few, many = min(FIRST_ROWS, most), min(TIMED_ROWS, most)
+        if is_compiled(model):  # XLA compiles these sizes for training too.
+            few, many = min(settings.batch_sizes[0], most), most
+        for rows in sorted({few, many} - timed.seconds.keys()):
             timed.step_s(rows)
     except Exception:  # Training raises it again, and the trial records it.
         return None
-    return _line(timed.seconds)
+    return _line({rows: timed.seconds[rows] for rows in (few, many)})
 
 
 def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
@@ -504,14 +507,15 @@ def _most_that_fit(
 
 def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:
     """Return whether updates of a few examples show that this number of rows surely fits."""
-    facts, peaks = updates.run.facts(limit_bytes), {}
+    facts, peaks = updates.run.facts(limit_bytes), dict[int, float]()
     most = _SURE_SHARE * facts.limit_bytes
     # Weights and optimizer slots, and gradients in addition.
     expected: float | None = 2 * facts.variables_bytes
     for size in sorted({min(FIRST_ROWS, rows), min(TIMED_ROWS, rows)}):
         if expected is None or expected > most or (peak := updates.peak_bytes(size)) is None:
             return False
-        peaks[size] = peak
+        # XLA does not compile the first rows, whose peak says nothing of the compiled steps.
+        peaks = {size: peak} if is_compiled(updates.model) else peaks | {size: peak}
         expected = expected_bytes(peaks, min(TIMED_ROWS, rows), facts.held_bytes)
     expected = expected_bytes(peaks, rows, facts.held_bytes)
     return expected is not None and expected <= most

@@ -18,10 +18,12 @@ import kbatch
 from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import PLAN_NAME, Plan
+from kbatch.search import first_updates
 from kbatch.search.plan import choose_xla, halved, most_in_memory, notes_on_size, size_of
 from kbatch.search.runs import TrialRuns
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.model import ModelFacts, is_compiled
+from kbatch.training.model import ModelFacts, installed_step, is_compiled
+from kbatch.training.step_call import StepCall
 from kbatch.training.steps_per_execution import set_steps
 
 layers = keras.layers
@@ -410,6 +412,20 @@ def test_choose_xla_pays_for_the_shapes(inner, plain_s, xla_s, left_s, tried, ta
     assert (found.step_s == before.step_s) is not taken
     if not tried:
         assert steps_seen == [before.step_s]
+
+
+def test_make_plan_compiles_only_sizes_that_train(tmp_path, monkeypatch):
+    compiled = set()
+
+    class Watched(StepCall):
+        def execute(self, batches, steps):
+            compiled.add(int(installed_step(self._model).full_rows))
+            super().execute(batches, steps)
+
+    monkeypatch.setattr(first_updates, "StepCall", Watched)
+    study = quick(tmp_path, functools.partial(models.mlp, jit_compile=True), sizes=(16, 32))
+    assert study.plan.reason == "fits"
+    assert compiled == {0, 32}  # 0: not compiled.
 
 
 def test_search_compiles_as_planned_unless_the_model_decides(tmp_path):
