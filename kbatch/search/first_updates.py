@@ -171,17 +171,15 @@ class Updates:
 
     def _begin(self, rows: int, step: StepCall) -> None:
         """Make the first update on a number of rows, and repeat it as long as it overflows."""
-        strategy = self.model.distribute_strategy
         batch = self.run.data.sample(rows * self._replicas, self.model, fewest=1)
         with tf.device("CPU:0"):  # The batch may be on another device.
             batches = endless(keras.tree.lists_to_tuples(batch))
         # With the spec of batches of any length, the graph of training takes them.
         spec = batches.element_spec
         spec = spec if self._only_rows else tf.nest.map_structure(of_any_length, spec)
-        variant = tf.data.experimental.to_variant(batches)
-        batches = tf.data.experimental.from_variant(variant, spec)
+        batches = tf.data.experimental.from_variant(tf.data.experimental.to_variant(batches), spec)
         if self._replicas > 1:
-            batches = strategy.experimental_distribute_dataset(batches)
+            batches = self.model.distribute_strategy.experimental_distribute_dataset(batches)
         self._batches[rows] = iter(batches)
         tries = 0
         while not tries or (tries < _MOST_TRIES and skips_all_updates(self.model)):

@@ -422,8 +422,8 @@ def _policy(
     ratio = "" if times is None else f"{format_number(times, 2)} times as long"
     if times is not None and times > TOO_SLOW:
         return "float32", (float32_note(f"an update takes {ratio} on this processor"),)
-    slower = (times or 0) >= _SLOWER
-    return HALF, (Note.of("half_slower", policy=HALF, ratio=ratio),) if slower else ()
+    slow = Note.of("half_slower", policy=HALF, ratio=ratio)
+    return HALF, (slow,) if (times or 0) >= _SLOWER else ()
 
 
 def may_be_float16(error: BaseException) -> bool:
@@ -452,17 +452,15 @@ def _step_s(
     if not _chooses_steps(model, settings):
         return None
     try:
-        timed = updates()
         # More rows may not fit, because nothing is cut yet.
-        most = min(most or TIMED_ROWS, settings.batch_sizes[-1])
-        few, many = min(FIRST_ROWS, most), min(TIMED_ROWS, most)
-        if is_compiled(model):  # XLA compiles these sizes for training too.
-            few, many = min(settings.batch_sizes[0], most), most
-        for rows in sorted({few, many} - timed.seconds.keys()):
+        timed, most = updates(), min(most or TIMED_ROWS, settings.batch_sizes[-1])
+        # XLA compiles the two sizes for training too.
+        ends = (settings.batch_sizes[0], most) if is_compiled(model) else (FIRST_ROWS, TIMED_ROWS)
+        for rows in sorted({min(size, most) for size in ends} - timed.seconds.keys()):
             timed.step_s(rows)
     except Exception:  # Training raises it again, and the trial records it.
         return None
-    return _line({rows: timed.seconds[rows] for rows in (few, many)})
+    return _line({rows: timed.seconds[rows] for rows in (min(size, most) for size in ends)})
 
 
 def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
@@ -511,11 +509,11 @@ def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:
     most = _SURE_SHARE * facts.limit_bytes
     # Weights and optimizer slots, and gradients in addition.
     expected: float | None = 2 * facts.variables_bytes
-    for size in sorted({min(FIRST_ROWS, rows), min(TIMED_ROWS, rows)}):
+    few, many = min(FIRST_ROWS, rows), min(TIMED_ROWS, rows)
+    for size, larger in ((few, many), (many, rows)):
         if expected is None or expected > most or (peak := updates.peak_bytes(size)) is None:
             return False
         # XLA does not compile the first rows, whose peak says nothing of the compiled steps.
         peaks = {size: peak} if is_compiled(updates.model) else peaks | {size: peak}
-        expected = expected_bytes(peaks, min(TIMED_ROWS, rows), facts.held_bytes)
-    expected = expected_bytes(peaks, rows, facts.held_bytes)
+        expected = expected_bytes(peaks, larger, facts.held_bytes)
     return expected is not None and expected <= most

@@ -18,7 +18,6 @@ import kbatch
 from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import PLAN_NAME, Plan
-from kbatch.search import first_updates
 from kbatch.search.plan import choose_xla, halved, most_in_memory, notes_on_size, size_of
 from kbatch.search.runs import TrialRuns
 from kbatch.training.data.training_data import TrainingData
@@ -415,14 +414,13 @@ def test_choose_xla_pays_for_the_shapes(inner, plain_s, xla_s, left_s, tried, ta
 
 
 def test_make_plan_compiles_only_sizes_that_train(tmp_path, monkeypatch):
-    compiled = set()
+    compiled, execute = set(), StepCall.execute
 
-    class Watched(StepCall):
-        def execute(self, batches, steps):
-            compiled.add(int(installed_step(self._model).full_rows))
-            super().execute(batches, steps)
+    def watched(step, batches, steps):
+        compiled.add(int(installed_step(step._model).full_rows))
+        execute(step, batches, steps)
 
-    monkeypatch.setattr(first_updates, "StepCall", Watched)
+    monkeypatch.setattr(StepCall, "execute", watched)
     study = quick(tmp_path, functools.partial(models.mlp, jit_compile=True), sizes=(16, 32))
     assert study.plan.reason == "fits"
     assert compiled == {0, 32}  # 0: not compiled.
