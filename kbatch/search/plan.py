@@ -499,8 +499,7 @@ def _most_that_fit(
     if own or not experiment.is_bound(most) or most >= rows:
         return most, "own_step" if own else "fits", None
     shared = (f" {note}" for note in experiment.facts.notes if note.code == "gpu_shared")
-    more = next(shared, "")
-    return most, "cut", Note.of("cut_to_fit", size=most, reason=reason, more=more)
+    return most, "cut", Note.of("cut_to_fit", size=most, reason=reason, more=next(shared, ""))
 
 
 def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:

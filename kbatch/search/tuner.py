@@ -501,9 +501,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _write_progress(self, left_s: float | None, runs: bool = True) -> None:
         """Write how far the search has come, for other processes."""
         write_progress(
-            Path(
-                self.directory, self.project_name
-            ),  # `project_dir` would make a moved folder again.
+            # `project_dir` would make a moved folder again.
+            Path(self.directory, self.project_name),
             runs=runs,
             search_s=self.time.earlier_s + self.time.spent_s(),
             most_trainings=self.time.most_trainings,

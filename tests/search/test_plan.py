@@ -449,7 +449,7 @@ def known_rows(y, outputs):
 
 
 def in_pairs(y, outputs):
-    """Fails for an odd number of rows."""
+    """Fails if the number of rows is not a multiple of 8."""
     losses = keras.losses.sparse_categorical_crossentropy(y, outputs)
     return tf.reduce_mean(tf.reshape(losses, (-1, 8)), axis=1)
 
@@ -464,16 +464,9 @@ def in_pairs(y, outputs):
     ids=["shape", "loss", "pairs"],
 )
 def test_models_for_one_batch_size_have_whole_batches(tmp_path, build, micro_batch_size):
-    found = search(
-        tmp_path,
-        build,
-        (16,),
-        settings={"micro_batch_size": micro_batch_size, "steps_per_execution": "auto"},
-        data=models.rows(96),
-        fit={"epochs": 1, "validation_data": models.rows(32, seed=1)},
-        objective="val_loss",
-        kind=kbatch.BatchSizeTuner,
-    )
+    settings = {"micro_batch_size": micro_batch_size, "steps_per_execution": "auto"}
+    given = {"objective": "val_loss", "fit": {"validation_data": models.rows(32, seed=1)}}
+    found = quick(tmp_path, build, (16,), settings=settings, kind=kbatch.BatchSizeTuner, **given)
     assert found.plan.reason == "whole"
     assert [run.failure for run in runs(found)] == [None]
 
@@ -483,18 +476,10 @@ def test_models_for_one_batch_size_name_sizes_that_do_not_divide(tmp_path):
         rows = tf.data.Dataset.from_tensor_slices(models.rows(40))
         return rows.batch(batch_size, drop_remainder=True)
 
-    def failures(name, data, *sizes):
-        study = search(
-            tmp_path / name,
-            stateful,
-            sizes,
-            data=data,
-            fit={"epochs": 1, "validation_data": None},
-            objective="loss",
-            kind=kbatch.BatchSizeTuner,
-        )
-        return [run.failure for run in runs(study)]
+    def failure(name, data):
+        given = {"objective": "loss", "kind": kbatch.BatchSizeTuner, "data": data}
+        (run,) = runs(quick(tmp_path / name, stateful, (16,), **given))
+        return run.failure
 
-    (failed,) = failures("arrays", models.rows(40), 16)
-    assert "(axis 0): leave out sizes" in failed
-    assert failures("advice", (batches,), 16) == [None]
+    assert "(axis 0): leave out sizes" in failure("arrays", models.rows(40))
+    assert failure("advice", (batches,)) is None
