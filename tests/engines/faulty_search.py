@@ -71,12 +71,7 @@ def begun(folder):
 
 def search(engine, folder, faults):
     hypermodel = kbatch.BatchSizeHyperModel(
-        Faulty(folder, faults),
-        SIZES,
-        micro_batch_size=8,
-        dtype_policy="float32",
-        steps_per_execution=1,
-        seed=0,
+        Faulty(folder, faults), SIZES, dtype_policy="float32", seed=0
     )
     with ENGINES[engine](folder) as executor:
         tuner = kbatch.BatchSizeTuner(

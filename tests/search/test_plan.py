@@ -349,7 +349,7 @@ def test_halved_own_step_leaves_larger_sizes_out():
     after = halved(before, facts, rows=32, size=32)
     assert (after.number, after.micro_batch_size, most_in_memory(after)) == (2, 31, 31)
     assert notes_on_size(after, "auto", model, 8) == ()
-    with pytest.raises(OutOfMemoryError, match="More than 31 do not"):
+    with pytest.raises(OutOfMemoryError, match="More than 31 examples"):
         notes_on_size(after, "auto", model, 32)
 
 
