@@ -219,8 +219,8 @@ def test_table_text_digits_and_intervals():
 
 
 def test_table_text_long_texts_below():
-    table = pd.DataFrame({"measured": ["cache", "prefetch"], "code": ["x" * 70, ""]})
-    lines = ["measured", "cache", "prefetch", "", f"cache: {'x' * 70}"]
+    table = pd.DataFrame({"call path": ["compiled", "xla"], "code": ["x" * 70, ""]})
+    lines = ["call path", "compiled", "xla", "", f"compiled: {'x' * 70}"]
     assert table_text(table).splitlines() == lines
 
 

@@ -114,7 +114,8 @@ def _two_lines(title: str, width: int) -> tuple[str, str]:
     """Break a title about as narrow as its column, or leave the first line empty."""
     words = re.split(r" (?![^(]*\))", title)  # Not inside brackets.
     pairs = [(" ".join(words[:i]), " ".join(words[i:])) for i in range(len(words))]
-    return min(pairs, key=lambda pair: max(width, *map(len, pair)))
+    # A second line must save more than two characters.
+    return min(pairs, key=lambda pair: max(width, *map(len, pair)) + 2 * bool(pair[0]))
 
 
 def _is_number(value: Any) -> bool:
