@@ -60,7 +60,7 @@ LEFT_OUT: Mapping[LeftOutReason, str] = {
     "another_rate": "trained only at another learning rate",
     "far_rate": "trained only at a learning rate far from the best one",
 }
-_ENDED_EARLY = {"short": "only a short run", "stopped_early": "stopped: too far behind"}
+_ENDED_EARLY = {"short": "only a short run", "stopped_early": "stopped early"}
 # Why nothing is certain, as the end of a sentence.
 _OBSTACLES = {
     "alone": "no other batch size can be compared with it",

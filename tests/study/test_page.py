@@ -258,10 +258,7 @@ def test_note_rate_off_compares_equal_epochs():
     short = dataclasses.replace(run, length="short", epochs_asked=8, batch_size=128)
     stopped = dataclasses.replace(short, length="stopped_early", batch_size=256)
     decision = pages(whole, *(trial_of(one.batch_size, one) for one in (short, stopped)))
-    assert verdicts(decision)[1:] == [
-        "only a short run (2 epochs)",
-        "stopped: too far behind (2 epochs)",
-    ]
+    assert verdicts(decision)[1:] == ["only a short run (2 epochs)", "stopped early (2 epochs)"]
     assert decision.page.cost.startswith("Search: 3.5 complete trainings")
     worse = make_trial(32, 10_000, factor=1.0, count=1).executions[0]
     run = dataclasses.replace(run, epochs=2 * worse.epochs, length="short", epochs_asked=8)
@@ -516,7 +513,7 @@ def test_page_sentences_agree_with_table(first):
             continue
         sign = 1 if study.trials[0].objective.direction == "max" else -1
         for row in rows:
-            if "short run" in row["verdict"] or "too far behind" in row["verdict"]:
+            if "short run" in row["verdict"] or "stopped early" in row["verdict"]:
                 assert {row.get(judged), row.get("training time (s)")} <= {None, "n/a"}, seed
             verdict, by = row["verdict"], re.search(r" by ([\d.,e-]*\d)", row["verdict"])
             if "(best value)" in verdict:
