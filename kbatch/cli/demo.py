@@ -31,7 +31,7 @@ def add_demo(commands: Any) -> None:
     demo.add_argument("--batch-sizes", type=batch_sizes, metavar="N,N,...", help=sizes)
     seed = "seed of weights and of the order of examples (default: %(default)s)"
     demo.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=_demo, names={"dtype_policy": "--policy"})
 
 
 def _demo(options: argparse.Namespace) -> None:

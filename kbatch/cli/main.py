@@ -12,8 +12,9 @@ import gc
 import importlib
 import io
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A file name may contain bytes that the terminal's encoding cannot print.
         sys.stdout.reconfigure(errors="backslashreplace")
+    names: dict[str, str] = {}
     try:
         options = command_parser().parse_args(arguments)
+        names = vars(options).get("names", names)
         options.run(options)
         sys.stdout.flush()
     except (OSError, ValueError, ImportError, MemoryError) as error:
+        text = with_options(str(error), names)
         # Notes hold the traceback of a worker process.
-        print("\n".join([f"kbatch: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        print("\n".join([f"kbatch: {text}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:  # Otherwise Python reports a second error when it exits.
@@ -82,6 +86,17 @@ def command_parser() -> Parser:
     return parser
 
 
+# Names that errors of functions have for the argument of an option.
+_ALIASES = {"output": "path", "policy": "dtype_policy"}
+
+
+def with_options(text: str, names: Mapping[str, str]) -> str:
+    """Replace the names of arguments in an error by the names of a command's options."""
+    for name, option in names.items():
+        text = re.sub(rf"\b{name}=", f"{option} ", text.replace(f"`{name}`", f"`{option}`"))
+    return text
+
+
 _DATA_TEXT = "function that returns (x, y) or a dataset; it may take a batch size"
 
 
@@ -90,8 +105,15 @@ def _parser(
 ) -> Any:
     """Add a command. If `data` is given, it takes a build function and `--data`, so described."""
     parser = commands.add_parser(name, help=help_text)
-    parser.set_defaults(run=run)
-    add = parser.add_argument
+    names: dict[str, str] = {}  # Of options, by the name of the argument.
+    parser.set_defaults(run=run, names=names)
+
+    def add(*flags: str, **settings: Any) -> None:
+        action = parser.add_argument(*flags, **settings)
+        if action.option_strings and action.nargs != 0:
+            for name in (action.dest, _ALIASES.get(action.dest, action.dest)):
+                names[name] = action.option_strings[-1]
+
     if data:
         build = "function that returns the compiled model"
         add("build", type=name_text, metavar="MODULE:BUILD", help=build)
@@ -106,7 +128,7 @@ def _add_verbose(add: Callable[..., Any]) -> None:
 
 def _function_arguments(options: argparse.Namespace, *others: str) -> dict[str, Any]:
     """Return the options that were given, as arguments of the function that the command calls."""
-    left_out = ("run", "build", "data", "output", *others)
+    left_out = ("run", "names", "build", "data", "output", *others)
     given = {n: v for n, v in vars(options).items() if v is not None and n not in left_out}
     return {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
 
@@ -287,7 +309,7 @@ def load_result(path: Path) -> Any:
     try:
         kind = shown(read_json(path)["kind"], str)
     except (KeyError, TypeError) as error:
-        raise RecordError(f"{path} is damaged or not a file of kbatch: {error!r}.") from error
+        raise RecordError(f"{path} is damaged or not a file of kbatch.") from error
     if kind not in RESULTS:
         raise RecordError(
             f"{path} holds a {kind}, but the file must hold one of {', '.join(RESULTS)}. For a "
@@ -337,7 +359,7 @@ def _plot(options: argparse.Namespace) -> None:
     if options.target is not None and name != "time-to-target":
         raise ValueError(
             "`--target` needs `--figure time-to-target`. "
-            f"Received: target={options.target} for {name!r}."
+            f"Received: --target {options.target} for {name!r}."
         )
     load = MaxBatchSizeResult.load if name == "memory" else load_study
     results = _named_by_path(options.studies, [load(path) for path in options.studies])

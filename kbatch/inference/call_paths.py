@@ -63,9 +63,8 @@ def check_names(allowed: Sequence[str], **argument: str | Iterable[str]) -> tupl
     single = isinstance(value, str) or not isinstance(value, Iterable)
     names: tuple[Any, ...] = (value,) if single else tuple(value)
     if not names or not all(name in allowed for name in names) or len(set(names)) < len(names):
-        option = key.rpartition("_")[-1]  # Of the command line.
         raise InputError(
-            f"`{key}` (--{option}) must list at least one of {', '.join(allowed)}, each once. "
+            f"`{key}` must list at least one of {', '.join(allowed)}, each once. "
             f"Received: {key}={names!r}."
         )
     return names
@@ -117,7 +116,7 @@ def open_path(name: str, model: Any, rows: Any) -> Iterator[Run]:
                 if not xla or "XLA" not in error.message:
                     raise
                 raise InputError(
-                    'XLA cannot compile this model: leave "xla" out of `call_paths` (--paths). '
+                    'XLA cannot compile this model: leave "xla" out of `call_paths`. '
                     f"Received: model={model.name!r} ({error.message.splitlines()[0][:200]})."
                 ) from error
             return fetched(outputs)

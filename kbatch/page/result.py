@@ -80,7 +80,7 @@ class Result(ABC):
         try:  # Values that contradict each other raise an error when they are shown.
             _ = (str(result), result.use, result.settings, result.figures())
         except DAMAGED as error:
-            raise RecordError(f"{printable(str(path))} is damaged: {shown(error)}.") from error
+            raise RecordError(f"{printable(str(path))} is damaged: {shown(error, str)}.") from error
         return result
 
     def __repr__(self) -> str:

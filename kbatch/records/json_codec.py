@@ -51,7 +51,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
         if (version, kind_name) == (SCHEMA_VERSION, kind.__name__):
             return decode(kind, document["record"])
     except DAMAGED as error:
-        raise RecordError(f"{name} is damaged or not a file of kbatch: {shown(error)}.") from error
+        raise RecordError(f"{name} is damaged or not a file of kbatch.") from error
     if version == SCHEMA_VERSION:
         raise RecordError(f"{name} holds a {shown(kind_name, str)}, not a {kind.__name__}.")
     raise RecordError(
@@ -74,13 +74,13 @@ def read_json(path: Path) -> typing.Any:
     """Read a JSON file that may be damaged or hostile."""
     check_local(path)
     name = printable(str(path))
-    # Reading a pipe or a device may never end.
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # Reading a pipe or a device may never end.
         raise RecordError(f"{name} is not a file of kbatch, because it is not a regular file.")
     try:
         return json.loads(path.read_bytes().decode())
     except (OSError, RecursionError, ValueError) as error:
-        raise RecordError(f"{name} is damaged or not a file of kbatch: {shown(error)}.") from error
+        reason = shown(error, str)
+        raise RecordError(f"{name} is damaged or not a file of kbatch: {reason}.") from error
 
 
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
