@@ -12,6 +12,7 @@ from kbatch.plotting.canvas import ALARM, ALARM_TEXT, MUTED
 from kbatch.throughput.figure import check_timed, draw_sweep, height_in, time_name
 
 _BATCH_LABEL = "Batch size (examples per call)"
+_THROUGHPUT = "samples/s: batch size / median time"
 
 
 def plot_inference_throughput(
@@ -19,6 +20,7 @@ def plot_inference_throughput(
 ) -> Axes:
     """Plot throughput (upper panel) and the time of a batch (lower panel) by batch size.
 
+    The throughput is the batch size over the median time of a call, with one call at a time.
     A line is the fit t(b) = (b + n_half) / r_inf. If the fit does not hold, the line joins the
     points. With a latency target, the lower panel shows the quantile that must meet it, the median
     is a thin line, and the size for the target is marked. Without a target, the sizes `efficient`,
@@ -53,7 +55,7 @@ def plot_inference_throughput(
         ],
         quantile=quantile,
         title="Throughput and time of a batch",
-        facts=_facts(profile),
+        facts=[*_facts(profile), _THROUGHPUT],
         caption=caption,
     )
 
@@ -104,7 +106,7 @@ def plot_inference_operating_curve(
     panel.set_xlabel(f"{time_name(profile.target_ms and profile.quantile)} of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
     canvas.write_title(panel, "Throughput against the time of a batch", columns=4)
-    facts = [*_facts(profile), f"{count_range(rounds, 'round')} a point"]
+    facts = [*_facts(profile), _THROUGHPUT, f"{count_range(rounds, 'round')} a point"]
     caption = caption and ax is None
     canvas.write_caption([panel], "Numbers: batch sizes.", facts=facts, caption=caption)
     return panel
