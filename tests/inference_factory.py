@@ -3,7 +3,8 @@
 import numpy as np
 from records_factory import make_environment
 
-from kbatch.inference.result import InferenceProfile, TargetCheck, TimingRecord
+from kbatch.inference.result import InferenceProfile, TimingRecord
+from kbatch.inference.target_search import TargetCheck
 from kbatch.memory.result import MemoryRecord
 from kbatch.records.notes import Note
 

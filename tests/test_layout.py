@@ -81,7 +81,7 @@ EXPERIMENTS = {
     "timing": ...,
     "memory": {"find", "probe", "workload"},
     "throughput": {"measure"},
-    "inference": {"batch_dependence", "call_paths", "functions", "measure", "target_search"},
+    "inference": {"batch_dependence", "call_paths", "functions", "measure"},
     "input_pipeline": {"blocks", "changes", "measure"},
     "search": ...,
     "recommendation": {"measure"},

@@ -111,8 +111,8 @@ def _parser(
     def add(*flags: str, **settings: Any) -> None:
         action = parser.add_argument(*flags, **settings)
         if action.option_strings and action.nargs != 0:
-            for name in (action.dest, _ALIASES.get(action.dest, action.dest)):
-                names[name] = action.option_strings[-1]
+            name, option = str(action.dest), action.option_strings[-1]
+            names[name] = names[_ALIASES.get(name, name)] = option
 
     if data:
         build = "function that returns the compiled model"

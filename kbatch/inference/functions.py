@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,39 +80,45 @@ def _has_object_arrays(nested: Any) -> bool:
 
 
 @contextlib.contextmanager
-def open_function(name: str, function: Function, rows: Any) -> Iterator[Run]:
-    """Prepare a function, or a model as a compiled one, and check its outputs in three calls."""
+def open_function(
+    name: str, function: Function, rows: Any
+) -> Iterator[tuple[Run, dict[int, float]]]:
+    """Prepare a function, or a model as a compiled one, and check its outputs in three calls.
+
+    Yields the function, and the seconds of its first call with one row and with two.
+    """
     if isinstance(function, keras.Model):
         inference_inputs(function, rows)
         with open_path("compiled", function, rows) as compiled:
-            yield compiled
+            yield compiled, {}
         return
 
     def run(batch: Any, _: int) -> Any:
         return fetched(function(batch))
 
     row, pair = repeated(rows, 1), keras.tree.map_structure(lambda leaf: leaf[[-1, 0]], rows)
-    first = _checked_call(name, run, rows, row)
+    first, row_s = _checked_call(name, run, rows, row)
     if not keras.tree.flatten(first) or _has_object_arrays(first):
         raise InputError(
             "The function must return arrays or tensors with one row for each row of the batch. "
             f"Received: {name!r}, which returned {first!r:.60}."
         )
     first = keras.tree.map_structure(np.array, first)  # The function may reuse its memory.
-    _checked_call(name, run, rows, pair)
-    if not _same(first, _checked_call(name, run, rows, row)):
+    _, pair_s = _checked_call(name, run, rows, pair)
+    if not _same(first, _checked_call(name, run, rows, row)[0]):
         raise InputError(
             "The function must return the same outputs for the same batch: it must not keep state "
             "between calls, change its input, or draw random numbers. "
             f"Received: {name!r}, whose third call returned other outputs than its first."
         )
-    yield run
+    yield run, {1: row_s, 2: pair_s}
 
 
-def _checked_call(name: str, run: Run, rows: Any, batch: Any) -> Any:
-    """Call a function. If it fails, find out whether it takes one batch size only."""
+def _checked_call(name: str, run: Run, rows: Any, batch: Any) -> tuple[Any, float]:
+    """Call a function and time it. If it fails, find out whether it takes one batch size only."""
+    began_s = time.perf_counter()
     try:
-        return run(batch, rows_of(batch))
+        return run(batch, rows_of(batch)), time.perf_counter() - began_s
     except Exception as error:  # A function may raise anything if it cannot take a batch.
         refusal = InputError(
             "The function must take a batch of `x` as NumPy arrays, nested as in `x`, and return "

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
-from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
+from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.intervals import calls_for_quantile
+from kbatch.analysis.scaling_curve import batch_size_within
 from kbatch.device.machine import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_in_use
-from kbatch.errors import InputError
+from kbatch.errors import InputError, TargetTooLow
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import (
@@ -34,19 +36,12 @@ from kbatch.inference.call_paths import (
     variants_of,
 )
 from kbatch.inference.functions import Function, function_rows, functions_by_name, open_function
-from kbatch.inference.result import (
-    BULK_PATH,
-    InferenceProfile,
-    TimingRecord,
-    calls_to_show,
-    check_target,
-    is_bulk,
-)
-from kbatch.inference.target_search import check_reachable, verify_target
+from kbatch.inference.result import BULK_PATH, InferenceProfile, TimingRecord, is_bulk
+from kbatch.inference.target_search import LatencyTargetSearch, check_target, expected_drift
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.workload import Workload
-from kbatch.page.numbers import join_words
+from kbatch.page.numbers import join_words, pluralize
 from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.timing import (
@@ -59,6 +54,7 @@ from kbatch.timing import (
     WarmUp,
     check_seconds,
     time_left_s,
+    warm_up_calls,
 )
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import global_policy
@@ -66,12 +62,13 @@ from kbatch.training.state import kept_variables
 
 # Share of the time budget for the rounds, if fresh calls verify the answer afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
+# Least share of the time budget for fresh calls, however long the rounds took.
+_LEAST_SHARE_TO_CHECK = 0.1
 # Least seconds that a size runs in a round.
 _BLOCK_S = 0.015
 # Share of the time budget for the comparison of classes with float32.
 _SHARE_TO_COMPARE = 0.05
 # With a target, the default sizes are every third power of two, and all of them near the target.
-# A few rounds are enough for each, because fresh calls verify the answer.
 _STEP_WITH_TARGET = 3
 # Most calls of a block that a record keeps, unless the quantile needs more.
 _RECORDED_CALLS = 64
@@ -148,7 +145,8 @@ def profile_inference(
         verbose: As in `find_max_batch_size`. The bar shows how much of the time is spent.
 
     Returns:
-        An `InferenceProfile`.
+        An `InferenceProfile`. Its samples/s are the batch size over the median time of a call, with
+        one call at a time.
 
     Raises:
         InputError: If the model takes one batch size only, `x` does not match its inputs or is
@@ -164,8 +162,8 @@ def profile_inference(
     functions = None if isinstance(model, keras.Model) else functions_by_name(model)
     if functions is not None and (paths != ("compiled",) or dtype_policies is not None):
         raise InputError(
-            "Call paths and dtype policies need a single keras.Model: leave out `call_paths` "
-            "(--paths) and `dtype_policies` (--policies) for functions and other formats. "
+            "Call paths and dtype policies need a single keras.Model: leave out `call_paths` and "
+            "`dtype_policies` for functions and other formats. "
             f"Received: call_paths={paths}, dtype_policies={dtype_policies!r}."
         )
     if latency_slo_ms is not None:
@@ -174,16 +172,16 @@ def profile_inference(
         if paths[0] == BULK_PATH:
             raise InputError(
                 "A latency target needs a call path that predicts one batch at a time: put such a "
-                'path, for example "compiled", first in `call_paths` (--paths). '
-                f"Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
+                'path, for example "compiled", first in `call_paths`. '
+                f"Received: call_paths={paths}, a target of {latency_slo_ms:g} ms."
             )
     check_seconds(time_budget_s=time_budget_s)
     began_s, needed_calls = time.perf_counter(), calls_for_quantile(quantile)
     sizes, larger = DEFAULT_SIZES, LARGER_SIZES
-    if latency_slo_ms is not None:
-        sizes, larger = DEFAULT_SIZES[::_STEP_WITH_TARGET], ()
     if batch_sizes is not None:
         sizes, larger = check_batch_sizes(batch_sizes), ()
+    elif latency_slo_ms is not None:
+        sizes, larger = DEFAULT_SIZES[::_STEP_WITH_TARGET], ()
     bulk_examples = check_size(bulk_examples, "bulk_examples")
     limit_bytes = check_memory_limit(memory_limit_bytes)
     progress = MeasuringProgress("inference", verbose, time_budget_s=time_budget_s)
@@ -194,7 +192,7 @@ def profile_inference(
     else:
         rows = function_rows(x)
     models, notes, memory, runs = {}, (), MemoryPass(), {}
-    output_changes, class_changes, compared = {}, {}, 0
+    compared, first_calls_s = ({}, {}, 0), {}
     with progress, contextlib.ExitStack() as stack:
         if functions is None:
             # Entered again, to keep the variables that the first call made.
@@ -202,9 +200,7 @@ def profile_inference(
             models, notes = variants_of(model, dtype_policies)
             notes = (*notes, *filter(None, [inputs.note]))
             most_s = _SHARE_TO_COMPARE * time_budget_s
-            output_changes, class_changes, compared = compare_with_float32(
-                model, models, x, rows, most_s=most_s
-            )
+            compared = compare_with_float32(model, models, x, rows, most_s=most_s)
             if measure_memory:
                 memory = measure_predict_memory(
                     models,
@@ -218,15 +214,14 @@ def profile_inference(
             for path in paths:
                 runs[path, policy] = stack.enter_context(open_path(path, copy, rows))
         for name, function in (functions or {}).items():
-            runs[name, None] = stack.enter_context(open_function(name, function, rows))
+            runs[name, None], seconds = stack.enter_context(open_function(name, function, rows))
+            first_calls_s |= {Setting((name, None), size): s for size, s in seconds.items()}
         left_s = time_left_s(time_budget_s, began_s=began_s)
-        timing = TimingPlan(left_s, needed_calls, block_s=_BLOCK_S)
-        if latency_slo_ms is not None:
-            timing = dataclasses.replace(timing, time_budget_s=_SHARE_BEFORE_CHECKS * left_s)
+        share = 1.0 if latency_slo_ms is None else _SHARE_BEFORE_CHECKS
+        timing = TimingPlan(share * left_s, needed_calls, block_s=_BLOCK_S)
         around_target = latency_slo_ms is not None and batch_sizes is None
         if around_target:  # An estimate is enough, because fresh calls verify the answer.
-            calls = min(needed_calls, calls_to_show(quantile))
-            timing = dataclasses.replace(timing, needed_calls=calls, rounds_beyond=0)
+            timing = dataclasses.replace(timing, needed_calls=1, rounds_beyond=0)
         dependence = BatchDependence(models, rows)
         sweep = InferenceSweep(
             runs,
@@ -245,6 +240,9 @@ def profile_inference(
                 check_reachable(sweep, setting, latency_slo_ms, quantile)
             examples, run = sweep.examples_per_call(setting), sweep.runs[setting.series]
             dependence.see(setting, warm_up.returned, examples=examples, run=run)
+        for setting in first_calls_s.keys() & sweep.warm_ups.keys():
+            first_call_s = first_calls_s[setting]
+            sweep.warm_ups[setting] = sweep.warm_ups[setting]._replace(first_call_s=first_call_s)
         sweep.run()
         names = [model.name] if isinstance(model, keras.Model) else [*(functions or ())]
         profile = InferenceProfile(
@@ -253,9 +251,9 @@ def profile_inference(
             timings=sweep.records(dependence),
             memory=memory.records,
             memory_limit_bytes=memory.limit_bytes,
-            output_changes=output_changes,
-            class_changes=class_changes,
-            compared_examples=compared,
+            output_changes=compared[0],
+            class_changes=compared[1],
+            compared_examples=compared[2],
             target_ms=latency_slo_ms,
             noted=tuple(dict.fromkeys((*notes, *memory.notes, *dependence.notes()))),
             environment=read_environment(),
@@ -316,9 +314,8 @@ class InferenceSweep(Sweep):
         return lambda: run(batch, setting.size)
 
     def refusal(self, setting: Setting) -> Note | None:
-        most = self._bulk_examples
-        if is_bulk(*setting.series) and setting.size > most:
-            return Note.of("beyond_bulk_call", examples=most)
+        if is_bulk(*setting.series) and setting.size > self._bulk_examples:
+            return Note.of("beyond_bulk_call", examples=self._bulk_examples)
         return self._memory.refusal(setting.series[1], setting.size)
 
     def shares(self, setting: Setting) -> float:
@@ -338,24 +335,33 @@ class InferenceSweep(Sweep):
     ) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm up all settings and yield each. The first series and small sizes come first."""
         first, *others = self.runs
-        yield from self.warm_up(Setting(first, size) for size in sizes)
         if around_target:
-            for size in self._around_target(first):
-                setting = Setting(first, size)
-                yield from self.warm_up([setting], slow_ends=False)
-                if setting not in self.warm_ups or self.time_s(setting) > self.target_s(setting):
-                    break  # One size above the target is enough.
+            yield from self.warm_up(self._up_to_target(first, sizes[-1]), slow_ends=False)
+        else:
+            yield from self.warm_up(Setting(first, size) for size in sizes)
         yield from self.warm_up(Setting(series, size) for size in sizes for series in others)
         for series in self.runs:
             most = self._memory.largest_sure(series[1])
             if Setting(series, sizes[-1]) in self.warm_ups:
                 yield from self.extend(series, (size for size in larger if size <= most))
 
-    def _around_target(self, series: Any) -> tuple[int, ...]:
-        """Return the powers of two between the last size within the target and the next one."""
-        within = [s.size for s in self.timed(series) if self.time_s(s) <= self.target_s(s)]
-        beyond = [s.size for s in self.tried(series) if within and s.size > within[-1]]
-        return powers_of_two(within[-1], beyond[0])[1:-1] if beyond else ()
+    def _up_to_target(self, series: Any, most: int) -> Iterator[Setting]:
+        """Yield powers of two up to the first one beyond the target.
+
+        Far below the target, only powers of eight are needed: while the line through the last two
+        times is at most twice the target.
+        """
+        size, before, before_s = 1, 0, 0.0
+        while 0 < size <= most:
+            yield (setting := Setting(series, size))
+            target_s = self.target_s(setting)
+            if setting not in self.warm_ups or self.time_s(setting) > target_s:
+                size, most = 2 * before, size - 1
+                continue
+            time_s = self.time_s(setting)
+            expected_s = time_s + 7 * size * (time_s - before_s) / (size - before)
+            before, before_s = size, time_s
+            size *= 8 if expected_s <= 2 * target_s and 8 * size <= most else 2
 
     def records(self, dependence: BatchDependence) -> tuple[TimingRecord, ...]:
         """Return the times of each setting, or the reason why it was not timed."""
@@ -375,3 +381,71 @@ class InferenceSweep(Sweep):
             )
             records.append(record)
         return tuple(records)
+
+
+def check_reachable(sweep: Sweep, smallest: Setting, target_ms: float, quantile: float) -> None:
+    """Check that the fastest call of one example is within the target."""
+    fastest_ms = 1000 * sweep.time_s(smallest)
+    if fastest_ms > target_ms and smallest.size > 1:
+        call = sweep.prepare(smallest._replace(size=1))
+        fastest_ms = 1000 * warm_up_calls(call, clock=sweep.clock).call_s
+    if fastest_ms > target_ms:
+        raise TargetTooLow(target_ms, quantile, 1, fastest_ms)
+
+
+def verify_target(
+    profile: InferenceProfile, sweep: Sweep, series: Any, *, time_budget_s: float
+) -> InferenceProfile:
+    """Search for the largest batch size within the target, and add the checks to the profile."""
+    target_ms, stopped = profile.target_ms or math.inf, False
+    if profile.answering:
+        search = LatencyTargetSearch(
+            _guess(profile),
+            target_s=target_ms / 1000,
+            quantile=profile.quantile,
+            largest=max(sweep.timed(series)).size,  # Larger ones miss it, or had no room or time.
+            drift=expected_drift(profile.answering),
+            earlier=[blocks for timed, blocks in sweep.blocks.items() if timed.series == series],
+        )
+        ends_s = max(time_budget_s, sweep.spent_s + _LEAST_SHARE_TO_CHECK * time_budget_s)
+        while look := search.ask(left_s=(left_s := ends_s - sweep.spent_s)):
+            (size, calls), latencies_s = look, None
+            setting = Setting(series, size)
+            if setting in sweep.warm_ups or sweep.admit(setting) is not None:
+                if stopped := calls * sweep.warm_ups[setting].call_s > left_s:
+                    search.stop()
+                    break
+                latencies_s = sweep.fresh_calls(setting, calls)
+            if (check := search.tell(latencies_s or [math.inf] * calls)) is not None:
+                words = f"{check.outcome} by {pluralize(len(check.latencies_s), 'call')}"
+                sweep.progress.say(f"checked batch {size}: {words}")
+        profile = dataclasses.replace(profile, checks=search.checks)
+    if profile.verified is not None:
+        return profile
+    unsure = [check for check in profile.checks if check.outcome == "unsure"]
+    why = profile.doubt(unsure[-1]) if unsure else "missed" if profile.checks else "no calls"
+    longer = bool(stopped or sweep.spent_s >= time_budget_s)
+    note = Note.of("target_not_verified", longer=longer, why=why)
+    return dataclasses.replace(profile, noted=(*profile.noted, note))
+
+
+def _guess(profile: InferenceProfile) -> Callable[[float], int]:
+    """Return a function from a latency to the batch size whose quantile has that latency."""
+    # The ratio of quantile to median comes from the largest sizes, which are near the target.
+    near = profile.answering[-3:]
+    shares = np.concatenate([np.asarray(t.latencies_s) / t.median_s for t in near])
+    ratio = float(np.quantile(shares, profile.quantile)) if len(shares) else 1.0
+    first, latency = profile.answering[0], None
+    with contextlib.suppress(ValueError):  # There are too few rounds for a fit.
+        latency = profile.latency
+
+    def guess(latency_s: float) -> int:
+        # Outside the measured sizes, the time is assumed to be proportional to the size. Below
+        # them, the size is too large if a call has a fixed cost, and fresh calls will correct it.
+        if latency is None:
+            return int(first.batch_size * latency_s / ratio / first.median_s)
+        known_s = np.clip(latency_s / ratio, *latency.latencies_s[[0, -1]])
+        batch_size = batch_size_within(latency, latency_s=known_s).value or latency.batch_sizes[0]
+        return int(batch_size * latency_s / ratio / known_s)
+
+    return guess

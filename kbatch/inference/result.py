@@ -3,9 +3,8 @@
 import contextlib
 import dataclasses
 import math
-import numbers
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,14 +16,23 @@ from kbatch.analysis.scaling_curve import (
     batch_size_within,
     efficient_batch_size,
     fastest_batch_size,
-    fit_latency,
-    fit_line,
     fit_rounds,
     is_saturated,
     knee_batch_size,
     timed_columns,
 )
 from kbatch.errors import TargetTooLow
+from kbatch.inference.target_search import (
+    WELL_USED,
+    InferenceAnswer,
+    TargetCheck,
+    check_target,
+    contradictions,
+    expected_drift,
+    fit_quantile,
+    last_undecided,
+    no_size_error,
+)
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import predict_memory
 from kbatch.page.numbers import format_number, in_brackets, memory_text, percent, pluralize
@@ -37,13 +45,8 @@ if TYPE_CHECKING:
 
 # Keras cuts the examples of one call into many batches, so the latency of one batch is not known.
 BULK_PATH = "predict"
-# Most groups that the calls of a size are cut into. The scatter of their quantiles shows the noise.
-_MOST_GROUPS = 8
-# If the quantile is above this share of the allowed time, a larger size would gain little.
-WELL_USED = 0.70
-# In a normal distribution 5 % of the rounds are slower than this, in standard deviations.
-_SLOW_ROUND = 1.645
-_LEAST_DRIFT = 0.2
+# Throughputs that differ by less than this share are about equal.
+_SAME_RATE = 0.05
 # Each batch size that the fit may give, as the end of a sentence. The first known one is printed.
 _ANSWERS = {
     "efficient": "is the smallest with 90 % of the peak throughput",
@@ -75,42 +78,6 @@ class TimingRecord(Timed):
     def missing_calls(self, quantile: float) -> int:
         """Return how many more calls an upper bound of the quantile needs."""
         return max(0, calls_for_quantile(quantile) - len(self.latencies_s))
-
-
-@dataclasses.dataclass(frozen=True)
-class TargetCheck:
-    """Fresh calls of one batch size, which check it against a latency target."""
-
-    batch_size: int  #: Examples in a batch.
-    latencies_s: tuple[float, ...]  #: Seconds of each call. Empty if memory ran out.
-    #: `"unsure"` if the calls met the target without the margin for slower calls later, or if they
-    #: were too few to outweigh the pauses of the machine.
-    outcome: Literal["verified", "missed", "unsure"]
-
-    def quantile_ms(self, quantile: float) -> float:
-        """Return a quantile of the calls in milliseconds. It is infinite if memory ran out."""
-        calls_s = self.latencies_s
-        return 1000 * float(np.quantile(calls_s, quantile)) if calls_s else math.inf
-
-
-@dataclasses.dataclass(frozen=True)
-class InferenceAnswer:
-    """A batch size, and how certain it is."""
-
-    batch_size: int  #: The size, in examples.
-    #: 95 % interval of the size, in fractions of examples. The ends are None if they are unknown,
-    #: or if the answer is the largest measured size.
-    interval: Estimate[float | None]
-    reason: str  #: Where the answer comes from.
-    #: Whether fresh calls met the target, at 95 % confidence over the whole search.
-    verified: bool = False
-    extrapolated: bool = False  #: Whether the size is outside the measured sizes.
-
-    def __str__(self) -> str:
-        how = ", verified by further calls" if self.verified else ""
-        ends = [f"{max(1, int(end)):,}" for end in self.interval.ends or ()]
-        interval = f" ({' to '.join(ends)})" if ends else ""
-        return f"batch size {self.batch_size:,}{interval}{how}: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -176,21 +143,14 @@ class InferenceProfile(Result):
         most_ms = (self.target_ms or math.inf) / (1 + margin)
         calls = f"{len(check.latencies_s):,} further calls"
         how = f"verified with a margin of {percent(margin)} by {calls}"
-        checked = {other.batch_size: other.outcome == "missed" for other in self.checks}
-        timed = {
+        refuted = {
             t.batch_size: not t.measured
             or 1000 * float(np.quantile(t.latencies_s or t.times_s, self.quantile)) > most_ms
-            for t in self.timings
-            if (t.call_path, t.dtype_policy) == self.series[0]
-            and (t.measured or (t.reason and t.reason.code in ("beyond_target", "out_of_memory")))
-        }
-        refuted = {n: is_refuted for n, is_refuted in (timed | checked).items() if n > size}
-        end = min((n for n in refuted if refuted[n]), default=None)
-        undecided = max((n for n in refuted if end is None or n < end), default=size)
-        if check.quantile_ms(self.quantile) < WELL_USED * most_ms and end is not None:
-            undecided = end - 1  # The search ended before it came near the target.
-        if undecided > size:
-            last = undecided if end is None else end - 1
+            for t in self._of_first_series()
+            if t.measured or (t.reason and t.reason.code in ("beyond_target", "out_of_memory"))
+        } | {other.batch_size: other.outcome == "missed" for other in self.checks}
+        is_near = check.quantile_ms(self.quantile) >= WELL_USED * most_ms
+        if (last := last_undecided(size, refuted, is_near=is_near)) > size:
             sizes = f"{size + 1:,} to {last:,}" if last > size + 1 else f"{last:,}"
             return f"Batch size {size:,} has {goal}, {how}. Not known for batch size {sizes}."
         largest = max(tested.batch_size for tested in (*self.answering, *self.checks))
@@ -206,19 +166,34 @@ class InferenceProfile(Result):
 
     @property
     def use(self) -> str:
-        """A sentence if predictions were compared and do not depend on the batch size, or ""."""
+        """Sentences about a smaller size that is as fast, and about predictions that are equal."""
+        same = "Predictions do not change with the batch size." * self._has_equal_predictions()
+        return " ".join(filter(None, [self._faster_answer(), same]))
+
+    def _has_equal_predictions(self) -> bool:
+        """Return whether predictions were compared and do not depend on the batch size."""
         effects = [timing.size_effect for timing in self.timings if timing.size_effect]
-        same = effects and not any(effect.depends for effect in effects)
-        return "Predictions do not change with the batch size." if same else ""
+        return bool(effects) and not any(effect.depends for effect in effects)
+
+    def _faster_answer(self) -> str:
+        """Return a sentence about a smaller size whose throughput is near the highest, or ""."""
+        most = answer.batch_size if (answer := self.target_answer) else 0
+        timed = (t for t in (*self.answering, *self._fresh_calls()) if t.batch_size <= most)
+        rates = {t.batch_size: t.batch_size / t.median_s for t in timed}
+        least_rate = (1 - _SAME_RATE) * max(rates.values(), default=0.0)
+        size = min((n for n, rate in rates.items() if rate >= least_rate), default=most)
+        if size == most or most not in rates:  # The size may come from the fit.
+            return ""
+        share = f"within {percent(_SAME_RATE)} of the highest"
+        return f"Batch size {size:,} has a throughput {share}, at a lower latency."
 
     def table(self) -> "pd.DataFrame":
         """Return a row for each call path, policy and batch size."""
         import pandas as pd
 
         peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in self.memory}
-        named = self.target_answer
-        if self.target_ms is None:
-            named = next(iter(self.answers.values()), None)
+        answers = [] if self.target_ms is not None else [*self.answers.values()]
+        named = next(iter(answers), self.target_answer)
         rows, answer_rows = [], []
         fresh = self._fresh_calls()
         for number, timing in enumerate((*self.timings, *fresh)):
@@ -253,7 +228,7 @@ class InferenceProfile(Result):
         table = pd.DataFrame(rows)
         if not any(policy for _, policy in self.series):  # The profile is of functions.
             table = table.rename(columns={"call path": "function"}).drop(columns="policy")
-        if self.use:  # These columns would hold only rounding errors.
+        if self._has_equal_predictions():  # These columns would hold only rounding errors.
             table = table.drop(columns=["change by size (%)", "classes changed by size (%)"])
         table.attrs["answer"] = answer_rows
         return table
@@ -261,14 +236,16 @@ class InferenceProfile(Result):
     @property
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
-        notes, first = [*self.noted, *self._disagreement()], self.series[:1]
+        bounds_s = {t.batch_size: self._bound_s(t) or math.nan for t in self.answering}
+        target_s = (self.target_ms or math.inf) / 1000
+        notes = [*self.noted, *contradictions(self.checks, bounds_s, target_s)[:1]]
         with contextlib.suppress(ValueError):  # Too little was timed.
             latency = self.latency
             before, size = (int(batch_size) for batch_size in latency.batch_sizes[-2:])
             times_s = latency.latency_s(before), latency.latency_s(size)
             rates = {t.batch_size: t.rate.value for t in self.answering if t.rate}
-            tried = (t.batch_size for t in self.timings if (t.call_path, t.dtype_policy) in first)
             # Larger sizes are no advice if a target, memory or time excludes them.
+            tried = (timing.batch_size for timing in self._of_first_series())
             bounded = self.target_ms is not None or size < max(tried)
             is_rising = rates[size] > rates[before] and not is_saturated((before, size), times_s)
             if not bounded and is_rising:
@@ -313,10 +290,11 @@ class InferenceProfile(Result):
     @property
     def answering(self) -> tuple[TimingRecord, ...]:
         """The measured timings of the first path and policy, on which the answers rest."""
+        return tuple(timing for timing in self._of_first_series() if timing.measured)
+
+    def _of_first_series(self) -> list[TimingRecord]:
         first = self.series[:1]
-        return tuple(
-            t for t in self.timings if t.measured and (t.call_path, t.dtype_policy) in first
-        )
+        return [t for t in self.timings if (t.call_path, t.dtype_policy) in first]
 
     @property
     def latency(self) -> Latency:
@@ -393,19 +371,6 @@ class InferenceProfile(Result):
             return None
         return quantile_upper_bound(timing.latencies_s, quantile=self.quantile)
 
-    def _disagreement(self) -> Iterable[Note]:
-        """Return a note if the sweep and the fresh calls contradict each other about the target."""
-        target_s = (self.target_ms or math.inf) / 1000
-        bounds = {t.batch_size: self._bound_s(t) or math.nan for t in self.answering}
-        for check in self.checks:
-            size, is_verified = check.batch_size, check.outcome == "verified"
-            slow = any(swept <= size and bound_s > target_s for swept, bound_s in bounds.items())
-            fast = any(swept >= size and bound_s <= target_s for swept, bound_s in bounds.items())
-            if (is_verified and slow) or (check.outcome == "missed" and fast):
-                when = "while the table was measured" if is_verified else "during these calls"
-                yield Note.of("busy_while_timed", size=size, when=when)
-                return
-
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
         """Find the largest batch size that meets a latency target.
 
@@ -428,12 +393,13 @@ class InferenceProfile(Result):
         """
         check_target(latency_ms, quantile)
         verified = self.verified
-        if verified is not None and (latency_ms, quantile) == (self.target_ms, self.quantile):
+        is_searched = (latency_ms, quantile) == (self.target_ms, self.quantile)
+        if verified is not None and is_searched:
             above = sum(1000 * call_s > latency_ms for call_s in verified.latencies_s)
             reason = f"{len(verified.latencies_s)} further calls, {above} above the target"
             return InferenceAnswer(verified.batch_size, Estimate(None), reason, verified=True)
-        if self.checks and (latency_ms, quantile) == (self.target_ms, self.quantile):
-            self._check_fit_of_target(latency_ms)
+        if self.checks and is_searched and len(self._enough_calls(quantile)) < 2:
+            raise no_size_error(self.checks, latency_ms, quantile)
         latency = self.latency_quantile(quantile)
         interval = batch_size_within(latency, latency_s=latency_ms / 1000)
         smallest, largest = (int(size) for size in latency.batch_sizes[[0, -1]])
@@ -460,22 +426,6 @@ class InferenceProfile(Result):
         if size != fitted:
             reason, interval = "further calls for another target", Estimate(None)
         return InferenceAnswer(size, interval, reason)
-
-    def _check_fit_of_target(self, latency_ms: float) -> None:
-        """Check that there is a fit, because no fresh calls verified a size for the target."""
-        if len(self._enough_calls(self.quantile)) >= 2:
-            return
-        for check in self.checks:
-            if check.batch_size == 1 and check.outcome == "missed" and check.latencies_s:
-                reachable_ms = check.quantile_ms(self.quantile)
-                raise TargetTooLow(latency_ms, self.quantile, 1, reachable_ms)
-        checked = ", ".join(f"{check.batch_size:,} {check.outcome}" for check in self.checks)
-        raise ValueError(
-            "No batch size was shown to meet this latency target, and too few sizes were measured "
-            "to estimate one. Measure on a quieter machine, or give a higher target. Or give "
-            f"`batch_sizes`: kbatch then calls each of them {calls_for_quantile(self.quantile)} "
-            f"times. Received: latency_ms={latency_ms:g}, checked sizes: {checked}."
-        )
 
     def _enough_calls(self, quantile: float) -> dict[int, tuple[float, ...]]:
         """Return the calls of each size that has enough for the quantile, in seconds."""
@@ -511,13 +461,7 @@ class InferenceProfile(Result):
                 f"quantile: measure with `quantile={quantile:g}`, your own `batch_sizes` and a "
                 f"larger `time_budget_s`. Received: missing calls of each batch size: {missing}."
             )
-        shortest = calls_to_show(quantile)
-        pairs = []
-        for size, latencies_s in known.items():
-            groups = max(1, min(_MOST_GROUPS, len(latencies_s) // shortest))
-            parts = np.array_split(np.asarray(latencies_s), groups)
-            pairs += [(size, float(np.quantile(part, quantile))) for part in parts]
-        return fit_latency([size for size, _ in pairs], [value for _, value in pairs])
+        return fit_quantile(known, quantile)
 
     def select(
         self, *, call_path: str | None = None, dtype_policy: str | None = None
@@ -560,32 +504,6 @@ def is_bulk(call_path: str, dtype_policy: str | None) -> bool:
 
 def series_name(series: Iterable[str | None]) -> str:
     return " under ".join(filter(None, series))
-
-
-def calls_to_show(quantile: float) -> int:
-    """Return how many calls are needed so that one is expected beyond the quantile."""
-    return math.ceil(1 / min(quantile, 1 - quantile))
-
-
-def check_target(latency_ms: float, quantile: float) -> None:
-    is_number = isinstance(latency_ms, numbers.Real) and not isinstance(latency_ms, bool)
-    if not is_number or not 0 < latency_ms < math.inf:
-        raise ValueError(
-            "The latency target must be a positive number of milliseconds. "
-            f"Received: latency_ms={latency_ms!r}."
-        )
-    calls_for_quantile(quantile)
-
-
-def expected_drift(timings: Sequence[TimingRecord]) -> float:
-    """Return the share by which later calls may be slower than the fresh calls."""
-    # Fresh calls take about a second. The scatter of the rounds shows how the speed of the machine
-    # changes between two moments. A short sweep may miss such changes, so there is a least value.
-    pairs = [(timing.batch_size, time_s) for timing in timings for time_s in timing.times_s]
-    noise = None
-    with contextlib.suppress(ValueError):  # There are too few rounds for a line.
-        noise = fit_line(*zip(*pairs, strict=True)).noise
-    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 
 
 def _times(factor: float, value: float | None) -> float | None:

@@ -18,28 +18,76 @@ The fresh calls can mislead in three ways:
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from scipy import special
 
-from kbatch.analysis.intervals import calls_for_quantile, quantile_upper_bound
-from kbatch.analysis.scaling_curve import Latency, batch_size_within
+from kbatch.analysis.intervals import Estimate, calls_for_quantile, quantile_upper_bound
+from kbatch.analysis.scaling_curve import Latency, Timed, fit_latency, fit_line
 from kbatch.errors import TargetTooLow
-from kbatch.inference.result import WELL_USED, InferenceProfile, TargetCheck, expected_drift
 from kbatch.records.notes import Note
-from kbatch.timing import Setting, Sweep, warm_up_calls
 
+# Most groups that the calls of a size are cut into. The scatter of their quantiles shows the noise.
+_MOST_GROUPS = 8
+# If the quantile is above this share of the allowed time, a larger size would gain little.
+WELL_USED = 0.70
+# In a normal distribution 5 % of the rounds are slower than this, in standard deviations.
+_SLOW_ROUND = 1.645
+_LEAST_DRIFT = 0.2
 # The search aims at this share of the target, because a size exactly at it fails half the time.
 _AIM = 0.92
 _MOST_CHECKS = 6
+# The search aims lower by at most this factor at once, because a hiccup may have slowed the calls.
+_LARGEST_STEP = 2.0
+# Most checks of an undecided size that follow if no size was verified.
+_MOST_REPEATS = 3
 # Calls of a second look at a size, as a multiple of the first look.
 _SECOND_LOOK_FACTOR = 4
 # Calls in a row that a hiccup slows, assumed until one is seen.
 _ASSUMED_RUN = 2.0
+# Least seconds of a look, so that one hiccup does not cover all of it.
+_LEAST_CHECK_S = 0.3
 # Probability that a search verifies a size which does not meet the target.
 _ERROR_RATE = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceAnswer:
+    """A batch size, and how certain it is."""
+
+    batch_size: int  #: The size, in examples.
+    #: 95 % interval of the size, in fractions of examples. The ends are None if they are unknown,
+    #: or if the answer is the largest measured size.
+    interval: Estimate[float | None]
+    reason: str  #: Where the answer comes from.
+    #: Whether fresh calls met the target, at 95 % confidence over the whole search.
+    verified: bool = False
+    extrapolated: bool = False  #: Whether the size is outside the measured sizes.
+
+    def __str__(self) -> str:
+        how = ", verified by further calls" if self.verified else ""
+        ends = [f"{max(1, int(end)):,}" for end in self.interval.ends or ()]
+        interval = f" ({' to '.join(ends)})" if ends else ""
+        return f"batch size {self.batch_size:,}{interval}{how}: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetCheck:
+    """Fresh calls of one batch size, which check it against a latency target."""
+
+    batch_size: int  #: Examples in a batch.
+    latencies_s: tuple[float, ...]  #: Seconds of each call. Empty if memory ran out.
+    #: `"unsure"` if the calls met the target without the margin for slower calls later, or if they
+    #: were too few to outweigh the pauses of the machine.
+    outcome: Literal["verified", "missed", "unsure"]
+
+    def quantile_ms(self, quantile: float) -> float:
+        """Return a quantile of the calls in milliseconds. It is infinite if memory ran out."""
+        calls_s = self.latencies_s
+        return 1000 * float(np.quantile(calls_s, quantile)) if calls_s else math.inf
 
 
 class LatencyTargetSearch:
@@ -56,93 +104,89 @@ class LatencyTargetSearch:
         # Earlier calls in seconds: for each batch size, a list of blocks of calls in a row.
         earlier: Sequence[Sequence[Sequence[float]]] = (),
     ):
-        self._guess, self._target_s, self.quantile = guess, target_s, quantile
+        self._guess, self._target_s, self._quantile = guess, target_s, quantile
         self._most_s = target_s / (1 + drift)  # Upper limit of the quantile.
-        self._blocks = [list(blocks) for blocks in earlier]  # A list for each size.
+        # For each size, blocks of calls in a row. The current size is the last one.
+        self._blocks = [[np.asarray(block) for block in blocks] for blocks in earlier]
         # The check of each size, the blocks of its calls, and the confidence that it needed.
-        self._results: list[tuple[TargetCheck, list[Sequence[float]], float]] = []
-        self.looks = 0
-        self._repeated: set[int] = set()  # Sizes that got further calls because none was verified.
-        self._largest = largest
+        self._results: list[tuple[TargetCheck, list[np.ndarray], float]] = []
+        self._looks = 0
+        self._part = calls_for_quantile(quantile)  # Calls that are made before they are judged.
+        self._repeats = 0
         self._low, self._high = 0, largest + 1
         self._share = _AIM  # The fit gives the size for this share of the allowed time.
-        self._next: tuple[int, int] | None = self._first_look(self._guessed_size())
+        self._size = self._first_look(self._guessed_size())
 
-    def ask(self, *, more_sizes: bool = True) -> tuple[int, int] | None:
-        """Return a batch size and the least number of calls to make of it, or None at the end."""
-        # Without time for more sizes, the search finishes the current one.
-        if not more_sizes and self._results and not self._blocks[-1]:
-            self._next = None
-        return self._next
+    def ask(self, *, left_s: float) -> tuple[int, int] | None:
+        """Return a batch size and the number of calls to make of it now, or None at the end.
 
-    def ask_again(self, *, left_s: float) -> tuple[int, int] | None:
-        """Return an undecided size and as many calls as it had, None if a size was verified.
-
-        The calls of a size are doubled once. They are doubled again if the size would be verified
-        in the time that is left if all further calls were fast.
+        If no size was verified in the end, an undecided one is checked again in the seconds left.
         """
-        outcomes = [check.outcome for check in self.checks]
-        unsure = [i for i, outcome in enumerate(outcomes) if outcome == "unsure"]
-        if self._next is not None or "verified" in outcomes or not unsure:
+        if left_s <= 0:
+            self.stop()
+        elif self._size is None:
+            self._size = self._again()
+        if self._size is None:
             return None
-        size, index = min((self._results[i][0].batch_size, i) for i in unsure)
-        _, blocks, _ = self._results[index]
+        missing = self._needed - len(self._blocks[-1][-1])
+        return self._size, min(self._part, missing) if missing > 0 else self._part
+
+    def tell(self, latencies_s: Sequence[float]) -> TargetCheck | None:
+        """Take the seconds of the calls. They are infinite if the calls could not be made.
+
+        Return the check of the size if it is decided.
+        """
+        blocks = self._blocks[-1]
+        blocks[-1] = np.concatenate([blocks[-1], latencies_s])
         all_s = np.concatenate(blocks)
-        most = int(left_s / np.median(all_s))
-        if size in self._repeated and not self._can_pass(blocks, most):
-            return None
-        del self._results[index]
-        self._blocks = [*(other for other in self._blocks if other is not blocks), blocks]
-        self._repeated.add(size)
-        larger = [check.batch_size for check, _, _ in self._results if check.batch_size > size]
-        self._low, self._high = 0, min(larger, default=self._largest + 1)
-        self._next = size, len(all_s)
-        return self._next
+        missing = max(0, self._needed - len(blocks[-1]))
+        # The size cannot pass even if the missing calls are fast. One more may be slow, because
+        # NumPy interpolates a quantile between two calls.
+        most = (1 - self._quantile) * (len(all_s) + missing) + 1
+        is_lost = np.sum(all_s > self._most_s) > most
+        is_short = np.sum(blocks[-1]) < _LEAST_CHECK_S
+        return None if is_short or (missing and not is_lost) else self._look()
 
     def stop(self) -> None:
         """End the search, because there is no time for the calls that `ask` returned."""
-        if self._next is not None and (blocks := self._blocks[-1]):
-            latencies_s = np.concatenate(blocks)
-            is_missed = np.quantile(latencies_s, self.quantile) > self._target_s
-            outcome = "missed" if is_missed else "unsure"
-            check = TargetCheck(self._next[0], tuple(latencies_s.tolist()), outcome)
-            self._results.append((check, blocks, self._confidence()))
-        self._next = None
+        if self._size is not None and any(map(len, self._blocks[-1])):
+            self._look(is_last=True)
+        self._size = None
 
-    def is_lost(self, latencies_s: Sequence[float], calls: int) -> bool:
-        """Return whether the target is missed after `calls` calls even if the others are fast."""
-        if self._next is not None and self._next[0] in self._repeated:
-            return False  # `ask_again` has counted the slow calls.
-        all_s = np.concatenate([*self._blocks[-1], latencies_s])
-        total = len(all_s) + max(0, calls - len(latencies_s))
-        # One more may be slow, because NumPy interpolates a quantile between two calls.
-        return int(np.sum(all_s > self._most_s)) > (1 - self.quantile) * total + 1
-
-    def tell(self, latencies_s: Sequence[float]) -> None:
-        """Take the seconds of the calls. They are infinite if the calls could not be made.
-
-        Fewer calls than `ask` returned are enough if `is_lost` is true for them.
-        """
-        assert self._next is not None
-        (size, _), blocks = self._next, self._blocks[-1]
-        blocks.append(latencies_s)
-        all_s, confidence = np.concatenate(blocks), self._confidence()
+    def _look(self, *, is_last: bool = False) -> TargetCheck | None:
+        """Decide about the current size, or ask for more calls if they were too few."""
+        assert self._size is not None
+        size, blocks, confidence = self._size, self._blocks[-1], self._confidence()
+        all_s = np.concatenate(blocks)
         # NumPy cannot interpolate between infinite values.
-        quantile_s = math.inf if np.isinf(all_s).any() else float(np.quantile(all_s, self.quantile))
-        use = quantile_s / self._most_s
+        quantile_s = math.inf if np.isinf(all_s).any() else np.quantile(all_s, self._quantile)
+        use = float(quantile_s) / self._most_s
         meets = use <= 1 and self._are_rare(blocks, confidence)
-        self.looks += 1
-        if not meets and len(blocks) == 1:  # Would the size pass if all further calls were fast?
-            more = _SECOND_LOOK_FACTOR * self._step
-            if self._can_pass(blocks, more):
-                self._next = (size, more)
-                return
+        self._looks += 1
+        may_look_again = use <= 1 and not (meets or is_last) and len(blocks) == 1
+        more = _SECOND_LOOK_FACTOR * self._needed
+        if may_look_again and self._are_rare(blocks, self._confidence(), more=more):
+            self._needed = more
+            blocks.append(np.empty(0))
+            return None
         # A quantile between the target and its margin for drift is not a miss.
         missed = quantile_s > self._target_s
         outcome = "missed" if missed else "verified" if meets else "unsure"
         check = TargetCheck(size, tuple(all_s[np.isfinite(all_s)].tolist()), outcome)
         self._results.append((check, blocks, confidence))
-        self._next = self._next_size(size, all_s, meets, use)
+        self._size = self._next_size(size, all_s, meets, use)
+        return check
+
+    def _again(self) -> int | None:
+        """Return the smallest undecided size, to check it again if no size was verified."""
+        outcomes = [check.outcome for check in self.checks]
+        unsure = [i for i, outcome in enumerate(outcomes) if outcome == "unsure"]
+        if "verified" in outcomes or not unsure or self._repeats == _MOST_REPEATS:
+            return None
+        self._repeats += 1
+        size, index = min((self._results[i][0].batch_size, i) for i in unsure)
+        del self._results[index]
+        return self._first_look(size)
 
     @property
     def checks(self) -> tuple[TargetCheck, ...]:
@@ -156,20 +200,18 @@ class LatencyTargetSearch:
 
     def _confidence(self) -> float:
         """Return the confidence that the next look needs."""
-        return 1 - _ERROR_RATE * 6 / (math.pi * (self.looks + 1)) ** 2
+        return 1 - _ERROR_RATE * 6 / (math.pi * (self._looks + 1)) ** 2
 
     def _guessed_size(self) -> int:
         return min(self._guess(self._share * self._most_s) or 1, self._high - 1)
 
-    def _first_look(self, size: int) -> tuple[int, int]:
-        calls = calls_for_quantile(self.quantile, confidence=self._confidence())
-        self._step = math.ceil(_ASSUMED_RUN * calls)
-        self._blocks.append([])
-        return size, self._step
+    def _first_look(self, size: int) -> int:
+        calls = calls_for_quantile(self._quantile, confidence=self._confidence())
+        self._needed = math.ceil(_ASSUMED_RUN * calls)
+        self._blocks.append([np.empty(0)])
+        return size
 
-    def _next_size(
-        self, size: int, latencies_s: np.ndarray, meets: bool, use: float
-    ) -> tuple[int, int] | None:
+    def _next_size(self, size: int, latencies_s: np.ndarray, meets: bool, use: float) -> int | None:
         """Return the next size, between the largest that passed and the smallest that failed."""
         if meets:
             self._low = size
@@ -182,19 +224,13 @@ class LatencyTargetSearch:
         else:
             bound_use = 1.0
             if meets:  # The bound may be above the target although the quantile is not.
-                bound_s = quantile_upper_bound(latencies_s, quantile=self.quantile)
+                bound_s = quantile_upper_bound(latencies_s, quantile=self._quantile)
                 bound_use = (bound_s or 0.0) / self._target_s
-            self._share *= _AIM / max(use, bound_use)
+            self._share *= _AIM / min(_LARGEST_STEP, max(use, bound_use))
             size = self._guessed_size()
         return self._first_look(size) if size > self._low else None
 
-    def _can_pass(self, blocks: list[Sequence[float]], more: int) -> bool:
-        """Return whether a size would pass if `more` further calls were fast."""
-        all_s = np.concatenate(blocks)
-        slow = float(np.sum(all_s > self._most_s)) / (len(all_s) + more)
-        return slow <= 1 - self.quantile and self._are_rare(blocks, self._confidence(), more=more)
-
-    def _are_rare(self, blocks: list[Sequence[float]], confidence: float, *, more: int = 0) -> bool:
+    def _are_rare(self, blocks: list[np.ndarray], confidence: float, *, more: int = 0) -> bool:
         """Return whether at most 1 - quantile of the calls are slow, at a confidence.
 
         There are two tests: calls of this size above the target, and calls of all sizes with a
@@ -206,12 +242,14 @@ class LatencyTargetSearch:
         if not delay_s > 0:
             return False
         delayed: list[np.ndarray] = []
-        for other_blocks in filter(None, self._blocks):  # The next size may have no calls yet.
-            other_s = float(np.median(np.concatenate(other_blocks)))
+        for other_blocks in filter(None, self._blocks):
+            # The next size may have no calls yet.
+            calls_s = np.concatenate(other_blocks)
+            other_s = float(np.median(calls_s)) if len(calls_s) else math.inf
             if math.isfinite(other_s):
                 # The noise of a call grows with its time.
                 most_s = other_s + delay_s * max(1.0, other_s / typical_s)
-                delayed += [np.asarray(block) > most_s for block in other_blocks]
+                delayed += [block > most_s for block in other_blocks]
         run = _ASSUMED_RUN  # Calls in a row that a hiccup slows.
         if any(slow.any() for slow in delayed):
             continued = sum(int(np.sum(slow[:-1] & slow[1:])) for slow in delayed)
@@ -226,117 +264,83 @@ class LatencyTargetSearch:
                 return False
             # Without the small factor, rounding could reject a result that is exactly enough.
             most = (1 - confidence) * (1 + 1e-9)
-            if special.bdtr(hiccups, independent_calls, 1 - self.quantile) > most:
+            if special.bdtr(hiccups, independent_calls, 1 - self._quantile) > most:
                 return False
         return True
 
 
-# Least seconds of a look, so that one hiccup does not cover all of it.
-_LEAST_CHECK_S = 0.3
-# Share of the time budget that the first look always gets.
-_FIRST_CHECK_SHARE = 0.1
-
-
-def check_reachable(sweep: Sweep, smallest: Setting, target_ms: float, quantile: float) -> None:
-    """Check that the fastest call of one example is within the target."""
-    fastest_ms = 1000 * sweep.time_s(smallest)
-    if fastest_ms > target_ms and smallest.size > 1:
-        call = sweep.prepare(smallest._replace(size=1))
-        fastest_ms = 1000 * warm_up_calls(call, clock=sweep.clock).call_s
-    if fastest_ms > target_ms:
-        raise TargetTooLow(target_ms, quantile, 1, fastest_ms)
-
-
-def verify_target(
-    profile: InferenceProfile, sweep: Sweep, series: Any, *, time_budget_s: float
-) -> InferenceProfile:
-    """Search for the largest batch size within the target, and add the checks to the profile."""
-    target_ms, stopped = profile.target_ms or math.inf, False
-    if profile.answering:
-        codes = {setting: reason.code for setting, reason in sweep.not_run.items()}
-        beyond = [tried for tried in sweep.tried(series) if codes.get(tried) == "beyond_target"]
-        search = LatencyTargetSearch(
-            _guess(profile),
-            target_s=target_ms / 1000,
-            quantile=profile.quantile,
-            largest=max(sweep.timed(series) + beyond[:1]).size,  # Larger sizes had no room or time.
-            drift=expected_drift(profile.answering),
-            earlier=[blocks for timed, blocks in sweep.blocks.items() if timed.series == series],
+def check_target(latency_ms: float, quantile: float) -> None:
+    is_number = isinstance(latency_ms, numbers.Real) and not isinstance(latency_ms, bool)
+    if not is_number or not 0 < latency_ms < math.inf:
+        raise ValueError(
+            "The latency target must be a positive number of milliseconds. "
+            f"Received: latency_ms={latency_ms!r}."
         )
-        while look := (
-            search.ask(more_sizes=(left_s := time_budget_s - sweep.spent_s) > 0)
-            or (search.ask_again(left_s=left_s) if left_s > 0 else None)
-        ):
-            (size, calls), latencies_s = look, None
-            setting = Setting(series, size)
-            if setting in sweep.warm_ups or sweep.admit(setting) is not None:
-                left_s = time_budget_s - sweep.spent_s
-                if not search.looks:
-                    left_s = max(left_s, _FIRST_CHECK_SHARE * time_budget_s)
-                calls = min(calls, int(left_s / sweep.warm_ups[setting].call_s))
-                if calls < calls_for_quantile(profile.quantile):
-                    stopped = True
-                    search.stop()
-                    break
-                latencies_s = _look(sweep, search, setting, calls, left_s)
-            words, checks_before = "memory ran out", len(search.checks)
-            search.tell(latencies_s or [math.inf] * calls)
-            if latencies_s is not None:
-                slow_ms = 1000 * float(np.quantile(latencies_s, profile.quantile))
-                words = f"p{100 * profile.quantile:g} {slow_ms:.3g} ms in {len(latencies_s)} calls"
-                checks = search.checks
-                words += (
-                    f", {checks[-1].outcome if len(checks) > checks_before else 'not sure yet'}"
-                )
-            sweep.progress.say(f"checked batch {size}: {words}")
-        profile = dataclasses.replace(profile, checks=search.checks)
-    if profile.verified is not None:
-        return profile
-    unsure = [check for check in profile.checks if check.outcome == "unsure"]
-    why = profile.doubt(unsure[-1]) if unsure else "missed" if profile.checks else "no calls"
-    longer = stopped or sweep.spent_s >= time_budget_s
-    note = Note.of("target_not_verified", longer=longer, why=why)
-    return dataclasses.replace(profile, noted=(*profile.noted, note))
+    calls_for_quantile(quantile)
 
 
-def _look(
-    sweep: Sweep, search: LatencyTargetSearch, setting: Setting, calls: int, most_s: float
-) -> Sequence[float] | None:
-    """Make calls in parts, until they are enough, the target is missed or the time is over.
+def expected_drift(timings: Sequence[Timed]) -> float:
+    """Return the share by which later calls may be slower than the fresh calls."""
+    # Fresh calls take about a second. The scatter of the rounds shows how the speed of the machine
+    # changes between two moments. A short sweep may miss such changes, so there is a least value.
+    pairs = [(timing.batch_size, time_s) for timing in timings for time_s in timing.times_s]
+    noise = None
+    with contextlib.suppress(ValueError):  # There are too few rounds for a line.
+        noise = fit_line(*zip(*pairs, strict=True)).noise
+    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 
-    Return None if memory runs out.
+
+def no_size_error(checks: Sequence[TargetCheck], latency_ms: float, quantile: float) -> ValueError:
+    """Return the error for a target that no checked size met and that has no fit."""
+    for check in checks:
+        if check.batch_size == 1 and check.outcome == "missed" and check.latencies_s:
+            return TargetTooLow(latency_ms, quantile, 1, check.quantile_ms(quantile))
+    checked = ", ".join(f"{check.batch_size:,} {check.outcome}" for check in checks)
+    return ValueError(
+        "No batch size was shown to meet this latency target, and too few sizes were measured to "
+        "estimate one. Measure on a quieter machine, or give a higher target. Or give "
+        f"`batch_sizes`: kbatch then calls each of them {calls_for_quantile(quantile)} times. "
+        f"Received: latency_ms={latency_ms:g}, checked sizes: {checked}."
+    )
+
+
+def contradictions(
+    checks: Sequence[TargetCheck], bounds_s: Mapping[int, float], target_s: float
+) -> list[Note]:
+    """Return notes on checks that disagree with upper bounds of the quantile of timed sizes."""
+    notes = []
+    for check in checks:
+        size, is_verified = check.batch_size, check.outcome == "verified"
+        slow = any(timed <= size and bound_s > target_s for timed, bound_s in bounds_s.items())
+        fast = any(timed >= size and bound_s <= target_s for timed, bound_s in bounds_s.items())
+        if (is_verified and slow) or (check.outcome == "missed" and fast):
+            when = "while the table was measured" if is_verified else "during these calls"
+            notes.append(Note.of("busy_while_timed", size=size, when=when))
+    return notes
+
+
+def last_undecided(size: int, refuted: Mapping[int, bool], *, is_near: bool) -> int:
+    """Return the largest size that may meet the target although it is above a verified size.
+
+    `refuted` says of each size that was tried whether it misses the target. If the verified size
+    is near the target, the untried sizes up to the next refuted one gain nothing.
     """
-    latencies_s: list[float] = []
-    part, least_s = calls_for_quantile(search.quantile), min(_LEAST_CHECK_S, most_s)
-    while len(latencies_s) < calls or sum(latencies_s) < least_s:
-        left = calls - len(latencies_s)
-        fresh_s = sweep.fresh_calls(setting, min(part, left) if left > 0 else part)
-        if fresh_s is None:
-            return None
-        latencies_s += fresh_s
-        if search.is_lost(latencies_s, calls) or sum(latencies_s) >= most_s:
-            break
-    return latencies_s
+    end = min((n for n, is_refuted in refuted.items() if is_refuted and n > size), default=None)
+    tried = [n for n in refuted if n > size and (end is None or n < end)]
+    if end is None:
+        return max(tried, default=size)
+    return size if is_near and not tried else end - 1
 
 
-def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
-    """Return a function from a latency to the batch size whose quantile has that latency."""
-    # Large sizes have few calls, so the ratio of quantile to median comes from all sizes.
-    shares = np.concatenate([np.asarray(t.latencies_s) / t.median_s for t in profile.answering])
-    ratio = float(np.quantile(shares, profile.quantile)) if len(shares) else 1.0
-    with contextlib.suppress(ValueError):  # There are too few rounds for a fit.
-        latency = profile.latency
-        return lambda latency_s: _inverse(latency, latency_s / ratio)
-    first = profile.answering[0]
-    return lambda latency_s: max(1, int(first.batch_size * latency_s / first.median_s))
+def fit_quantile(latencies_s: Mapping[int, Sequence[float]], quantile: float) -> Latency:
+    """Fit a quantile of the latency to the seconds of the calls of each size, in order of time.
 
-
-def _inverse(latency: Latency, latency_s: float) -> int:
-    sizes, times_s = latency.batch_sizes, latency.latencies_s
-    if not latency.follows_line and latency_s > times_s[-1]:
-        # Above the largest size the time is assumed to be proportional to the size.
-        return int(sizes[-1] * latency_s / times_s[-1])
-    batch_size = batch_size_within(latency, latency_s=latency_s).value
-    # If no measured size is fast enough, the time is assumed to be proportional to the size. The
-    # result is too large if a call has a fixed cost, and fresh calls will correct it.
-    return int(sizes[0] * latency_s / times_s[0]) if batch_size is None else int(batch_size)
+    The calls of a size are cut into groups. Each group gives one value of the quantile.
+    """
+    # In the shortest group, one call is expected beyond the quantile.
+    pairs, shortest = [], math.ceil(1 / min(quantile, 1 - quantile))
+    for size, calls_s in latencies_s.items():
+        groups = max(1, min(_MOST_GROUPS, len(calls_s) // shortest))
+        parts = np.array_split(np.asarray(calls_s), groups)
+        pairs += [(size, float(np.quantile(part, quantile))) for part in parts]
+    return fit_latency(*zip(*pairs, strict=True))

@@ -123,6 +123,16 @@ def test_largest_is_claimed_only_if_the_next_size_is_refuted(others, words):
     assert ("largest" in answer) == ("largest" in words)
 
 
+@pytest.mark.parametrize(("time_s", "is_named"), [(0.0037, 0), (0.0039, 1), (0.0043, 1)])
+def test_use_names_a_smaller_size_within_5_percent_of_the_highest_throughput(time_s, is_named):
+    """Size 16 predicts 16,000 samples/s. Size 64 meets the target with more, as many, or less."""
+    timings = make_timing(16, times_s=(0.001,) * 8), make_timing(64, times_s=(time_s,) * 8)
+    profile = with_target(make_check(64, latencies_s=[time_s] * 138), timings=timings)
+    assert profile.batch_for(latency_ms=5).batch_size == 64
+    assert profile.use.startswith("Batch size 16 has") == is_named
+    assert not make_profile(*timings).use  # Without a target, `efficient` is the answer.
+
+
 @pytest.mark.parametrize(("slowest_s", "why"), [(0.0045, "margin of 20 %"), (0.004, "few calls")])
 def test_answer_names_a_size_that_met_the_target_but_is_unsure(slowest_s, why):
     check = make_check(1, outcome="unsure", latencies_s=[slowest_s] * 59)

@@ -6,8 +6,7 @@ import pytest
 from inference_factory import make_check, make_failed, make_profile, make_timing, time_s
 
 from kbatch.errors import TargetTooLow
-from kbatch.inference.measure import InferenceSweep
-from kbatch.inference.target_search import check_reachable, verify_target
+from kbatch.inference.measure import InferenceSweep, check_reachable, verify_target
 from kbatch.memory.find import MemoryPass
 from kbatch.timing import Setting, TimingPlan
 

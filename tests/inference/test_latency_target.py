@@ -1,6 +1,7 @@
 """The search for a latency target, on simulated machines."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -18,13 +19,11 @@ class Machine:
         self.rng = np.random.default_rng(seed)
         self.spread = spread
         self.fit_error = fit_error
-        self.calls = 0
 
     def typical_s(self, size):
         return (size + 5) / 1000
 
     def call(self, size, calls):
-        self.calls += calls
         return list(self.typical_s(size) * np.exp(self.spread * self.rng.normal(size=calls)))
 
     def guess(self, latency_s):
@@ -35,12 +34,10 @@ class Machine:
         """The size whose 0.95 quantile equals the target."""
         return TARGET_S * 1000 / np.exp(1.645 * self.spread) - 5
 
-    def search(self, *, more_time=True, left_s=0.0, **changed):
+    def search(self, *, left_s=math.inf, **changed):
         arguments = {"target_s": TARGET_S, "quantile": 0.95, "largest": 1000}
         search = LatencyTargetSearch(self.guess, **(arguments | changed))
-        while look := search.ask(more_sizes=more_time) or (
-            search.ask_again(left_s=left_s) if left_s > 0 else None
-        ):
+        while look := search.ask(left_s=left_s):
             calls_s = self.call(*look)
             left_s -= sum(calls_s)
             search.tell(calls_s)
@@ -52,12 +49,9 @@ def largest_verified(checks):
     return max(verified, key=lambda check: check.batch_size, default=None)
 
 
-SPREADS = (0.0, 0.02, 0.1)
-FIT_ERRORS = (0.6, 0.9, 1.0, 1.1, 1.5)
-
-
 def test_target_search_finds_nearly_the_largest_size():
-    for seed, spread, fit_error in itertools.product(range(5), SPREADS, FIT_ERRORS):
+    cases = itertools.product(range(5), (0.0, 0.02, 0.1), (0.6, 0.9, 1.0, 1.1, 1.5))
+    for seed, spread, fit_error in cases:
         machine = Machine(spread=spread, fit_error=fit_error, seed=seed)
         checks = machine.search()
         best = largest_verified(checks)
@@ -92,50 +86,45 @@ def test_target_search_verifies_bound_and_margin(slow, slow_s, verified):
         lambda latency_s: 8, target_s=0.012, quantile=0.95, largest=8, drift=0.2
     )
     search.tell(latencies_s)
-    while look := search.ask(more_sizes=False):
+    while look := search.ask(left_s=1):
         search.tell([0.0119] * look[1])  # The quantile is within the margin.
     assert (search.checks[0].outcome == "verified") is verified
 
 
-def test_target_search_is_unsure_if_the_margin_is_too_small():
-    search = LatencyTargetSearch(lambda _: 8, target_s=0.012, quantile=0.95, largest=8, drift=0.5)
-    while look := search.ask(more_sizes=False):
-        search.tell([0.011] * look[1])
-    assert [check.outcome for check in search.checks] == ["unsure"]
-
-
-def test_target_search_is_lost_when_fast_calls_cannot_help():
-    search = LatencyTargetSearch(lambda _: 8, target_s=TARGET_S, quantile=0.95, largest=64)
-    _, calls = search.ask()
+def test_target_search_ends_a_check_early_only_if_fast_calls_cannot_help():
     fast, slow = 0.5 * TARGET_S, 2 * TARGET_S
     for count in range(20):
-        latencies_s = [slow] * count + [fast] * 59
-        lost = search.is_lost(latencies_s, calls)
-        completed = latencies_s + [fast] * (calls - len(latencies_s))
-        assert lost <= (np.quantile(completed, 0.95) > TARGET_S)
-    assert lost and not search.is_lost([slow] * 10, 10 * calls)
+        search = LatencyTargetSearch(lambda _: 8, target_s=TARGET_S, quantile=0.95, largest=64)
+        _, calls = search.ask(left_s=1)
+        latencies_s = [slow] * count + [fast] * (calls - count)
+        check = search.tell(latencies_s)
+        is_missed = np.quantile(latencies_s + [fast] * calls, 0.95) > TARGET_S
+        assert (check is not None) <= is_missed
+    assert check.outcome == "missed"
+    # So short a check could lie within a hiccup.
+    search = LatencyTargetSearch(lambda _: 8, target_s=1e-4, quantile=0.95, largest=64)
+    assert search.tell([2e-4] * 69) is None
 
 
 def test_target_search_makes_more_calls_only_if_the_size_can_still_pass():
     check, *_ = Machine(spread=0.0, fit_error=1.3).search()
-    assert (check.outcome, len(check.latencies_s)) == ("missed", 138)
+    assert (check.outcome, len(check.latencies_s)) == ("missed", 59)
     slow = iter([True] + [False] * 1000)
     machine = Machine(spread=0.0)
     machine.call = lambda size, calls: [0.03 if next(slow) else 0.019 for _ in range(calls)]
-    (check,) = machine.search(more_time=False)
+    (check,) = machine.search()
     assert (check.outcome, len(check.latencies_s)) == ("verified", 138 + 4 * 138)
 
 
-@pytest.mark.parametrize(("slow", "outcome"), [(6, "unsure"), (8, "missed")])
-def test_target_search_stopped_before_a_second_look(slow, outcome):
+@pytest.mark.parametrize(("slow", "again"), [(6, True), (8, False)])
+def test_target_search_looks_again_only_if_the_quantile_meets_the_target(slow, again):
     search = LatencyTargetSearch(lambda _: 8, target_s=TARGET_S, quantile=0.95, largest=8)
-    _, calls = search.ask()
-    latencies_s = np.full(calls, 0.9 * TARGET_S)
+    latencies_s = np.full(138, 0.9 * TARGET_S)
     latencies_s[: 10 * slow : 10] = 2 * TARGET_S
     search.tell(latencies_s)
-    assert search.ask() == (8, 4 * calls)
-    search.stop()
-    assert (search.ask(), [check.outcome for check in search.checks]) == (None, [outcome])
+    assert search.ask(left_s=1)[0] == (8 if again else 7)
+    assert search.ask(left_s=0) is None
+    assert [check.outcome for check in search.checks] == ["unsure" if again else "missed"]
 
 
 class Hiccups(Machine):
@@ -185,8 +174,9 @@ def test_target_search_doubts_a_verified_size_after_many_hiccups_later(slow_s, o
     search = LatencyTargetSearch(
         Machine(fit_error=0.5).guess, target_s=TARGET_S, quantile=0.95, largest=1000
     )
-    while look := search.ask():
-        later = itertools.islice(itertools.cycle(slow_s), look[1])
-        search.tell(list(later) if search.checks else [0.009] * look[1])
-    first, second, *_ = search.checks
+    while len(search.checks) < 2:
+        _, calls = search.ask(left_s=1)
+        later = itertools.islice(itertools.cycle(slow_s), calls)
+        search.tell(list(later) if search.checks else [0.009] * calls)
+    first, second = search.checks
     assert (first.outcome, second.outcome) == (outcome, "missed")
