@@ -269,7 +269,7 @@ def test_shared_figure_has_one_scale_and_legend_of_answers(plot):
         axes = plot(shown)
         handles, names = axes.get_legend_handles_labels()
         decided = [one.decide() for one in shown.values()]
-        doubts = ["" if decision.certified else ", not certified" for decision in decided]
+        doubts = ["" if decision.certified else ", not certain" for decision in decided]
         answers = [f"{d.batch_size}{doubt}" for d, doubt in zip(decided, doubts, strict=True)]
         names = [" ".join(name.split()) for name in names]
         expected = zip(shown, answers, strict=True)

@@ -593,7 +593,7 @@ def check_figure(study, name, axes):
         assert (verb == "keep") == decision.page.sentences[0].startswith("Keep")
         assert all(place[0] == decision.batch_size for place in rings)
     if decision.trial and name in ("trials", "learning-rates"):
-        assert ("not certified" in said) != decision.certified
+        assert ("not certain" in said) != decision.certified
     if name == "pareto":
         sign = study.quality_metric.sign
         for look, *own in shown[axes]:

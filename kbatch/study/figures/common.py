@@ -105,7 +105,7 @@ def write_title(
         size = study.decide().batch_size
         answer = "no answer" if size is None else f"answer: batch size {size:,}"
         # A line of the legend does not end within these words.
-        answer, doubt = (t.replace(" ", "\N{NO-BREAK SPACE}") for t in (answer, "not certified"))
+        answer, doubt = (t.replace(" ", "\N{NO-BREAK SPACE}") for t in (answer, "not certain"))
         certified = size is None or study.decide().certified
         answer = f"({answer})" if certified else f"({answer}, {doubt})"
         name = canvas.shortened(study.name, 2 * canvas.name_room(panel) - 2)
@@ -121,7 +121,7 @@ def answer_text(decision: Decision) -> str:
     if decision.batch_size is None:
         return ""
     rate = f" at {setting(decision.learning_rate)}" if decision.learning_rate else ""
-    doubt = "" if decision.certified else " (not certified)"
+    doubt = "" if decision.certified else " (not certain)"
     return f"batch size {decision.batch_size:,}{rate}{doubt}"
 
 

@@ -192,7 +192,7 @@ def plot_time_to_target(
     hollow = "Hollow: target not met." if several and missed else ""
     ring = common.RINGS if ringed else ""
     if ringed and not several:
-        doubt = "" if (decision := shown[0].decide()).certified else " (not certified)"
+        doubt = "" if (decision := shown[0].decide()).certified else " (not certain)"
         ring = f"Ring: the answer, batch size {decision.batch_size:,}{doubt}."
     notes = ring, fit_text, hollow, f"{common.BARS}." if has_bars else ""
     alarm = None if failed and several else alarm if failed and not labelled else ""

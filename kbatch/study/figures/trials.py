@@ -226,7 +226,7 @@ def named_label(study: Study) -> str:
         text += f": {format_number(trial.judged_value, 4)} samples/s"
     elif value:
         text += f": {format_number(value.value, 4)}"
-    return text if decision.certified else f"{text} (not certified)"
+    return text if decision.certified else f"{text} (not certain)"
 
 
 def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
