@@ -138,7 +138,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     # Notes of a search: limits of its answer, then advice for a better one.
     "trials_missing": (
-        "Missing trials: {count:,}. Files of trials are damaged or lost, perhaps of the best trial."
+        "Trials are missing ({count:,}): their files are damaged or lost. One may be the best."
     ),
     "left_out": "Left out: {first}",
     "to_be_certain": "{how}.",
