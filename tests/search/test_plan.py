@@ -471,11 +471,23 @@ def test_models_for_one_batch_size_have_whole_batches(tmp_path, build, micro_bat
     assert [run.failure for run in runs(found)] == [None]
 
 
-def test_models_for_one_batch_size_name_sizes_that_do_not_divide(tmp_path):
-    def batches(batch_size):
-        rows = tf.data.Dataset.from_tensor_slices(models.rows(40))
-        return rows.batch(batch_size, drop_remainder=True)
+def batches(batch_size):
+    rows = tf.data.Dataset.from_tensor_slices(models.rows(40))
+    return rows.batch(batch_size, drop_remainder=True)
 
+
+def test_sequential_without_input_is_not_for_one_batch_size(tmp_path):
+    """Keras builds it with the rows of its first batch, which do not bind it."""
+
+    def build():
+        return models.compiled([layers.Dense(1)], "sgd", "mse")
+
+    given = {"settings": dict.fromkeys(("micro_batch_size", "steps_per_execution"), "auto")}
+    study = quick(tmp_path, build, (8,), data=(batches,), objective="loss", **given)
+    assert (study.plan.reason, study.plan.step_s is None) == ("fits", False)
+
+
+def test_models_for_one_batch_size_name_sizes_that_do_not_divide(tmp_path):
     def failure(name, data):
         given = {"objective": "loss", "kind": kbatch.BatchSizeTuner, "data": data}
         (run,) = runs(quick(tmp_path / name, stateful, (16,), **given))

@@ -184,7 +184,7 @@ class TrainingData:
         elif model.built:
             return
         else:
-            spec = forms.called_for(self.x, model, batch_size).element_spec
+            spec = forms.spec_of(forms.called_for(self.x, model, batch_size), batched=True)
         if model.built or user_step(model) is not None:
             build_ahead(model, spec)
         else:
