@@ -24,9 +24,14 @@ def within_range(metric: str, value: Estimate[float] | None) -> Estimate[float] 
     return dataclasses.replace(value, low=max(0.0, low), high=min(1.0, high))
 
 
-def mean_of(values: Sequence[float]) -> Estimate[float] | None:
-    """Return a mean; from three values on with its 95 % interval. None if there are no values."""
-    return mean_interval(values) or (Estimate(fmean(values)) if values else None)
+def mean_of(values: Sequence[float], *, positive: bool = False) -> Estimate[float] | None:
+    """Return a mean, from three values on with its 95 % interval, by logs of `positive` values."""
+    mean = mean_interval(values) or (Estimate(fmean(values)) if values else None)
+    logs = mean_interval([*map(math.log, values)]) if positive and all(values) else None
+    if mean is None or logs is None or logs.ends is None:
+        return mean
+    low, high = (mean.value * math.exp(end - logs.value) for end in logs.ends)
+    return dataclasses.replace(mean, low=low, high=high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,16 +131,10 @@ class TrialRecord:
 
     @functools.cached_property
     def throughput(self) -> Estimate[float] | None:
-        """Training examples per second after the first steps, with an interval.
-
-        It is the 95 % interval over runs, or the interval over timing windows of a single run.
-        """
+        """Examples per second after the first steps, with its interval over runs or windows."""
         if len(self.executions) == 1:
             return self.executions[0].throughput
-        rate = mean_of(self._known(lambda e: e.samples_per_second))
-        if rate is not None and rate.low is not None:
-            rate = dataclasses.replace(rate, low=max(0.0, rate.low))
-        return rate
+        return mean_of(self._known(lambda e: e.samples_per_second), positive=True)
 
     @property
     def samples_per_second(self) -> float | None:
@@ -197,8 +196,7 @@ class TrialRecord:
     def metric(self, name: str) -> Estimate[float] | None:
         """Return a metric at the best epoch, with its 95 % interval; None if no run has it.
 
-        The interval is over runs. If there are one or two runs and the outcomes of validation
-        examples are known, it is over these examples, and does not include the effect of the seed.
+        If there are one or two runs, the interval is over validation examples, without the seed.
         """
         return self._with_interval(name, self.metric_values(name))
 
@@ -208,7 +206,7 @@ class TrialRecord:
         return self._with_interval(self.objective.name, known)
 
     def _with_interval(self, name: str, values: Sequence[float]) -> Estimate[float] | None:
-        mean = mean_of(values)
+        mean = mean_of(values, positive=name in TIMES)
         known = [e.outcomes for e in self.executions if e.outcomes and e.outcomes.metric == name]
         blocks = [outcomes.values for outcomes in known]
         same = len(blocks) == len(self.executions) and len(set(map(len, blocks))) == 1

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import math
 import re
 
@@ -67,12 +68,11 @@ def test_to_dataframe_gpu_usage():
     assert study.runs_to_dataframe()["joules_per_sample"].tolist()[:2] == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("accuracies", [(0.8,), (0.95, 0.96), (0.95, 0.8)])
-def test_joules_to_target_needs_end_at_target(accuracies):
-    target = Target("val_accuracy", 0.9, "max")
-    run = make_execution(accuracies=accuracies, target=target, usage=make_usage(make_gpu()))
-    assert run.usage.gpu_energy_j is not None
-    assert run.joules_to_target is None
+def test_joules_to_target_needs_end_at_target():
+    given = {"target": Target("val_accuracy", 0.9, "max"), "usage": make_usage(make_gpu())}
+    for accuracies in ((0.8,), (0.95, 0.96), (0.95, 0.8)):
+        run = make_execution(accuracies=accuracies, **given)
+        assert run.usage.gpu_energy_j is not None and run.joules_to_target is None
 
 
 def test_to_dataframe_is_mean_of_runs():
@@ -83,7 +83,9 @@ def test_to_dataframe_is_mean_of_runs():
     for column in ("samples_per_second", "val_accuracy", "updates", "epochs", "data_wait_share"):
         np.testing.assert_allclose(row[column], rows[column].mean())
     ends = [row["samples_per_second_low"], row["samples_per_second_high"]]
-    np.testing.assert_allclose(ends, mean_interval([*curves]).ends)
+    logs = mean_interval(np.log([*curves]))
+    ratios = np.exp(np.subtract(logs.ends, logs.value))
+    np.testing.assert_allclose(ends, row["samples_per_second"] * ratios)
 
 
 def test_tables_have_initial_learning_rate():
@@ -111,7 +113,7 @@ def test_metric_interval_ends_at_0_and_1(accuracies, low, high):
     pair = make_trial(64, make_execution(rate=1000), make_execution(rate=1200))
     assert (pair.throughput.value, pair.throughput.ends) == (1100, None)
     wild = make_trial(32, *(make_execution(32, rate=rate) for rate in (100.0, 200.0, 3000.0)))
-    assert wild.throughput.low == 0.0
+    assert 0 < wild.throughput.low < 100
     single = make_trial(64, window_examples=(100,), window_durations_s=(0.1,))
     assert (single.throughput.value, single.throughput.ends) == (1000, None)
 
@@ -160,29 +162,18 @@ def test_metrics_are_of_best_epoch(direction, value, epoch):
     assert trial.last.best_epoch("val_accuracy", direction).epoch == epoch
 
 
-@pytest.mark.parametrize(
-    ("objective", "quality"),
-    [
-        (Objective("val_loss", "min"), Objective("val_loss", "min")),
-        (Objective("samples_per_second", "max"), Objective("val_accuracy", "max")),
-    ],
-)
-def test_quality_metric(objective, quality):
-    assert make_study(make_trial(objective=objective)).quality_metric == quality
+def test_quality_metric():
+    loss, rate = Objective("val_loss", "min"), Objective("samples_per_second", "max")
+    assert make_study(make_trial(objective=loss)).quality_metric == loss
+    quality = make_study(make_trial(objective=rate)).quality_metric
+    assert quality == Objective("val_accuracy", "max")
 
 
-@pytest.mark.parametrize(
-    ("statuses", "worst"),
-    [
-        (["completed", "failed"], "failed"),
-        (["failed", "out_of_memory"], "out_of_memory"),
-        (["completed", "interrupted"], "interrupted"),
-        (["running", "completed"], "running"),
-    ],
-)
-def test_trial_status_is_worst_of_runs(statuses, worst):
-    trial = make_trial(64, *(make_execution(status=status) for status in statuses))
-    assert trial.status == worst
+def test_trial_status_is_worst_of_runs():
+    worst_first = ("running", "interrupted", "out_of_memory", "failed", "completed")
+    for worse, better in itertools.pairwise(worst_first):
+        trial = make_trial(64, *(make_execution(status=status) for status in (better, worse)))
+        assert trial.status == worse
 
 
 @pytest.mark.parametrize(("batch", "micro", "steps"), [(100, 32, 4), (8, 8, 1)])

@@ -82,14 +82,6 @@ def _updates(epochs: Sequence[EpochRecord]) -> int:
     return sum(epoch.updates for epoch in epochs)
 
 
-def _positive(values: Sequence[float]) -> Estimate[float]:
-    """Return the mean, with an interval above 0 for a logarithmic axis."""
-    mean = mean_of(values) or Estimate(0.0)
-    if mean.low is None or mean.low > 0:
-        return mean
-    return Estimate(mean.value, min(values), mean.high)
-
-
 def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
     """Fit the updates of all runs if three sizes met the target, and describe the fit."""
     met = {size: spent for size, (met, spent) in points.items() if met}
@@ -167,7 +159,7 @@ def plot_time_to_target(
     for panel, cost_of in ((upper, _seconds), (lower, _updates)):
         costs = [
             {
-                size: (met, _positive([*map(cost_of, spent)]))
+                size: (met, mean_of([*map(cost_of, spent)], positive=True) or Estimate(0.0))
                 for size, (met, spent) in points.items()
             }
             for points in points_of_studies
