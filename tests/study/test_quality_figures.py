@@ -37,12 +37,14 @@ def study(direction="max", **changed):
 
 
 def test_rate_lines_separate_short_complete_and_diverged_runs():
+    continued = [(rate, kind) for rate in (0.004, 0.008) for kind in ("short", "complete")]
     _, lines = rate_lines(rates_study())
     assert {key: [(rate, length) for rate, length, _ in line] for key, line in lines.items()} == {
-        (32, ""): [(0.00025, "short"), (0.001, "short"), (0.004, "complete"), (0.008, "complete")],
+        (32, ""): [(0.00025, "short"), (0.001, "short"), *continued],
         (128, ""): [(0.008, "complete"), (0.016, "short"), (0.064, "diverged")],
     }
-    short, _, repeated, single = (value for *_, value in lines[32, ""])
+    short, _, first, repeated, _, single = (value for *_, value in lines[32, ""])
+    assert (first.value, first.ends) == (0.95, None)  # The first epochs of a complete run.
     assert (short.value, short.ends, single.value, single.ends) == (0.5, None, 0.9, None)
     assert repeated.ends == pytest.approx(mean_interval([0.95, 0.96, 0.97]).ends, abs=0.02)
     # Short and complete runs are separate points, and each dtype policy has a line.
@@ -71,7 +73,7 @@ def test_plot_learning_rates_marks(name, edge):
     assert ring.get_xydata().tolist() == [[decided.learning_rate, pytest.approx(judged)]]
     assert "your rate, 0.001" in words(panel) and "diverged" in words(panel)
     hollow = [line for line in panel.lines if line.get_markerfacecolor() == PAPER]
-    assert [len(line.get_xdata()) for line in hollow] == [2, 1]
+    assert [len(line.get_xdata()) for line in hollow] == [4, 1]
 
 
 def test_plot_learning_rates_log_axis_of_loss():

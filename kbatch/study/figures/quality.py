@@ -23,7 +23,6 @@ from kbatch.study.compared_trials import (
     with_complete_runs,
 )
 from kbatch.study.comparison import Studies, studies_of
-from kbatch.study.decision import throughput_of
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
@@ -45,6 +44,7 @@ def rate_lines(study: Study) -> tuple[Objective, dict[tuple[int, str], list[Rate
     refuse_empty(study)
     quality, decision = study.quality_metric, study.decide()
     names = [name for name in differing(study.trials) if not names_rate(name)]
+    lengths = {t.batch_size: len(t.last.epochs) for t in study.trials if t.last.length == "short"}
     lines: dict[tuple[int, str], list[RatePoint]] = {}
     for trial in sorted(study.trials, key=lambda t: (t.batch_size, t.learning_rate or 0.0)):
         rate, settings = trial.learning_rate, ", ".join(setting_texts(trial, names))
@@ -55,6 +55,10 @@ def rate_lines(study: Study) -> tuple[Objective, dict[tuple[int, str], list[Rate
             line.append((rate, "diverged", None))
             continue
         early = [e for e in trial.executions if e.status == "completed" and not is_complete(e)]
+        first, epochs = trial.executions[0], lengths.get(trial.batch_size)
+        if epochs and not early and is_complete(first):  # It began like a short run.
+            prefix = {"epochs": first.epochs[:epochs], "outcomes": None, "reported": {}}
+            early = [dataclasses.replace(first, length="short", **prefix)]
         short = dataclasses.replace(trial, executions=tuple(early)) if early else None
         complete = with_complete_runs(trial)
         complete = complete and decision.as_judged(complete)
@@ -72,9 +76,10 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
 
     If trials differ in their dtype policy or in other hyperparameters, each combination has a
     line. Filled marks are complete runs, with a 95 % interval if there are several at a rate.
-    Hollow marks are runs that the search ended early: short runs and stopped runs. A cross at the
-    edge of the plot is a rate at which training diverged. The ring is the answer of
-    `study.decide()`, and the dotted line is the learning rate that the model was built with.
+    Hollow marks are runs that the search ended early, and the first epochs of complete runs at a
+    size with short runs. A cross at the edge of the plot is a rate at which training diverged. The
+    ring is the answer of `study.decide()`, and the dotted line is the learning rate that the model
+    was built with.
 
     If there are several studies, each has a colour, with a line for each batch size. So you can
     compare which learning rates suit two dtype policies or optimizers.
@@ -145,7 +150,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     by = "learning rate" if several else "learning rate and batch size"
     title = f"{common.metric_title(quality)} by {by}"
     common.write_title(panel, title, shown, sizes)
-    hollow = "Hollow: runs that the search ended early." if "short" in lengths else ""
+    hollow = "Hollow: short or stopped runs, or first epochs." if "short" in lengths else ""
     crosses = "Crosses: training diverged." if "diverged" in lengths else ""
     alarm = common.incomplete_text(shown, diverged=False)  # Crosses show these.
     several_runs = any(value and value.ends for *_, value in points)
@@ -208,7 +213,7 @@ def pareto_points(*studies: Study) -> tuple[Objective, list[Point]]:
             if trial.status == "completed"
             and trial not in far
             and quality is not None
-            and (rate := throughput_of(decision, trial)) is not None
+            and (rate := trial.throughput) is not None
             and (value := common.quality_of(decision.as_judged(trial), quality)) is not None
         ]
         if not points:
