@@ -114,9 +114,9 @@ class BatchSizeOracle(keras_tuner.Oracle):
                 left[values["batch_size"]] += executions
             done = complete_trainings(readable_trials(project_directory(self)))
             return left, done + sum(left.values())
-        done, expected = self._race.trainings()
+        done, expected = self._race.trainings(self.get_space(), self._time)
         # About half of the runs of a race have the base size, because it looks for the rate there.
-        half = max(0.0, expected - done) / 2
+        half = (expected - done) / 2
         left = dict.fromkeys(batch_sizes, half / len(batch_sizes))
         left[self._time.base_batch_size] += half
         return left, self._race.most_trainings()

@@ -69,8 +69,7 @@ class RaceStrategy:
         if following is None or following[0] in pending:
             return None
         values, run = following
-        share = run.epochs / self._settings["epochs"]
-        if not time.fits(run.batch_size, share):
+        if not time.fits(run.batch_size, run.epochs / self._settings["epochs"]):
             self._last = RaceStep(None, "time")
             return None
         self._asked[key_of(values)] = run
@@ -96,10 +95,13 @@ class RaceStrategy:
     def most_trainings(self) -> float:
         return race_task([], self._settings).max_trainings
 
-    def trainings(self) -> tuple[float, float]:
+    def trainings(self, space: Any, time: SearchTime) -> tuple[float, float]:
         """Return the complete trainings so far, and how many are expected in all."""
         done = complete_trainings(readable_trials(self._project))
-        return done, expected_trainings(race_task([], self._settings))
+        self.propose(space, [], time)
+        if self._last is not None and self._last.ended not in (None, "time"):
+            return done, done
+        return done, max(done + 1, expected_trainings(race_task([], self._settings)))
 
     def ending(self) -> str | None:
         """Describe why nothing more was proposed."""

@@ -142,6 +142,8 @@ class SearchTime:
     def price(self) -> str:
         """Describe the expected cost of the search, in training runs and in time."""
         trainings, seconds = sum(self.trainings_left.values()), self._expected_left_s()
+        if not trainings:
+            return "The search is complete: nothing to train."
         sizes = pluralize(len(self.trainings_left), "size")
         text = f"{sizes}, about {setting(round(trainings, 1))} complete trainings"
         if seconds is not None:

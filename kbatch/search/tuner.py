@@ -495,8 +495,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             sizes, self.executions_per_trial
         )
         self._write_progress(search_time.search_left_s() or None)
-        if sum(search_time.trainings_left.values()):
-            self.progress.say(search_time.price())
+        self.progress.say(search_time.price())
 
     def _write_progress(self, left_s: float | None, runs: bool = True) -> None:
         """Write how far the search has come, for other processes."""
@@ -556,9 +555,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def show_begun(self, trial: Any, *, took_s: float | None = None) -> None:
         """Show that a trial begins, or that it has taken `took_s` seconds."""
-        total = None  # The number of trials of a race is not known.
-        if self._race is None:
-            total = len(self.oracle.ended_trials) + self.oracle.remaining_trials()
+        known = self._race is None  # The number of trials of a race is not known.
+        total = len(self.oracle.ended_trials) + self.oracle.remaining_trials() if known else None
         self.progress.trial_begins(trial.hyperparameters.values, total=total, took_s=took_s)
 
     def _best_trials(self, number: int) -> list[Any]:

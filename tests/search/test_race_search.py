@@ -83,17 +83,19 @@ def test_race_and_tuner_name_the_same_complete_pair(with_rates):
     assert (settings["strategy"], settings["epochs"], settings["short_runs"]) == ("race", 4, True)
 
 
-def test_race_that_ended_trains_nothing_again(with_rates):
+def test_race_that_ended_trains_nothing_again(with_rates, capsys):
     tuner, study, _ = with_rates
     again = race(
         Path(tuner.project_dir).parent,
         searches.stock(shared, batch_sizes=(8, 32), seed=None),
         data=models.rows(94),
-        fit={"epochs": 4},
+        fit={"epochs": 4, "verbose": 1},
         tolerance=0.02,
         max_trainings=6,
     )
     assert kbatch.load_study(again) == study
+    told = "The search is complete: nothing to train.\nThe race has ended: "
+    assert told in capsys.readouterr().out
 
 
 def test_race_cut_off_by_its_budget_has_an_answer_and_continues(tmp_path):
