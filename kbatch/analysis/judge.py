@@ -53,6 +53,7 @@ because all looks use the same examples.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -71,12 +72,10 @@ AS_FAST = 1.05
 _FAR = 2.5
 # The tail is heavy if a smaller share of the blocks decides. For normal differences it is 0.64.
 _FEW_BLOCKS = 0.4
-# Deviations of the logarithm of seconds: a change of the machine's speed that lasts for about
-# `DRIFT_RUNS` runs, and the noise of a single run.
-DRIFT, DRIFT_RUNS, TIME_NOISE = 1.0, 5.0, 0.05
-# The plan's error for a size is the first of these deviations. Another one is taken if the runs are
-# `SURER` times as likely with it: other work disturbed the timing of the plan.
-PLAN_ERRORS, SURER = (0.1, 0.3, 1.0), 10.0
+# Possible deviations of the parts of the logarithm of a training time: the plan's error for a size,
+# the change of the machine's speed from a run to the next, the noise of a run, and what all share.
+PLAN_ERRORS, SPEED_CHANGES, TIME_NOISES, SHARED = (0.1, 0.3, 1.0), (0.02, 0.1), (0.03, 0.15), (3.0,)
+RARE = 2.0  # Large errors of the plan are rarer, by this power of their deviation.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +110,8 @@ class Judgement:
     pinned: Literal["both", "weights", "order"] | None
     left_out: tuple[Pair, ...]  # Pairs without a value, or with a run that diverged.
     open: tuple[Pair, ...]  # Neither certified nor worse, and would change the answer if certified.
+    # In a race: standard errors of the logarithms of the ratios of two sizes' times.
+    cost_errors: Mapping[tuple[int, int], float] = dataclasses.field(default_factory=dict)
     coarse: bool = False  # Whether the error of times to a target is above the tolerance.
 
 
@@ -353,48 +354,60 @@ def _dunnett_quantile(error: float, others: int, freedom: float) -> float:
 
 def expected_seconds(
     runs: Sequence[Run], batch_sizes: Sequence[int], epochs: int, planned: Mapping[int, float]
-) -> dict[int, float]:
-    """Return the seconds of a complete training of each size: as planned, corrected by the runs.
+) -> tuple[dict[int, float], dict[tuple[int, int], float]]:
+    """Return the seconds of a complete training of each size, and the errors of their ratios.
 
-    The logarithm of measured over planned seconds is the sum of the plan's error for the size, the
-    change of the machine's speed, which is similar for runs that follow each other, and noise.
+    The logarithm of measured over planned seconds is a sum: a shared part, the plan's error for the
+    size, the changes of the machine's speed before the run, and noise. Most changes are small and a
+    few are large, so changes and noise are Cauchy variables: normal ones with fitted variances
+    (variational Bayes: Bishop 2006, Pattern Recognition and Machine Learning, section 10.2).
+
+    An error is the standard error of the logarithm of a ratio. It is not known without a plan.
     """
     if not all(planned.get(size) for size in batch_sizes):
-        return _measured_seconds([run for run in runs if run.epochs is None], batch_sizes)
-    logs, sizes = [], []
-    for run in runs:
-        if run.seconds and run.ended == "completed":
-            share = (run.epochs or epochs) / epochs
-            logs.append(math.log(run.seconds / (planned[run.batch_size] * share)))
-            sizes.append(run.batch_size)
-    if not logs:
-        return {size: planned[size] for size in batch_sizes}
-    places = np.arange(len(logs))
-    drift = DRIFT**2 * np.exp(-np.abs(np.subtract.outer(places, places)) / DRIFT_RUNS)
-    same_size, fits = np.equal.outer(sizes, sizes), []
-    for deviation in PLAN_ERRORS:
-        covariance = drift + deviation**2 * same_size + TIME_NOISE**2 * np.eye(len(logs))
-        weights = np.linalg.solve(covariance, logs)
-        likelihood = -float(logs @ weights + np.linalg.slogdet(covariance)[1]) / 2
-        fits.append((likelihood - math.log(SURER) * bool(fits), deviation**2, weights))
-    _, variance, weights = max(fits, key=lambda fit: fit[0])
-    slower = max(0.0, float(drift[-1] @ weights))
-    errors = {size: variance * float(np.equal(sizes, size) @ weights) for size in set(sizes)}
-    return {size: planned[size] * math.exp(slower + errors.get(size, 0.0)) for size in batch_sizes}
+        return _measured_seconds([run for run in runs if run.epochs is None], batch_sizes), {}
+    timed = [run for run in runs if run.seconds and run.ended == "completed"]
+    count, sizes = len(timed), len(batch_sizes)
+    if not timed:
+        return {size: planned[size] for size in batch_sizes}, {}
+    measured = [(run.seconds or 0.0) * epochs / (run.epochs or epochs) for run in timed]
+    logs = np.log(measured) - np.log([planned[run.batch_size] for run in timed])
+    of_size = np.equal.outer([run.batch_size for run in timed], batch_sizes)
+    parts = np.hstack([of_size, np.ones((count, 1)), np.tri(count, count - 1, -1), np.eye(count)])
+    grid = np.array([*itertools.product(PLAN_ERRORS, SHARED, SPEED_CHANGES, TIME_NOISES)])
+    variances = scales = grid.repeat([sizes, 1, count - 1, count], axis=1) ** 2
+    for _ in range(5):
+        prior = variances[..., None] * parts.T
+        precision = np.linalg.inv(parts @ prior)
+        gain, ratios = prior @ precision, scales / variances
+        values = gain @ logs
+        covariance = variances[..., None] * np.eye(len(parts.T)) - gain @ prior.swapaxes(1, 2)
+        squares = values**2 + np.diagonal(covariance, axis1=1, axis2=2)
+        variances = scales + (np.arange(len(parts.T)) > sizes) * (squares - scales) / 2
+    fits = np.linalg.slogdet(precision)[1] - precision @ logs @ logs
+    fits = (fits + (np.log(ratios) - ratios).sum(1)) / 2 - RARE * np.log(grid[:, 0])
+    now = values[:, :sizes] + values[:, sizes : sizes + count].sum(1, keepdims=True)
+    mean, covariance = mixed(fits, now, covariance[:, :sizes, :sizes])
+    of_ratios = np.add.outer(np.diag(covariance), np.diag(covariance)) - 2 * covariance
+    errors = np.sqrt(np.maximum(0.0, of_ratios)).ravel().tolist()
+    seconds = {s: planned[s] * math.exp(log) for s, log in zip(batch_sizes, mean, strict=True)}
+    return seconds, dict(zip(itertools.product(batch_sizes, batch_sizes), errors, strict=True))
+
+
+def mixed(logs: Any, means: Any, covariances: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and covariance of a mixture with the logarithms of its weights."""
+    weights = special.softmax(logs)
+    mean, within = weights @ means, np.tensordot(weights, covariances, 1)
+    return mean, within + (weights[:, None] * (means - mean)).T @ (means - mean)
 
 
 def _measured_seconds(runs: Sequence[Run], batch_sizes: Sequence[int]) -> dict[int, float]:
     """Return the mean training time of each size, interpolated for sizes without a time."""
-    times = {
-        size: [run.seconds for run in runs if run.batch_size == size and run.seconds]
-        for size in sorted(batch_sizes, reverse=True)
-    }
-    known = {size: float(np.mean(seconds)) for size, seconds in times.items() if seconds}
-    if not known:
-        return {size: 1 / size for size in batch_sizes}
+    times: dict[float, list[float]] = {}
+    for run in sorted(runs, key=lambda run: -run.batch_size):
+        if run.seconds:
+            times.setdefault(1 / run.batch_size, []).append(run.seconds)
     # A training takes a time for each example and one for each update.
-    updates = [1 / size for size in known]
-    return {
-        size: known.get(size, float(np.interp(1 / size, updates, list(known.values()))))
-        for size in batch_sizes
-    }
+    known = [*times], [*map(np.mean, times.values())]
+    updates, seconds = known if times else ([0.0, 1.0], [0.0, 1.0])
+    return {size: float(np.interp(1 / size, updates, seconds)) for size in batch_sizes}

@@ -176,8 +176,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "examples at once. Read this trial as batch size {seen:,}."
     ),
     "rate_off": (
-        "Your learning rate, {rate} at batch size {base}, is too {far}. After {epochs} at batch "
-        "size {size}, {words} was {values}: this difference is larger than the noise.{more}"
+        "Your learning rate, {rate} at batch size {base}, {seems} too {far}. {when} {epochs} at "
+        "batch size {size}, {words} was {values}: this difference is larger than the noise.{more}"
     ),
     "grid_because": lambda why: (
         f"The search is a grid, because {_NO_RACE[why]}. A grid does not check the learning rate."
@@ -232,8 +232,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "fail, but with so few runs, up to {rate} of later ones may fail (95 % confidence)."
     ),
     "times_corrected": (
-        "Training times and samples/s in the table are corrected for changes of the machine's "
-        "speed during the search. Without this correction, {times}."
+        "Training times in the table are corrected for changes of the machine's speed during the "
+        "search. Without this correction, {times}."
     ),
     "times_scatter": (
         "Batch size {base} takes {ratio} times as long as {size} (interval {low} to {high}), so "

@@ -31,7 +31,7 @@ LeftOutReason = Literal[
 ]
 LeftOut = tuple[TrialRecord, LeftOutReason]
 # Why runs are not compared validation example by validation example.
-Unpaired = NoOutcomes | Literal["time", "not_recorded", "other_examples"]
+Unpaired = NoOutcomes | Literal["time", "not_recorded", "other_examples", "other_blocks"]
 
 
 def as_compared(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -296,9 +296,9 @@ def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> U
             return outcomes.reason
     if len(known) < len(runs) or {outcomes.metric for outcomes in known} != {objective.name}:
         return "not_recorded"
-    if len({(outcomes.key, outcomes.block_examples) for outcomes in known}) > 1:
+    if len({outcomes.key for outcomes in known}) > 1:
         return "other_examples"
-    return None
+    return "other_blocks" if len({outcomes.block_examples for outcomes in known}) > 1 else None
 
 
 def differing(trials: Iterable[TrialRecord]) -> tuple[str, ...]:

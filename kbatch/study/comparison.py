@@ -248,8 +248,7 @@ class Comparison(Result):
         base_s, other_s = base.mean(training_seconds), other.mean(training_seconds)
         if is_time(other.objective) or not base_s or not other_s:
             return gain, words, ""
-        ratio, measured = base_s / other_s, speedup(base, other)
-        speed = measured.times(ratio / measured.value) if measured else Estimate(ratio)
+        speed = speedup(base, other, base_s / other_s)
         return gain, words, relative_speed(speed, say_runs=True)
 
 

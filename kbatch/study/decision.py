@@ -5,6 +5,7 @@ Batch sizes are compared at one setting of the other hyperparameters and at equa
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 # Complete trainings of a race for each batch size, if no number is given.
 TRAININGS_PER_SIZE = 2
-# Times of a trial's own runs and of the judgement are very different from this factor on.
-OTHER_TIME = 1.3
+# In simulations, ranges of this many standard errors hold 91 to 100 % of the true ratios of times.
+_TIME_ERRORS = 3.0
 # A rate is far from the answer's if their factors beside the rule differ by at least this ratio.
 _FAR = 8
 # The values of a table's row, by column.
@@ -102,7 +103,7 @@ class Decision:
     #: The batch size to compare with; None if it has no comparable trial.
     base_batch_size: int | None = None
     #: Training time at `base_batch_size` divided by the time at `batch_size`, as on the page, with
-    #: an interval over runs. None if both are the same size, or if times cannot be compared.
+    #: its 95 % interval. None if both are the same size, or if times cannot be compared.
     speedup: Estimate[float] | None = None
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
@@ -414,38 +415,23 @@ def seconds_of(decision: Decision) -> dict[str, float]:
 def speed_against(
     decision: Decision, trial: TrialRecord, than: TrialRecord
 ) -> Estimate[float] | None:
-    """Return how many times as fast a compared trial trains as another; None if it is unknown.
-
-    It is the ratio of the judgement, with the interval over the runs. If their own ratio is very
-    different, the range holds both.
-    """
-    seconds, measured = seconds_of(decision), speedup(than, trial)
-    if not {trial.trial_id, than.trial_id} <= seconds.keys():
+    """Return how many times as fast a compared trial trains as another; None if it is unknown."""
+    seconds, judgement = seconds_of(decision), decision.judgement
+    if judgement is None or not {trial.trial_id, than.trial_id} <= seconds.keys():
         return None
     ratio = seconds[than.trial_id] / seconds[trial.trial_id]
-    if measured is None:
-        return Estimate(ratio)
-    speed = measured.times(ratio / measured.value)
-    if 1 / OTHER_TIME < measured.value / ratio < OTHER_TIME:
-        return speed
-    ends = (measured.value, ratio, *(speed.ends or ()))
-    return Estimate(ratio, min(ends), max(ends))
+    if (sizes := (trial.batch_size, than.batch_size)) in judgement.cost_errors:
+        factor = math.exp(_TIME_ERRORS * judgement.cost_errors[sizes])
+        return Estimate(ratio, ratio / factor, ratio * factor)
+    return speedup(than, trial, ratio)
 
 
-def throughput_of(decision: Decision, trial: TrialRecord) -> Estimate[float] | None:
-    """Return the samples/s of a trial, such that they agree with its time in `seconds_of`."""
-    rate, shown_s = trial.throughput, seconds_of(decision).get(trial.trial_id)
-    measured_s = decision.as_judged(trial).mean(training_seconds)
-    if rate is None or not shown_s or not measured_s or is_time(trial.objective):
-        return rate
-    return rate.times(measured_s / shown_s)
-
-
-def speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
-    """Divide the training times of two trials, with an interval over runs."""
+def speedup(base: TrialRecord, other: TrialRecord, ratio: float) -> Estimate[float]:
+    """Return the ratio of two trials' training times, with an interval over runs if it is known."""
     if len(device_kinds([base, other])) > 1 or any(map(ends_by_time, base.executions)):
-        return None
+        return Estimate(ratio)
     seconds = training_seconds if base.last.target is None else lambda e: e.seconds_to_target
     pairs = zip(base.executions, other.executions, strict=False)
     times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
-    return ratio_over_rounds(*zip(*times, strict=True)) if times else None
+    measured = ratio_over_rounds(*zip(*times, strict=True)) if times else None
+    return measured.times(ratio / measured.value) if measured else Estimate(ratio)

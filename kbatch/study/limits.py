@@ -29,8 +29,9 @@ from kbatch.study.compared_trials import (
     rates_of_settings,
     trained_runs,
     training_seconds,
+    with_complete_runs,
 )
-from kbatch.study.decision import OTHER_TIME, Decision, seconds_of, throughput_of
+from kbatch.study.decision import Decision, seconds_of, speed_against
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 from kbatch.training.metrics import is_accuracy, metric_words
 
@@ -121,7 +122,7 @@ def _certainty(decision: Decision, is_race: bool) -> Iterator[Note]:
         times = []
         for trial in decision.trials:
             measured_s, shown_s = trial.mean(training_seconds), seconds.get(trial.trial_id)
-            if measured_s and shown_s and not 1 / OTHER_TIME < measured_s / shown_s < OTHER_TIME:
+            if measured_s and shown_s and abs(math.log(measured_s / shown_s)) > 0.25:
                 took = f"{duration_text(measured_s)}, not {duration_text(shown_s)}"
                 times.append(f"batch size {trial.batch_size:,} took {took}")
         if times:
@@ -172,6 +173,7 @@ def _rate(
         if named.objective.sign * (values[0] - values[1]) <= _noise(decision, pair, trials):
             continue
         at_end = {FACTORS[0]: "smaller", FACTORS[-1]: "larger"}
+        complete = all(map(with_complete_runs, pair))
         texts = [
             f"{format_number(value, 4)} at {setting(trial.learning_rate or 0.0)}"
             for value, trial in zip(values, pair, strict=True)
@@ -181,6 +183,8 @@ def _rate(
             rate=rate,
             base=f"{base:,}",
             size=f"{size:,}",
+            seems="is" if complete else "may be",
+            when="After" if complete else "In short runs of",
             epochs=pluralize(epochs, "epoch"),
             far="small" if factor > 1 else "large",
             words=metric_words(named.objective.name),
@@ -293,25 +297,22 @@ def _given_up_for_updates(
     decision: Decision, best: TrialRecord, trials: Sequence[TrialRecord]
 ) -> float | None:
     """Return the gain in speed if every larger batch was faster and less accurate, else None."""
-    updates, best_rate = best.mean(lambda e: e.updates), throughput_of(decision, best)
+    updates = best.mean(lambda e: e.updates)
     # A size that is not compared may have trained at a wrong learning rate only.
     larger = [trial for trial in decision.trials if trial.batch_size > best.batch_size]
     budgets = {(len(run.epochs), end_text(run)) for run in trained_runs(trials)}
     same_epochs = len(budgets) == 1 and not budgets.pop()[1]
-    same_device = len(device_kinds([*larger, best])) < 2
-    if not (larger and same_epochs and updates and best_rate and same_device):
-        return None
-    if is_time(best.objective) or best_rate.ends is None:
+    if not (larger and same_epochs and updates) or is_time(best.objective):
         return None
     gains = []
     for trial in larger:
         # With `steps_per_epoch` all sizes make the same number of updates.
         fewer = (trial.mean(lambda e: e.updates) or updates) < updates
-        rate = throughput_of(decision, trial)
-        faster = rate and rate.ends and rate.ends[0] > best_rate.ends[1]
-        if not (fewer and rate and faster and trial.batch_size in decision.worse):
+        speed = speed_against(decision, trial, best)
+        faster = speed and min(speed.ends or [speed.value]) > 1
+        if not (fewer and speed and faster and trial.batch_size in decision.worse):
             return None
-        gains.append(rate.value / best_rate.value)
+        gains.append(speed.value)
     return max(gains) if max(gains) > 1 + _SMALL_GAIN else None
 
 

@@ -19,6 +19,7 @@ from kbatch.page.numbers import (
     join_words,
     left_text,
     one_line,
+    percent,
     pluralize,
     setting,
     speed_text,
@@ -41,13 +42,14 @@ from kbatch.study.compared_trials import (
     trial_name,
     value_of,
 )
-from kbatch.study.decision import Decision, Page, Row, seconds_of, speed_against, throughput_of
+from kbatch.study.decision import Decision, Page, Row, seconds_of, speed_against
 from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.metrics import is_accuracy, is_fraction, metric_words
 
 _LONGEST_REASON = 60
 SPEED_NOT_KNOWN = "difference in speed not known"
+_NEARLY = 1.25  # Speeds whose ratio may be 1 are "as fast within" a share of at most a quarter.
 # Notes about values that a lower learning rate does not make finite.
 _NOT_FINITE = ("data_not_finite", "part_not_finite", "float16_overflows")
 # Why a trial is left out: the end of a sentence, and a verdict of the table.
@@ -79,6 +81,7 @@ _UNPAIRED: Mapping[Unpaired | None, str] = {
     "not_recorded": "the search stored no results of single validation examples",
     "other_examples": "the trials were validated on different examples or in a different order "
     "(give all trials the same ones, without a shuffle, a random split or `drop_remainder`)",
+    "other_blocks": "the model takes whole batches only, so each size has other blocks of them",
     "no_validation": "no epoch was validated",
     "of_training": "the metric is one of training, not of validation",
     "several_objectives": "there are several objectives",
@@ -114,7 +117,7 @@ def with_page(
         sentences = (
             f"{unfinished}{_headline(decision, trial, name, your=not added)}",
             _certainty(decision, words, within),
-            _change(decision, words, within, your="" if added else "your "),
+            _change(decision, words, within),
         )
         use = _use(decision, trial)
     sentences = tuple(filter(None, sentences))
@@ -169,7 +172,7 @@ def _is_fastest(decision: Decision) -> bool:
     return all(speed and speed.ends and speed.ends[1] <= AS_FAST for speed in speeds)
 
 
-def _change(decision: Decision, words: str, within: str, *, your: str) -> str:
+def _change(decision: Decision, words: str, within: str) -> str:
     """Compare the answer with the base size, in agreement with the base size's verdict."""
     base = next((t for t in decision.trials if t.batch_size == decision.base_batch_size), None)
     if base is None or decision.trial is None or base is decision.trial:
@@ -187,8 +190,8 @@ def _change(decision: Decision, words: str, within: str, *, your: str) -> str:
         higher = (behind > 0) == (base.objective.direction == "max")
         by = f"{'higher' if higher else 'lower'} by {setting(abs(behind))}"
         parts.append(f"{words} {by if behind else 'equal'}{doubt}")
-    change = ", ".join(parts)
-    return f"Compared with {your}batch size {base.batch_size:,}: {change}." if parts else ""
+    sizes = f"Compared with batch size {base.batch_size:,} in this search"
+    return f"{sizes}: {', '.join(parts)}." if parts else ""
 
 
 def _use(decision: Decision, trial: TrialRecord) -> tuple[str, ...]:
@@ -331,7 +334,7 @@ def rows_of(
         row |= {"micro-batch size": trial.last.micro_batch_size} if cut else {}
         if quality is not None and quality.name != trial.objective.name:
             row |= ranged_columns(quality.name, trial.metric(quality.name))
-        row |= ranged_columns("samples/s", throughput_of(decision, trial))
+        row |= ranged_columns("samples/s", trial.throughput)
         judgement, pair = decision.judgement, (trial.batch_size, rate_factor(trial))
         if judgement is not None and judgement.gaps and _is_compared(decision, trial):
             gap = Estimate(0.0) if pair == judgement.leader else judgement.gaps.get(pair)
@@ -404,13 +407,11 @@ def relative_speed(speed: Estimate[float], *, say_runs: bool = False) -> str:
     If `say_runs`, it names the number of runs if these are too few to show the noise.
     """
     low, high = speed.ends or (speed.value, speed.value)
-    if low <= 1 <= high and not 1 / AS_FAST <= low <= high <= AS_FAST:
-        return SPEED_NOT_KNOWN
+    most = max(1 / low, high) if low <= 1 <= high else 1.0
+    if most > AS_FAST:
+        return SPEED_NOT_KNOWN if most > _NEARLY else f"as fast within {percent(most - 1)}"
     runs = {1: " (one run)", 2: " (two runs)"}.get(speed.n or 0, "") if say_runs else ""
     as_fast = 1 / AS_FAST <= speed.value <= AS_FAST
-    if speed.ends and not speed.n:  # Two measures disagree.
-        near, far = sorted((low, high), key=lambda ratio: max(ratio, 1 / ratio))
-        return f"{format_number(max(near, 1 / near), 2)} to {speed_text(far, digits=2)}"
     return ("as fast" if as_fast else speed_text(speed.value, digits=2)) + runs
 
 

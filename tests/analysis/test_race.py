@@ -1,10 +1,12 @@
 """Races on tables of sizes and rates whose best one is known."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
+from kbatch.analysis.judge import expected_seconds
 from kbatch.analysis.race import NextRun, RaceTask, expected_trainings, judge_race, least_values
 from kbatch.analysis.race import next_run as next_step
 from kbatch.analysis.run_table import Run
@@ -275,23 +277,28 @@ def test_judge_race_costs_survive_a_machine_that_slows_down():
             assert costs[size] / costs[512] == pytest.approx(expected, rel=0.25)
 
 
-@pytest.mark.parametrize(
-    ("planned", "error"),
-    [
-        (dict.fromkeys(SIZES, 50.0), None),
-        ({}, None),
-        ({size: 20_000 / size for size in SIZES}, 0.1),  # In truth 10 + 1,000 / size.
-    ],
-    ids=["equal", "unknown", "disturbed"],
-)
-def test_judge_race_costs_follow_measured_seconds(planned, error):
+@pytest.mark.parametrize("error", [0.05, 0.3, 1.0])
+def test_expected_seconds_lie_within_runs_that_take_turns(error):
+    sizes, hits = SIZES[:3], []
+    for rng in map(np.random.default_rng, range(20)):
+        logs = 0.1 * rng.standard_normal((4, 3))  # In truth, all sizes take 10 s.
+        planned = dict(zip(sizes, 10 * np.exp(error * rng.standard_normal(3)), strict=True))
+        times = zip(itertools.product(range(4), sizes), 10 * np.exp(logs.ravel()), strict=True)
+        runs = [Run(size, 1.0, seed, 0.9, time) for (seed, size), time in times]
+        seconds, errors = expected_seconds(runs, sizes, EPOCHS, planned)
+        for a, b in itertools.permutations(range(3), 2):
+            ratio = math.log(seconds[sizes[a]] / seconds[sizes[b]])
+            assert ratio < logs[:, a].max() - logs[:, b].min()
+            hits.append(abs(ratio) < 3 * errors[sizes[a], sizes[b]])
+    assert np.mean(hits) > 0.85
+
+
+@pytest.mark.parametrize("planned", [dict.fromkeys(SIZES, 50.0), {}], ids=["equal", "unknown"])
+def test_judge_race_costs_follow_measured_seconds(planned):
     search = Search(seconds=planned)
     search.to_the_end()
-    costs, named = search.judged().costs, search.judged().named
+    costs = search.judged().costs
     assert costs[512, 2.0] < costs[32, 2.0]
-    for pair in costs if error else ():
-        expected = search.seconds[pair[0]] / search.seconds[named[0]]
-        assert costs[pair] / costs[named] == pytest.approx(expected, rel=error)
     search.runs = [run._replace(seconds=None) for run in search.runs]
     assert search.judged() is not None
 

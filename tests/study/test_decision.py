@@ -200,7 +200,7 @@ def test_decide_time_to_target_and_throughput():
     assert (decision.batch_size, decision.worse, decision.certain) == (32, (16,), True)
     assert decision.left_out == ((never, "no_value"),)
     assert decision.speedup.value == pytest.approx(9 / 4)
-    assert decision.page.sentences[2] == "Compared with your batch size 16: 2.2 times as fast."
+    assert decision.page.sentences[2].endswith("size 16 in this search: 2.2 times as fast.")
     assert "callbacks_needed" in [note.code for note in decision.notes]
     # Equal numbers of epochs do not show that the times are equal.
     coarse = make_study(cost(16, 4, 4, 4), cost(32, 4, 4, 4), search=search).decide()
@@ -229,6 +229,9 @@ def test_decide_other_validation_rows():
     assert decision.unpaired == "other_examples"
     assert "drop_remainder" in decision.reason
     assert not decision.certain
+    blocks = dataclasses.replace(outcomes(wrong[0], examples=500, key="k"), block_examples=9)
+    cut = make_study(runs(16, *wrong), make_trial(32, outcomes=blocks)).decide()
+    assert (cut.unpaired, cut.certain) == ("other_blocks", False)
 
 
 def test_decide_metric_without_outcomes():
@@ -273,9 +276,7 @@ def test_decide_compares_answer_with_base_size():
     decision = make_study(*trials, search=make_search(base_batch_size=16)).decide()
     assert decision.batch_size == 32
     assert decision.speedup.value == pytest.approx(1.9)
-    assert decision.page.sentences[2].startswith(
-        "Compared with your batch size 16: 1.9 times as fast"
-    )
+    assert "size 16 in this search: 1.9 times as fast, " in decision.page.sentences[2]
     same = make_study(*trials, search=make_search(base_batch_size=32)).decide()
     assert (same.speedup, len(same.page.sentences)) == (None, 2)
     assert same.page.sentences[0].startswith("Keep batch size 32")

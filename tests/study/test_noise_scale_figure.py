@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 from figure_studies import learned, learned_study
@@ -97,13 +95,7 @@ def test_goodput_of_missing_measurements():
     unresolved = [(100.0, norm) for norm in (0.05, -0.04, 0.06, -0.05, 0.04, 0.03)]
     without = make_study(measured(unresolved, 32), measured(unresolved, 64))
     untimed = {"window_examples": (), "window_durations_s": ()}
-    slow = make_study(
-        *(
-            dataclasses.replace(t, executions=(dataclasses.replace(t.executions[0], **untimed),))
-            for t in learned_study(sizes=(32, 256)).trials
-            if t.executions
-        )
-    )
+    slow = make_study(*(make_trial(size, learned(size, **untimed)) for size in (32, 256)))
     for study in (one_size, without, slow):
         assert goodput_of(study) is None
         (figure,) = (one for one in study.figures() if one.name == "noise-scale")

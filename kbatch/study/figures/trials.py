@@ -21,7 +21,6 @@ from kbatch.study.compared_trials import (
     sizes_text,
 )
 from kbatch.study.comparison import Studies, studies_of
-from kbatch.study.decision import throughput_of
 from kbatch.study.figures import common
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
@@ -91,8 +90,7 @@ def draw_trials(
     for number, study in enumerate(studies):
         decision, trials = study.decide(), as_compared(study.trials)
         completed = [trial for trial in trials if trial.status == "completed"]
-        # The table shows the same values.
-        rates = {t.trial_id: throughput_of(decision, t) for t in completed}
+        rates = {t.trial_id: t.throughput for t in completed}
         qualities = {
             t.trial_id: common.quality_of(decision.as_judged(t), quality) if quality else None
             for t in completed
