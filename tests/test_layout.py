@@ -11,7 +11,7 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_769,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_767,  # Without docstrings, comments and blank lines.
     "files in kbatch": 129,
     "record types": 81,
     "properties": 150,
@@ -19,9 +19,9 @@ LIMITS = {
     "except Exception without a comment": 0,
     "lines of tests": 29_581,
     "kbatch.search.tuner": 20_846,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_851,  # HyperModel
+    "kbatch.search.hypermodel": 14_849,  # HyperModel
     "kbatch.memory.find": 8_389,  # find_max_batch_size
-    "kbatch.study.study": 5_938,  # load_study
+    "kbatch.study.study": 5_936,  # load_study
     "kbatch.training.accumulation.accumulate": 3_895,  # accumulate_gradients
 }
 TO_DO = {
