@@ -203,7 +203,11 @@ class LatencyTargetSearch:
         return 1 - _ERROR_RATE * 6 / (math.pi * (self._looks + 1)) ** 2
 
     def _guessed_size(self) -> int:
-        return min(self._guess(self._share * self._most_s) or 1, self._high - 1)
+        size = self._guess(self._share * self._most_s) or 1
+        if size < self._high or not self._results:
+            return min(size, self._high - 1)
+        # The fit is wrong, because the size is known to fail: take one in the middle.
+        return math.isqrt(max(self._low, self._high // 4) * self._high)
 
     def _first_look(self, size: int) -> int:
         calls = calls_for_quantile(self._quantile, confidence=self._confidence())
@@ -217,17 +221,15 @@ class LatencyTargetSearch:
             self._low = size
         else:
             self._high = size
-        if len(self._results) == _MOST_CHECKS or (meets and use > WELL_USED):
+        is_near = (meets and use > WELL_USED) or self._low > WELL_USED * self._high
+        if len(self._results) == _MOST_CHECKS or is_near:
             return None
-        if math.isinf(use):  # Memory ran out, which the fit cannot predict.
-            size = (self._low + self._high) // 2
-        else:
-            bound_use = 1.0
-            if meets:  # The bound may be above the target although the quantile is not.
-                bound_s = quantile_upper_bound(latencies_s, quantile=self._quantile)
-                bound_use = (bound_s or 0.0) / self._target_s
+        if not math.isinf(use):  # Memory may have run out, which the fit cannot predict.
+            # The bound may be above the target although the quantile is not.
+            bound_s = quantile_upper_bound(latencies_s, quantile=self._quantile) if meets else None
+            bound_use = (bound_s or self._target_s) / self._target_s
             self._share *= _AIM / min(_LARGEST_STEP, max(use, bound_use))
-            size = self._guessed_size()
+        size = self._guessed_size()
         return self._first_look(size) if size > self._low else None
 
     def _are_rare(self, blocks: list[np.ndarray], confidence: float, *, more: int = 0) -> bool:

@@ -122,7 +122,7 @@ def test_target_search_looks_again_only_if_the_quantile_meets_the_target(slow, a
     latencies_s = np.full(138, 0.9 * TARGET_S)
     latencies_s[: 10 * slow : 10] = 2 * TARGET_S
     search.tell(latencies_s)
-    assert search.ask(left_s=1)[0] == (8 if again else 7)
+    assert search.ask(left_s=1)[0] == (8 if again else 4)
     assert search.ask(left_s=0) is None
     assert [check.outcome for check in search.checks] == ["unsure" if again else "missed"]
 
