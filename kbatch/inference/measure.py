@@ -64,8 +64,8 @@ from kbatch.training.state import kept_variables
 _SHARE_BEFORE_CHECKS = 0.6
 # Least share of the time budget for fresh calls, however long the rounds took.
 _LEAST_SHARE_TO_CHECK = 0.1
-# Least seconds that a size runs in a round.
-_BLOCK_S = 0.015
+# Least seconds that a size runs in a round, and in a round for a first guess.
+_BLOCK_S, _GUESS_S = 0.015, 0.0075
 # Share of the time budget for the comparison of classes with float32.
 _SHARE_TO_COMPARE = 0.05
 # With a target, the default sizes are every third power of two, and all of them near the target.
@@ -221,7 +221,7 @@ def profile_inference(
         timing = TimingPlan(share * left_s, needed_calls, block_s=_BLOCK_S)
         around_target = latency_slo_ms is not None and batch_sizes is None
         if around_target:  # An estimate is enough, because fresh calls verify the answer.
-            timing = dataclasses.replace(timing, needed_calls=1, rounds_beyond=0)
+            timing = dataclasses.replace(timing, needed_calls=1, rounds_beyond=0, block_s=_GUESS_S)
         dependence = BatchDependence(models, rows)
         sweep = InferenceSweep(
             runs,
