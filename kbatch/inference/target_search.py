@@ -140,9 +140,9 @@ class LatencyTargetSearch:
         blocks[-1] = np.concatenate([blocks[-1], latencies_s])
         all_s = np.concatenate(blocks)
         missing = max(0, self._needed - len(blocks[-1]))
-        # The size cannot pass even if the missing calls are fast. One more may be slow, because
-        # NumPy interpolates a quantile between two calls.
-        most = (1 - self._quantile) * (len(all_s) + missing) + 1
+        # The size is lost if it fails even if as many more calls are fast. One more call may be
+        # slow, because NumPy interpolates a quantile between two calls.
+        most = (1 - self._quantile) * (len(all_s) + min(missing, len(all_s))) + 1
         is_lost = np.sum(all_s > self._most_s) > most
         is_short = np.sum(blocks[-1]) < _LEAST_CHECK_S
         return None if is_short or (missing and not is_lost) else self._look()
