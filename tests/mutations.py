@@ -101,7 +101,7 @@ MUTATIONS = [
     ),
     Mutation("-MOST_OCTAVES <= octave < self._ceiling(size)", "-MOST_OCTAVES <= octave", "race"),
     Mutation("if within[size] >= ENOUGH]", "if within[size] >= 0.0]", "race"),
-    Mutation("covariance = drift + deviation", "covariance = deviation", "race"),
+    Mutation("count, count - 1, -1), np.eye", "count, count - 1, -1) * 0, np.eye", "page"),
     # 49 to 54: the plan, and how many steps an execution has.
     Mutation('"given" else equal_parts(rows, most)', '"given" else most', "plan"),
     Mutation("= rows - 1 if whole else size // 2,", "= rows - 1 if whole else size - 1,", "plan"),
