@@ -76,6 +76,8 @@ _FEW_BLOCKS = 0.4
 # the change of the machine's speed from a run to the next, the noise of a run, and what all share.
 PLAN_ERRORS, SPEED_CHANGES, TIME_NOISES, SHARED = (0.1, 0.3, 1.0), (0.02, 0.1), (0.03, 0.15), (3.0,)
 RARE = 2.0  # Large errors of the plan are rarer, by this power of their deviation.
+# Draws of the times of all sizes. They are made wider, because fitted variances are too small.
+TIME_DRAWS, WIDER = 1000, 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +112,8 @@ class Judgement:
     pinned: Literal["both", "weights", "order"] | None
     left_out: tuple[Pair, ...]  # Pairs without a value, or with a run that diverged.
     open: tuple[Pair, ...]  # Neither certified nor worse, and would change the answer if certified.
-    # In a race: standard errors of the logarithms of the ratios of two sizes' times.
-    cost_errors: Mapping[tuple[int, int], float] = dataclasses.field(default_factory=dict)
+    # In a race: 95 % ranges of the ratios of two sizes' times.
+    cost_ranges: Mapping[Any, tuple[float, float]] = dataclasses.field(default_factory=dict)
     coarse: bool = False  # Whether the error of times to a target is above the tolerance.
 
 
@@ -354,15 +356,15 @@ def _dunnett_quantile(error: float, others: int, freedom: float) -> float:
 
 def expected_seconds(
     runs: Sequence[Run], batch_sizes: Sequence[int], epochs: int, planned: Mapping[int, float]
-) -> tuple[dict[int, float], dict[tuple[int, int], float]]:
-    """Return the seconds of a complete training of each size, and the errors of their ratios.
+) -> tuple[dict[int, float], dict[tuple[int, int], tuple[float, float]]]:
+    """Return the seconds of a complete training of each size, and 95 % ranges of their ratios.
 
     The logarithm of measured over planned seconds is a sum: a shared part, the plan's error for the
     size, the changes of the machine's speed before the run, and noise. Most changes are small and a
     few are large, so changes and noise are Cauchy variables: normal ones with fitted variances
     (variational Bayes: Bishop 2006, Pattern Recognition and Machine Learning, section 10.2).
 
-    An error is the standard error of the logarithm of a ratio. It is not known without a plan.
+    The ranges are not known without a plan.
     """
     if not all(planned.get(size) for size in batch_sizes):
         return _measured_seconds([run for run in runs if run.epochs is None], batch_sizes), {}
@@ -387,18 +389,15 @@ def expected_seconds(
     fits = np.linalg.slogdet(precision)[1] - precision @ logs @ logs
     fits = (fits + (np.log(ratios) - ratios).sum(1)) / 2 - RARE * np.log(grid[:, 0])
     now = values[:, :sizes] + values[:, sizes : sizes + count].sum(1, keepdims=True)
-    mean, covariance = mixed(fits, now, covariance[:, :sizes, :sizes])
-    of_ratios = np.add.outer(np.diag(covariance), np.diag(covariance)) - 2 * covariance
-    errors = np.sqrt(np.maximum(0.0, of_ratios)).ravel().tolist()
-    seconds = {s: planned[s] * math.exp(log) for s, log in zip(batch_sizes, mean, strict=True)}
-    return seconds, dict(zip(itertools.product(batch_sizes, batch_sizes), errors, strict=True))
-
-
-def mixed(logs: Any, means: Any, covariances: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and covariance of a mixture with the logarithms of its weights."""
-    weights = special.softmax(logs)
-    mean, within = weights @ means, np.tensordot(weights, covariances, 1)
-    return mean, within + (weights[:, None] * (means - mean)).T @ (means - mean)
+    now += np.log([planned[size] for size in batch_sizes])
+    weights, rng = special.softmax(fits), np.random.default_rng(1)
+    drawn = rng.choice(len(weights), TIME_DRAWS, p=weights)
+    lower = WIDER * np.linalg.cholesky(covariance[:, :sizes, :sizes])[drawn]
+    draws = now[drawn] + (lower @ rng.standard_normal((TIME_DRAWS, sizes, 1)))[..., 0]
+    ends = np.exp(np.quantile(draws[:, :, None] - draws[:, None], (0.025, 0.975), axis=0))
+    ranges = zip(*ends.reshape(2, -1).tolist(), strict=True)
+    seconds = dict(zip(batch_sizes, np.exp(weights @ now).tolist(), strict=True))
+    return seconds, dict(zip(itertools.product(batch_sizes, batch_sizes), ranges, strict=True))
 
 
 def _measured_seconds(runs: Sequence[Run], batch_sizes: Sequence[int]) -> dict[int, float]:

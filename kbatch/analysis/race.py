@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy import special
 
-from kbatch.analysis.judge import AS_FAST, Judgement, expected_seconds, hidden_by_examples, mixed
+from kbatch.analysis.judge import AS_FAST, Judgement, expected_seconds, hidden_by_examples
 from kbatch.analysis.run_table import Pinned, Run, first_seed, pinned_parts
 
 # A short run trains this share of the epochs, at least two: after one epoch the best rate seems to
@@ -165,7 +165,7 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
         rounds={pair: len(race.runs_at_rate(size)) for size, pair in pairs.items()},
         gaps={},  # Gaps of the curve would differ from the gaps of the values in the table.
         costs={pair: race.seconds[size] / fastest for size, pair in pairs.items() if fastest},
-        cost_errors=race.time_errors,
+        cost_ranges=race.time_ranges,
         pinned=race.pinned,
         left_out=tuple((size, 1.0) for size in task.batch_sizes if size not in sizes),
         open=tuple(pairs[size] for size in sizes if least < within[size] < task.confidence),
@@ -356,7 +356,7 @@ class _Race:
         self._base_octave = self.checked if self.short < task.epochs else self.vertex
         self.sizes = [size for size in trainable if self.allows(size, self.octave(size))]
         known = task.batch_sizes, task.epochs, task.seconds
-        self.seconds, self.time_errors = expected_seconds(self.runs, *known)
+        self.seconds, self.time_ranges = expected_seconds(self.runs, *known)
         #: Sizes that fell behind at their rate: they are neither run again nor named.
         stopped = [run for run in self.runs_at_rate() if run.ended == "stopped_early"]
         self.stopped_sizes = {run.batch_size for run in stopped}
@@ -498,8 +498,10 @@ def _believe(race: _Race) -> _Belief | None:
         log -= 0.5 * (math.log(noise) / NOISE_SPREAD) ** 2
         posteriors.append((log, cross.T @ white, prior - cross.T @ cross, noise**2))
     logs, curves, covariances, noises = map(np.array, zip(*posteriors, strict=True))
-    noise = float(special.softmax(logs) @ noises)
-    mean, covariance = mixed(logs, curves, covariances)
+    weights = special.softmax(logs)
+    mean, noise = weights @ curves, float(weights @ noises)
+    covariance = np.tensordot(weights, covariances, 1)
+    covariance = covariance + (weights[:, None] * (curves - mean)).T @ (curves - mean)
     for run in race.pending:  # Its value is taken to be the expected one, so the mean stays.
         if run.batch_size in sizes and run.epochs == race.task.epochs:
             place = sizes.index(run.batch_size)

@@ -5,7 +5,6 @@ Batch sizes are compared at one setting of the other hyperparameters and at equa
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 # Complete trainings of a race for each batch size, if no number is given.
 TRAININGS_PER_SIZE = 2
-# In simulations, ranges of this many standard errors hold 91 to 100 % of the true ratios of times.
-_TIME_ERRORS = 3.0
 # A rate is far from the answer's if their factors beside the rule differ by at least this ratio.
 _FAR = 8
 # The values of a table's row, by column.
@@ -420,9 +417,8 @@ def speed_against(
     if judgement is None or not {trial.trial_id, than.trial_id} <= seconds.keys():
         return None
     ratio = seconds[than.trial_id] / seconds[trial.trial_id]
-    if (sizes := (trial.batch_size, than.batch_size)) in judgement.cost_errors:
-        factor = math.exp(_TIME_ERRORS * judgement.cost_errors[sizes])
-        return Estimate(ratio, ratio / factor, ratio * factor)
+    if (sizes := (than.batch_size, trial.batch_size)) in judgement.cost_ranges:
+        return Estimate(ratio, *judgement.cost_ranges[sizes])
     return speedup(than, trial, ratio)
 
 
