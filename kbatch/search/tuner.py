@@ -259,8 +259,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 stack.push(lambda error, *_: self._write_progress(None if error else 0.0, False))
                 if parallel is None:
                     # keras-tuner collects garbage in each build, which is slow with many objects.
-                    gc.freeze()
-                    stack.callback(gc.unfreeze)
+                    if gc.get_freeze_count() == 0:  # Otherwise the program froze its own objects.
+                        gc.freeze()
+                        stack.callback(gc.unfreeze)
                     stack.enter_context(kept_kernels(hypermodel.runs.graph.is_kept))
                     self._make_plan(call)
                     self.oracle.forget_other_policies()
