@@ -26,7 +26,7 @@ def test_recommend_measures_every_limit(capsys):
     # Memory is measured in this process, because a worker takes seconds to start.
     result = recommend(models.Locked(models.mlp), learnable(100), memory_limit_bytes=2**30)
     assert set(result.unknown) <= {"input"}
-    assert re.findall("measuring (.*)", capsys.readouterr().out) == STEPS
+    assert re.findall(": measuring (.*)", capsys.readouterr().out) == STEPS
     sizes = [record.batch_size for record in result.memory if record.peak_bytes]
     assert sizes[:2] == [1, 8]
     assert result.memory_limit_bytes == 2**30
