@@ -283,7 +283,9 @@ def _fit_to_largest(
     return fits[0] if fits else (None, sizes, memory)
 
 
-def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
+def expected_bytes(
+    measured: Mapping[int, float], batch_size: int, held_bytes: float
+) -> float | None:
     """Predict the memory of a size from smaller ones, or return None if there are none."""
     if not measured:
         return None
