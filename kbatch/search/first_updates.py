@@ -22,7 +22,7 @@ from kbatch.page.numbers import pluralize
 from kbatch.records.machine import SHORTEST_S
 from kbatch.records.notes import Note
 from kbatch.records.training_run import EpochRecord
-from kbatch.training.data.batches import endless, of_any_length
+from kbatch.training.data.batches import of_any_length
 from kbatch.training.data.forms import as_dataset, first_of_each, is_dataset
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import (
@@ -33,7 +33,7 @@ from kbatch.training.dtype_policy import (
 )
 from kbatch.training.model import installed_step, is_compiled, loss_scaled, replica_count, user_step
 from kbatch.training.state import assign, copies_of, kept_state
-from kbatch.training.step_call import StepCall
+from kbatch.training.step_call import StepCall, endless
 from kbatch.training.steps_per_execution import set_steps
 
 # Examples of the first updates, and of the updates that are timed. The first ones have few, because

@@ -123,11 +123,6 @@ def fit_facts(call: FitCall) -> dict[str, str]:
     return facts
 
 
-def objective_facts(objective: Any) -> dict[str, str]:
-    parts = getattr(objective, "objectives", [objective])
-    return {"objective": " and ".join(f"{part.name} ({part.direction})" for part in parts)}
-
-
 def _arguments_of(callback: Any) -> dict[str, Any]:
     """Return the arguments of a callback's constructor that it keeps under their names."""
     attributes = vars(callback)

@@ -35,7 +35,8 @@ from kbatch.search.plan import (
     outgrown,
     size_of,
 )
-from kbatch.search.train import RunSettings, SharedInput, ShortRun, Trained, train
+from kbatch.search.timed_fit import RunSettings, SharedInput
+from kbatch.search.train import ShortRun, Trained, train
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.build_function import build_under
 from kbatch.training.callbacks import StopAtTarget

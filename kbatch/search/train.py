@@ -1,98 +1,37 @@
-"""One training run of a trial: `fit` with a batch size set and a clock, and the record of it."""
+"""One training run of a trial, and the record of its end."""
 
 import contextlib
 import dataclasses
 import functools
 import math
-import time
-import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 import keras_tuner
-import tensorflow as tf
 
-from kbatch.analysis.batch_sizes import is_integer
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.device import failures
-from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.machine import read_environment
 from kbatch.device.memory import workers_on_device
-from kbatch.errors import InputError, PolicyUnsupported
-from kbatch.library_internals import keep_build_config, without_retracing_advice
+from kbatch.errors import PolicyUnsupported
+from kbatch.library_internals import keep_build_config
 from kbatch.records.notes import Note
-from kbatch.records.training_run import (
-    AskedRun,
-    Budget,
-    ExecutionRecord,
-    Plan,
-    Target,
-    seconds_to_target,
-)
-from kbatch.search.best_epoch import BestEpoch, check_epoch_end, metrics_of_parts
+from kbatch.records.training_run import ExecutionRecord, seconds_to_target
 from kbatch.search.files import CHECKPOINT_NAME, TrialFiles
-from kbatch.search.plan import most_in_memory, planned_steps
-from kbatch.study.trial import Objective
-from kbatch.training.callbacks import (
-    BudgetCallback,
-    StopAtTarget,
-    TensorBoardScalars,
-    TrainingClock,
-    joint_budget,
-    watch_rates,
-)
-from kbatch.training.data.batches import Batches, InputMeter, StepMeter, fill_caches
-from kbatch.training.data.forms import is_dataset
-from kbatch.training.data.training_data import FitCall, TrainingData, check_labels
-from kbatch.training.dtype_policy import check_loss_is_scaled, dtype_policy_scope, skips_all_updates
-from kbatch.training.learning_rate import peak_learning_rate, scale_late_layers, weight_shapes
-from kbatch.training.model import (
-    ModelFacts,
-    can_validate,
-    inner_optimizers,
-    installed_step,
-    is_compiled,
-    replica_count,
-    user_step,
-    waiting_for_data,
-)
+from kbatch.search.plan import most_in_memory
+from kbatch.search.timed_fit import RunSettings, SharedInput, TimedFit, check_history
+from kbatch.training.data.training_data import FitCall
+from kbatch.training.dtype_policy import dtype_policy_scope, skips_all_updates
+from kbatch.training.learning_rate import peak_learning_rate, weight_shapes
+from kbatch.training.model import ModelFacts, inner_optimizers, is_compiled, user_step
 from kbatch.training.state import assign, copies_of, seed_of, seeded
-from kbatch.training.steps_per_execution import (
-    EndInTime,
-    GraphCount,
-    Steps,
-    Training,
-    check_epoch,
-    set_steps,
-    whole_steps,
-)
-
-
-class RunSettings(NamedTuple):
-    """The settings of one training run."""
-
-    number: int  # Number of the run in its trial, from 0.
-    seed: int | None  # Seed of weights and shuffling.
-    batch_size: int  # Examples of one optimizer update.
-    micro_batch_size: int | None  # Examples that go through a device at once. If unknown, None.
-    validation_batch_size: int  # Examples of a validation batch.
-    largest_batch_size: int  # Largest batch size of the search.
-    metrics: tuple[str, ...]  # Metrics that each epoch must have.
-    to_target: bool  # Whether the objective is the cost of a target, so that a target is required.
-    objective: Objective
-    objective_parts: tuple[Objective, ...]  # Parts of an objective that is a sum, else empty.
-    steps_per_execution: Steps = 1  # As asked for.
-    loss_is_sum: bool = False  # Whether the loss is to be divided by the size of its batch.
-    plan: Plan | None = None  # If None, the model trains as it was written.
-    notes: tuple[Note, ...] = ()  # Notes on the settings, such as the paths of callbacks.
-    asked: AskedRun = AskedRun()  # When the run ends before its last epoch.
 
 
 class ShortRun:
     """A training run that ended early, with everything that another call of `fit` continues."""
 
-    def __init__(self, timed: "TimedFit", begun: ExecutionRecord, callbacks: list[Any]):
+    def __init__(self, timed: TimedFit, begun: ExecutionRecord, callbacks: list[Any]):
         self.timed, self.begun, self.callbacks = timed, begun, callbacks
         self.model: Any = timed.model
         self._values = copies_of(self._variables())
@@ -123,36 +62,6 @@ class Trained(NamedTuple):
     runs_again: bool = False  # Whether the plan now has smaller micro-batches or float32.
     short: ShortRun | None = None  # Continues a short run, if that is possible.
     share: float = 0.0  # Epochs that were trained now, over all epochs that `fit` was asked for.
-
-
-class SharedInput:
-    """The data that the training runs of a search share, and one meter for all runs."""
-
-    def __init__(self):
-        self._data: TrainingData | None = None
-        self._meter: InputMeter | None = None
-        self._checked: tuple[TrainingData | None, Note | None] = (None, None)
-
-    def data(self, data: TrainingData) -> TrainingData:
-        """Return the data of the last call, with all that was read of them, if they are equal."""
-        if self._data is None or not self._data.is_same(data):
-            self._data = data
-        return self._data
-
-    def check_split(self, data: TrainingData) -> Note | None:
-        """Return a note if the labels are sorted by class. The same data are checked once."""
-        if data is not self._checked[0]:
-            self._checked = data, data.check_split()
-        return self._checked[1]
-
-    def meter(self) -> InputMeter:
-        """Return the meter of all runs, which is traced once, with its counts at 0."""
-        self._meter = self._meter or InputMeter()
-        self._meter.reset()
-        return self._meter
-
-    def __reduce__(self):
-        return SharedInput, ()  # Tensors cannot be sent to another process.
 
 
 def train(
@@ -196,7 +105,7 @@ def train(
         seeds = seeded(seed_of(settings.seed, 1))
         with seeds, dtype_policy_scope(begun.dtype_policy), timed:
             results = fit(hp, model, *call.arguments, **call.keywords)
-        _check_history(results)
+        check_history(results)
         results = _with_measures(results, timed, files)
         reported = files.reported(results)
         if files.of_kbatch_tuner:
@@ -264,7 +173,7 @@ def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
     )
 
 
-def _with_measures(results: Any, timed: "TimedFit", files: TrialFiles) -> Any:
+def _with_measures(results: Any, timed: TimedFit, files: TrialFiles) -> Any:
     """Add measured metrics to the result of `fit`, if keras-tuner needs them."""
     clock, monitor, wanted = timed.clock, timed.monitor, files.measured_names
     if "samples_per_second" in wanted and clock.throughput is None:
@@ -297,7 +206,7 @@ def _with_measures(results: Any, timed: "TimedFit", files: TrialFiles) -> Any:
 
 
 def _record(
-    begun: ExecutionRecord, timed: "TimedFit", status: str, failure: str | None = None
+    begun: ExecutionRecord, timed: TimedFit, status: str, failure: str | None = None
 ) -> ExecutionRecord:
     """Return the record of a training run up to now."""
     clock, notes = timed.clock, [*begun.notes]
@@ -357,319 +266,3 @@ def _record(
         first_order=timed.order or timed.meter.read().order,
         data=timed.data,
     )
-
-
-class TimedFit:
-    """Replaces `model.fit` within its context: sets the batch size and times the training."""
-
-    def __init__(
-        self,
-        model: Any,
-        settings: RunSettings,
-        *,
-        shared: SharedInput | None = None,
-        scaling: LearningRateScaling | None = None,
-    ):
-        self.model, self.settings, self.scaling = model, settings, scaling
-        self._fit = type(model).fit.__get__(model)
-        self._shared = shared or SharedInput()
-        self._fits = 0  # Calls of `fit` so far.
-        self._exit = contextlib.ExitStack()
-        self._has_replicas = replica_count(model) > 1
-        size = settings.batch_size
-        self.meter: Any = StepMeter(size) if self._has_replicas else self._shared.meter()
-        self.clock = TrainingClock(self.meter, every_shape_compiles=is_compiled(model))
-        self.best_epoch = BestEpoch(settings.objective, settings.objective_parts)
-        self.monitor: GpuMonitor | None = None
-        self.total_s = 0.0
-        self.spans: list[tuple[float, ...]] = []  # Spans of all calls of `fit`.
-        self.notes: list[Note] = []
-        self.rate_callbacks: dict[str, None] = {}  # Names of callbacks that set the learning rate.
-        self.averages_validated = False  # Whether moving averages of the weights were validated.
-        self.budget: Budget | None = None
-        self.target: Target | None = None
-        self._built_steps = int(getattr(model, "steps_per_execution", 1))
-        # The following are None before the first training.
-        self.steps_per_execution: int | None = None
-        self.epochs_asked: int | None = None  # Epochs of all calls.
-        self.steps_per_epoch: int | None = None
-        self.data: tuple[str, ...] = ()  # Form of the data, and the further arguments of `fit`.
-        self.order: str | None = None  # Order of the first epoch, if the seed decides it.
-        self.length: Literal["complete", "short", "stopped_early"] = "complete"
-        self._done = 0  # Epochs of the short run that is continued.
-        self._history: Mapping[str, list[Any]] = {}  # Metrics of those epochs.
-
-    def __enter__(self) -> "TimedFit":
-        self.model.fit = self
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        del self.model.fit
-        if self.model.steps_per_execution != self._built_steps:
-            set_steps(self.model, self._built_steps)
-        self._exit.close()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Train the model. The arguments are those of `keras.Model.fit`."""
-        settings, arguments, model = self.settings, FitCall(args, kwargs), self.model
-        sizes = {
-            "batch_size": settings.batch_size,
-            "validation_batch_size": settings.validation_batch_size,
-        }
-        for name, size in sizes.items():
-            if arguments.named[name] not in (None, size):
-                raise InputError(
-                    f"The search sets `{name}`: leave it out of `search` and `fit`, and give the "
-                    "sizes to try as `batch_sizes` of `BatchSizeTuner`. "
-                    f"Received: {name}={arguments.named[name]} in a trial of {size}."
-                )
-        data = self._shared.data(arguments.data)
-        check_labels(model, data.y)
-        call = arguments.without("callbacks", *sizes, "validation_steps")
-        if (step := installed_step(model)) is not None:
-            # If no rows can be read to build the model, `fit` builds it, or says what is missing.
-            with contextlib.suppress(InputError), model.distribute_strategy.scope():
-                data.build(model, settings.batch_size)
-            if step.full_rows is not None:
-                step.full_rows.assign(settings.batch_size)
-        epochs, initial_epoch, steps_per_epoch = (
-            call[name] for name in ("epochs", "initial_epoch", "steps_per_epoch")
-        )
-        # Keras would end at once, as if the training had completed.
-        counts = (epochs, initial_epoch, 1 if steps_per_epoch is None else steps_per_epoch)
-        if not (all(map(is_integer, counts)) and 0 <= initial_epoch < epochs and counts[2] >= 1):
-            raise InputError(
-                "`epochs` must be an integer of at least 1 and above `initial_epoch`, and "
-                "`steps_per_epoch` must be None or at least 1. Received: epochs="
-                f"{epochs!r}, initial_epoch={initial_epoch!r}, steps_per_epoch={steps_per_epoch!r}."
-            )
-        batches = data.batches(
-            settings.batch_size,
-            model,
-            largest_batch_size=settings.largest_batch_size,
-            validation_batch_size=settings.validation_batch_size,
-            validation_steps=arguments.named["validation_steps"],
-            # Each call of `fit` has its own order of the rows, unless it continues a short run.
-            seed=seed_of(settings.seed, 0 if self._done else self._fits, initial_epoch),
-            first_epoch=self._done,
-            # A batch that replicas share must not have rows of two epochs.
-            endless=not (self._has_replicas or steps_per_epoch),
-            # A later `fit` of the run continues with the state that the earlier one left.
-            fresh=not (self._fits or self._done),
-            whole=settings.plan is not None and settings.plan.reason == "whole",
-        )
-        if not self._fits:
-            if data.not_copied:
-                self.notes.append(Note.of("data_not_copied", error=data.not_copied))
-            if split := self._shared.check_split(data):
-                self.notes.append(split)
-        if batches.validation_data is not None and not can_validate(model):
-            raise InputError(
-                "Validation of a model with its own `train_step` requires a `test_step`, or a "
-                "`call` and a compiled loss: add one, or leave out `validation_data`. "
-                f"Received: model of class {type(model).__name__}."
-            )
-        never_ends = batches.dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-        if never_ends and not (steps_per_epoch or batches.epoch_steps):
-            raise InputError(
-                "The dataset must end: leave out `.repeat()`, or give `steps_per_epoch`. "
-                "Received: a dataset of infinite cardinality."
-            )
-        most = steps_per_epoch and steps_per_epoch * epochs * settings.largest_batch_size
-        fill_caches(batches.dataset, most)
-        if is_dataset(batches.validation_data):
-            fill_caches(batches.validation_data, None)
-        if self.monitor is None:
-            self.monitor = self._exit.enter_context(GpuMonitor())
-        self._fits += 1
-        if self._done:
-            call["initial_epoch"] = self._done
-        else:
-            self.epochs_asked = (self.epochs_asked or 0) + epochs - initial_epoch
-        self.steps_per_epoch, self.data = steps_per_epoch, data.arguments()
-        return self._train(batches, call, arguments.callbacks)
-
-    def can_continue(self, callbacks: list[Any]) -> bool:
-        """Return whether a later call of `fit` can continue as if training had not ended.
-
-        Nothing outside the model may have state. A callback that acts at the start or at the end of
-        training may reset its state, averages of weights replace the weights at the end, and data
-        that `steps_per_epoch` cuts start again.
-        """
-        optimizer: Any = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
-        stock = keras.callbacks.Callback
-        acts = any(
-            getattr(getattr(callback, hook), "__func__", None) is not getattr(stock, hook)
-            for callback in callbacks
-            if not hasattr(callback, "follow_trial")
-            for hook in ("on_train_begin", "on_train_end")
-        )
-        stateful = optimizer is None or optimizer.use_ema or user_step(self.model) is not None
-        return not (stateful or acts or self._has_replicas or self.steps_per_epoch)
-
-    def continue_with(self, settings: RunSettings) -> None:
-        """Let the next call of `fit` train the missing epochs."""
-        self.settings, self.length, self.monitor = settings, "complete", None
-        self._done = len(self.clock.epochs)
-
-    def _train(
-        self, batches: Batches, call: dict[str, Any], callbacks: list[Any]
-    ) -> keras.callbacks.History:
-        """Call the model's `fit` with the callbacks of the user, of the clock and of the search."""
-        self.scaling = scale_late_layers(self.model, batches.dataset, self.scaling)
-        check_loss_is_scaled(self.model)
-        budgets = [callback for callback in callbacks if isinstance(callback, BudgetCallback)]
-        self.budget = joint_budget(budgets)
-        for callback in budgets:
-            callback.count_by(self.clock)
-        targets = [callback.target for callback in callbacks if isinstance(callback, StopAtTarget)]
-        if len(targets) > 1 or (self.settings.to_target and not targets):
-            needed = "at most one" if targets else "for the objective `seconds_to_target` a"
-            raise InputError(
-                f"`callbacks` must hold {needed} `StopAtTarget`: give `callbacks="
-                f"[kbatch.StopAtTarget(monitor, value)]`. Received: {len(targets)} of them."
-            )
-        self.target = targets[0] if targets else None
-        size, meter = self.settings.batch_size, self.meter
-        by_function = keras.callbacks.LambdaCallback
-        scalars = [
-            TensorBoardScalars(callback, size)
-            for callback in callbacks
-            if isinstance(callback, keras.callbacks.TensorBoard)
-        ]
-        if self.settings.loss_is_sum:
-            by_row = by_function(on_epoch_end=lambda _, logs: logs.update(loss=logs["loss"] / size))
-            callbacks = [by_row, *callbacks]
-        swaps = any(isinstance(c, keras.callbacks.SwapEMAWeights) for c in callbacks)
-        self.averages_validated |= swaps
-        best, stock = self.best_epoch, keras.callbacks.Callback.on_test_end
-        best.batches = batches.validation_batches
-        best.full_rows = batches.validation_batch_size
-        hooks = (getattr(callback.on_test_end, "__func__", None) for callback in callbacks)
-        keep_weights = any(hook is not stock for hook in hooks)
-        end_validation = functools.partial(best.end_validation, keep_weights=keep_weights)
-        metrics = () if call["validation_freq"] != 1 else self.settings.metrics
-        expected = {"batch_size": size, "metrics": metrics}
-        check = functools.partial(check_epoch_end, self.model, meter, **expected)
-        end_early = functools.partial(self._end_early, call["epochs"])
-        first = [self.clock, by_function(on_test_end=end_validation)]
-        first += watch_rates(self.model, callbacks, self.rate_callbacks)
-        first += self._set_steps(batches, call, callbacks)
-        # `clock.last` starts the time of the next step.
-        last = [
-            best,
-            by_function(on_epoch_end=check),
-            self.clock.last,
-            by_function(on_epoch_end=end_early),
-        ]
-        began_at, began_s = time.time(), time.perf_counter()
-        trained_s = self.clock.train_s or 0.0
-        try:
-            waits = waiting_for_data(self.model, batches.dataset)
-            with warnings.catch_warnings(), without_retracing_advice(), waits:
-                datasets = filter(is_dataset, (batches.dataset, batches.validation_data))
-                if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):
-                    # An epoch ends with the data: the length of rebatched data is unknown.
-                    warnings.filterwarnings("ignore", message="Your input ran out of data")
-                if self._fits == 1:
-                    self.order = batches.order
-                meter.see_order = batches.of_dataset
-                if batches.epoch_steps is not None:
-                    call["steps_per_epoch"] = batches.epoch_steps
-                history = self._fit(
-                    _for_trackers(meter.attach(batches.dataset, batches.examples), size),
-                    validation_data=batches.validation_data,
-                    validation_batch_size=batches.validation_batch_size,
-                    callbacks=[*first, *scalars, *last],
-                    shuffle=False,  # The dataset is shuffled. Keras warns about other values.
-                    **call,
-                )
-        finally:
-            all_s = time.perf_counter() - began_s
-            self.total_s += all_s
-            self.spans.append((began_at, (self.clock.train_s or 0.0) - trained_s, all_s))
-        _check_history(history, of_model=True)
-        if names := metrics_of_parts(self.model, size):
-            self.notes.append(Note.of("metrics_of_parts", names=", ".join(names)))
-        if self._done:
-            history.epoch = [*range(len(self.clock.epochs))]
-            for name, values in history.history.items():
-                history.history[name] = [*self._history.get(name, ()), *values]
-        if (throughput := self.clock.throughput) is not None:
-            history.history["samples_per_second"] = [throughput.value] * len(history.epoch)
-        self._history = history.history
-        return history
-
-    def _end_early(self, epochs: int, epoch: int, logs: Any) -> None:
-        """End a short run after its epochs, and any run that is too far behind."""
-        asked, objective = self.settings.asked, self.settings.objective
-        if epoch + 1 == epochs or self.model.stop_training:
-            return
-        if epoch + 1 == asked.epochs:
-            self.length = "short"
-        elif epoch < len(asked.least):
-            values = [record.finite(objective.name) for record in self.clock.epochs]
-            curve = [objective.sign * value for value in values if value is not None]
-            if len(curve) == len(values) and max(curve) < asked.least[epoch]:
-                self.length = "stopped_early"
-        self.model.stop_training = self.length != "complete"
-
-    def _set_steps(
-        self, batches: Batches, call: dict[str, Any], callbacks: list[Any]
-    ) -> list[keras.callbacks.Callback]:
-        """Set the steps per execution, and return the callback that ends the last one in time."""
-        settings, model = self.settings, self.model
-        if settings.plan is None:  # The model trains as it was written.
-            self.steps_per_execution = int(model.steps_per_execution)
-            return []
-        cardinality = int(batches.dataset.cardinality())
-        steps_per_epoch, examples = call["steps_per_epoch"], batches.examples
-        epoch_steps = steps_per_epoch or batches.epoch_steps or cardinality
-        if epoch_steps < 0:
-            epoch_steps = examples and -(-examples // settings.batch_size)
-        # The search is refused before its first trial, so the size with the fewest steps decides.
-        fewest = epoch_steps
-        if examples and not steps_per_epoch:
-            fewest = -(-examples // settings.largest_batch_size)
-        check_epoch(settings.steps_per_execution, fewest)
-        training = Training(
-            batch_size=settings.batch_size,
-            epoch_steps=epoch_steps,
-            epochs=call["epochs"] - call["initial_epoch"],
-            budget=self.budget,
-            callbacks=callbacks,
-        )
-        steps, notes = planned_steps(settings.steps_per_execution, settings.plan, model, training)
-        self.steps_per_execution = whole_steps(steps, steps_per_epoch, cardinality)
-        self.notes.extend(notes)
-        validation = batches.validation_batches or 0
-        counted = isinstance(model.steps_per_execution, GraphCount)
-        one_step = self.steps_per_execution == 1 and model.steps_per_execution == 1
-        if one_step and not (counted and validation):
-            return []
-        set_steps(model, self.steps_per_execution)
-        endless = batches.epoch_steps is not None
-        return [EndInTime(training, self.clock, endless=endless, validation=validation)]
-
-
-def _for_trackers(dataset: Any, batch_size: int) -> Any:
-    """Let MLflow's autolog, which patches `fit`, name the batch size and not read the dataset."""
-
-    def refuse() -> Any:  # MLflow would compute a digest of all batches, which may never end.
-        raise TypeError("kbatch turns off dataset logging, which would read all training data.")
-
-    dataset.batch_size, dataset.as_numpy_iterator = batch_size, refuse
-    return dataset
-
-
-def _check_history(results: Any, *, of_model: bool = False) -> None:
-    """Check that a history of a custom `fit` has a list of values for each metric."""
-    is_history = isinstance(results, keras.callbacks.History)
-    history = results.history if is_history else {}
-    numbers = {name: v for name, v in history.items() if not hasattr(v, "__len__")}
-    if numbers or (of_model and not is_history):
-        raise InputError(
-            "A custom `fit` must return the history of Keras's `fit`, which has a list for each "
-            "metric with one value per epoch. `HyperModel.fit` may also return a dict of numbers. "
-            f"Received: {numbers or results!r}."
-        )

@@ -425,7 +425,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _compare_search(self, call: FitCall) -> None:
         """Refuse to continue another search of the directory; extend the record of this one."""
         project, (facts, values) = Path(self.project_dir), self._explored
-        facts = identity.objective_facts(self.oracle.objective) | facts | identity.fit_facts(call)
+        parts = getattr(self.oracle.objective, "objectives", [self.oracle.objective])
+        objective = " and ".join(f"{part.name} ({part.direction})" for part in parts)
+        facts = {"objective": objective} | facts | identity.fit_facts(call)
         self.identity = facts, values
         search = compare_search(self, self.hypermodel.settings, facts)
         if search is None:

@@ -29,12 +29,11 @@ from kbatch.timing import (
     time_left_s,
 )
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.batches import endless
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import global_policy
 from kbatch.training.model import accumulation_of, uninstall_step
 from kbatch.training.state import kept_state
-from kbatch.training.step_call import StepCall, check_one_device, held_by_host
+from kbatch.training.step_call import StepCall, check_one_device, endless, held_by_host
 from kbatch.training.steps_per_execution import EXECUTION_S, execution_steps
 
 # Fewest and most rounds in which a size is timed. Six give a 95 % interval of the median.

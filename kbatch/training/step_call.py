@@ -13,6 +13,14 @@ from kbatch.training.state import KeptState
 from kbatch.training.steps_per_execution import GraphCount, set_steps
 
 
+def endless(batch: Any) -> tf.data.Dataset:
+    """Return a dataset that repeats one batch."""
+    options = tf.data.Options()
+    # The longer a tuned iterator has run, the longer TensorFlow takes to free it.
+    options.autotune.enabled = False
+    return tf.data.Dataset.from_tensors(batch).repeat().with_options(options)
+
+
 class StepCall:
     """The train step of a model, to be called on batches outside of `fit`.
 

@@ -5,7 +5,7 @@ import small_models as models
 
 import kbatch
 from kbatch.records.training_run import Plan
-from kbatch.search.train import RunSettings
+from kbatch.search.timed_fit import RunSettings
 from kbatch.study.trial import Objective
 from kbatch.training.build_function import has_stock_fit
 

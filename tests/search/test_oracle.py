@@ -11,7 +11,7 @@ from records_factory import make_execution, make_trial
 from kbatch.records.json_codec import write_record
 from kbatch.search.files import search_lock
 from kbatch.search.oracle import BatchSizeOracle, read_trials, write_trial
-from kbatch.search.space import grid, untried_in_grid
+from kbatch.search.race import grid, untried_in_grid
 
 
 def plain():

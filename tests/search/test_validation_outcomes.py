@@ -12,7 +12,7 @@ from small_models import rows
 
 import kbatch
 from kbatch.search import best_epoch
-from kbatch.search.train import TimedFit
+from kbatch.search.timed_fit import TimedFit
 from kbatch.search.validation_outcomes import BlockSums
 from kbatch.study.compared_trials import runs_of as compared_runs
 from kbatch.study.trackers import tracked_runs

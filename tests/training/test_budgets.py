@@ -11,7 +11,7 @@ from fake_clock import FakeClock
 import kbatch
 from kbatch.errors import InputError
 from kbatch.records.training_run import Budget
-from kbatch.search.train import TimedFit
+from kbatch.search.timed_fit import TimedFit
 from kbatch.training.callbacks import joint_budget
 
 # 94 rows make three batches of 32.

@@ -4,7 +4,8 @@ import pytest
 import small_models as models
 import tensorflow as tf
 
-from kbatch.training.data.batches import InputMeter, StepMeter
+from kbatch.search.timed_fit import StepMeter
+from kbatch.training.data.batches import InputMeter
 
 
 def metered(rows, batch_size):

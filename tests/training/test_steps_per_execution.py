@@ -16,7 +16,7 @@ import kbatch
 from kbatch.errors import InputError
 from kbatch.records.training_run import PLAN_NAME, Budget, Plan
 from kbatch.search.plan import planned_steps
-from kbatch.search.train import TimedFit
+from kbatch.search.timed_fit import TimedFit
 from kbatch.study.trial import Objective
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.model import updates_made

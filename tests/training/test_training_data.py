@@ -14,7 +14,7 @@ from batch_data import Rows
 
 import kbatch
 from kbatch.errors import DataEnded, InputError
-from kbatch.search.train import SharedInput
+from kbatch.search.timed_fit import SharedInput
 from kbatch.training.data.batches import in_blocks
 from kbatch.training.data.training_data import TrainingData
 

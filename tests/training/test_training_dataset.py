@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.search.identity import fit_facts
-from kbatch.search.train import TimedFit
+from kbatch.search.timed_fit import TimedFit
 from kbatch.training.data.training_data import FitCall, TrainingData
 
 X, Y = np.arange(188.0).reshape(94, 2).astype("float32"), np.arange(94) % 3

@@ -1,4 +1,4 @@
-"""Samples and batches of data, validation data in blocks, and meters of the trained batches."""
+"""Samples and batches of data, validation data in blocks, and a meter of the batches."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import cache_file, inputs_of_dataset, is_op_determinism_enabled
+from kbatch.library_internals import inputs_of_dataset, is_op_determinism_enabled
 from kbatch.records.notes import Note
 from kbatch.training.data import forms
 from kbatch.training.model import replica_count
@@ -19,7 +19,6 @@ SAMPLE_ROWS = 64  # At most, in the sample of the data.
 
 _SAMPLED_ELEMENTS = 16
 
-_ENDLESS = 2**62
 _NUMBER, _NUMBERS = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
 
 
@@ -96,27 +95,16 @@ class _SampleReader:
         self.counts.append(count)
 
     def sample(self) -> Sample:
-        examples = None
-        if self._cardinality >= 0:
-            seen_all = self._cardinality <= len(self.counts)
-            examples = sum(self.counts) if seen_all else self._cardinality * max(self.counts)
-        differ = len(set(self._row_bytes)) > 1
-        note = Note.of("rows_differ", elements=len(self.counts)) if differ else None
-        return Sample(self._rows, examples, note)
+        known, seen = self._cardinality, len(self.counts)
+        examples = sum(self.counts) if known <= seen else known * max(self.counts)
+        note = Note.of("rows_differ", elements=seen) if len(set(self._row_bytes)) > 1 else None
+        return Sample(self._rows, None if known < 0 else examples, note)
 
 
 def sized(examples: int, size: int) -> list[int]:
     """Return the sizes of the batches of an epoch."""
     full, rest = divmod(examples, size)
     return [size] if full and not rest else [*[size] * full, rest]
-
-
-def endless(batch: Any) -> tf.data.Dataset:
-    """Return a dataset that repeats one batch."""
-    options = tf.data.Options()
-    # The longer a tuned iterator has run, the longer TensorFlow takes to free it.
-    options.autotune.enabled = False
-    return tf.data.Dataset.from_tensors(batch).repeat().with_options(options)
 
 
 def _pipeline(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
@@ -147,7 +135,7 @@ class ArrayRows:
 
     def endless(self, batch_size: int, *, seed: int | None, first_epoch: int) -> tf.data.Dataset:
         """Return the batches of all epochs, one after the other, each epoch in a new order."""
-        epochs = tf.data.Dataset.range(first_epoch, _ENDLESS)
+        epochs = tf.data.Dataset.range(first_epoch, 2**62)
         chosen = self._chosen(self._order, epochs, batch_size, seed)
         batches = map_traced(self._gather, chosen, self._spec)
         return _pipeline(batches.prefetch(2), tf.data.INFINITE_CARDINALITY)
@@ -363,12 +351,8 @@ def in_blocks(
 
 def _may_repeat(dataset: Any) -> bool:
     """Return whether a stage of a dataset repeats rows, or joins datasets that may be equal."""
-    name = type(dataset).__name__
-    return (
-        "Repeat" in name
-        or "Concatenate" in name
-        or any(map(_may_repeat, inputs_of_dataset(dataset)))
-    )
+    repeats = any(word in type(dataset).__name__ for word in ("Repeat", "Concatenate"))
+    return repeats or any(map(_may_repeat, inputs_of_dataset(dataset)))
 
 
 def _before_repeat(batches: Any) -> tuple[int, int] | None:
@@ -417,24 +401,6 @@ def _block_part(examples: int, most: int) -> int:
     return -(-block // -(-block // most))
 
 
-def fill_caches(dataset: Any, most: int | None) -> None:
-    """Fill the caches of a dataset before training, so that the first trial is not slower.
-
-    `most` is the number of examples that an epoch reads. If None, it reads all of them. Caches that
-    an epoch does not read to their end stay empty.
-    """
-    stages = [dataset]
-    while stages:
-        stage = stages.pop()
-        reads_all = most is None or 0 <= int(stage.cardinality()) <= most
-        if cache_file(stage) is not None and reads_all:
-            # `skip` reads the elements in C++. With a number of more than 32 bits it skips none.
-            for _ in stage.skip(2**31 - 1):
-                pass
-        if "Take" not in type(stage).__name__:  # `take` may not read its inputs to their end.
-            stages += inputs_of_dataset(stage)
-
-
 class InputReading(NamedTuple):
     batches: int
     examples: int
@@ -473,8 +439,8 @@ class InputMeter:
         self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1, 1], tf.float64))
         moment, spec = tf.TensorSpec([], tf.float64), dataset.element_spec
         parts = [part for part in tf.nest.flatten(spec) if part.value_type is not type(None)]
-        requests = tf.data.Dataset.range(1).repeat()
-        requests = map_traced(self._traced(_asked, tf.TensorSpec([], tf.int64)), requests, moment)
+        asked = self._traced(_asked, _NUMBER)
+        requests = map_traced(asked, tf.data.Dataset.range(1).repeat(), moment)
         counted = tf.data.Dataset.zip(requests, dataset)
         if all(isinstance(part, tf.TensorSpec) for part in parts):
             counted = map_traced(self._traced(self._count_parts, moment, *parts), counted, spec)
@@ -552,36 +518,3 @@ def _asked(number: tf.Tensor) -> tf.Tensor:
 def _now_s() -> tf.Tensor:
     # TensorFlow refuses `tf.timestamp` if operations must be deterministic.
     return tf.constant(np.nan, tf.float64) if is_op_determinism_enabled() else tf.timestamp()
-
-
-class StepMeter(InputMeter):
-    """Counts the batches and examples of several replicas by the steps that end on the host.
-
-    A distribution strategy reads batches ahead of the steps, and one more to build the model, so
-    its input does not show what was trained on. Each step is taken for one full batch, except the
-    last one of an epoch with a known number of examples.
-    """
-
-    def __init__(self, batch_size: int):
-        super().__init__()
-        self._batch_size = batch_size
-        self._batches = self._examples = self._last = 0
-        self._epoch = self._left = math.inf  # Examples of an epoch, and those not trained on yet.
-
-    def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
-        self._epoch = math.inf if examples is None else examples
-        return super().attach(dataset)
-
-    def begin_epoch(self) -> None:
-        self._left = self._epoch
-
-    def end_step(self) -> None:
-        self._last = int(min(self._batch_size, self._left))
-        self._left -= self._last
-        self._batches += 1
-        self._examples += self._last
-
-    def read(self) -> InputReading:
-        seen = super().read()
-        counts = self._batches, self._examples, seen.largest_batch
-        return InputReading(*counts, None, float(self._last), seen.order)
