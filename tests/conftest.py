@@ -10,6 +10,8 @@ import pytest
 # TensorFlow leaves oneDNN out on some processors. Its own convolutions then take 30 MB of scratch
 # memory each, and no small limit of a test would hold.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+# No file of a test has to survive a power failure.
+os.fsync = lambda file: None
 # Importing TensorFlow and all tests leaves nothing to collect.
 gc.disable()
 
