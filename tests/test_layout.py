@@ -116,45 +116,59 @@ def tree_of(module):
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-def imported(tree, module, *, at_once=False, annotations=True):
+@functools.cache
+def nodes_in(module):
+    return [*ast.walk(tree_of(module))]
+
+
+@functools.cache
+def imports_in(module):
+    """List imported names with their lines, whether in functions, and whether for annotations."""
+    waiting, found = [(node, False, False) for node in tree_of(module).body], []
+    while waiting:
+        node, later, checks = waiting.pop()
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno, later, checks) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}:{node.lineno}: import by the whole name, kbatch.x"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                name = whole if node.module == "kbatch" or whole in MODULES else node.module
+                found.append((name, node.lineno, later, checks))
+        elif not isinstance(node, ast.expr):
+            checks |= isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            later |= checks or isinstance(node, ast.FunctionDef)
+            waiting += [(child, later, checks) for child in ast.iter_child_nodes(node)]
+    return found
+
+
+def imported(module, *, at_once=False, annotations=True):
     """Every imported name with its line.
 
     Those in functions as well, or `at_once` those of a bare import alone; with those that only
     annotations need, or without.
     """
-    waiting = list(tree.body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{module}:{node.lineno}: import by the whole name, kbatch.x"
-            origin = node.module
-            for alias in node.names:
-                whole = f"{origin}.{alias.name}"
-                yield (whole if origin == "kbatch" or whole in MODULES else origin), node.lineno
-        checks = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        later = checks or isinstance(node, (ast.FunctionDef, ast.Lambda))
+    for name, line, later, checks in imports_in(module):
         if not ((at_once and later) or (checks and not annotations)):
-            waiting += ast.iter_child_nodes(node)
+            yield name, line
 
 
-def named(tree):
+def named(module):
     """Texts that are dotted names of modules of the package, as `import_module` takes them."""
-    for node in ast.walk(tree):
+    for node in nodes_in(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             parts = node.value.split(".")
             if parts[0] == "kbatch" and len(parts) > 1 and parts[1] in ORDER:
                 yield node.value, node.lineno
 
 
-def violations(tree, module):
+def violations(module):
     """Say which imports a module of this dotted name may not have."""
     place = module.split(".")[1]
     if place not in ORDER:
         return [f"{module}: {place!r} has no place in the order"]
     found = []
-    for name, line in (*imported(tree, module), *(() if module == BY_NAME else named(tree))):
+    for name, line in (*imported(module), *(() if module == BY_NAME else named(module))):
         top, *rest = name.split(".")
         if top == "kbatch":
             target = rest[0] if rest else ""
@@ -171,15 +185,14 @@ def violations(tree, module):
 
 def test_a_module_imports_from_its_own_package_and_those_before_it():
     modules = [name for name in MODULES if name != "kbatch"]
-    faults = [fault for name in modules for fault in violations(tree_of(name), name)]
+    faults = [fault for name in modules for fault in violations(name)]
     assert not faults, "move the code down in ORDER, or pass in what is needed from above"
 
 
 @functools.cache
 def imports_of(module, at_once=False, annotations=False):
     """Return what a module imports, and the packages around it where it is imported at once."""
-    tree = tree_of(module)
-    found = {name for name, _ in imported(tree, module, at_once=at_once, annotations=annotations)}
+    found = {name for name, _ in imported(module, at_once=at_once, annotations=annotations)}
     parts = module.split(".") if at_once else []
     return found | {".".join(parts[:i]) for i in range(1, len(parts))}
 
@@ -218,10 +231,7 @@ def test_only_experiments_start_tensorflow():
         n for n in MODULES if not may_start(n) and n.split(".")[1:2] not in (["cli"], ["device"])
     ]
     late = {
-        name
-        for name in elsewhere
-        for each, _ in imported(tree_of(name), name)
-        if each.split(".")[0] in TENSORFLOW
+        name for name in elsewhere for each, _ in imported(name) if each.split(".")[0] in TENSORFLOW
     }
     assert late <= BEFORE_TENSORFLOW
     listed = {
@@ -282,7 +292,7 @@ def test_no_files_import_each_other_also_in_functions_and_for_annotations():
 def code_lines(module):
     """Count the lines of a module without docstrings, comments and blank lines."""
     left_out = set()
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_in(module):
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
         if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
             left_out |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
@@ -295,12 +305,7 @@ def lines_of(path):
 
 
 def nodes_of(kind):
-    return [
-        (name, node)
-        for name in MODULES
-        for node in ast.walk(tree_of(name))
-        if isinstance(node, kind)
-    ]
+    return [(name, node) for name in MODULES for node in nodes_in(name) if isinstance(node, kind)]
 
 
 def count_of(kind, pattern):
@@ -321,6 +326,18 @@ def bare_excepts():
 
 def line_count(paths):
     return sum(len(lines_of(path)) for path in paths)
+
+
+def test_errors_are_defined_in_one_file_with_tree():
+    errors = [
+        (module, node.name)
+        for module, node in nodes_of(ast.ClassDef)
+        if any(ast.unparse(base).endswith(("Error", "Exception")) for base in node.bases)
+    ]
+    assert {module for module, _ in errors} == {"kbatch.errors"}
+    text = ast.get_docstring(tree_of("kbatch.errors"))
+    tree = {word for line in text.splitlines() for word in line.split()[:3]}
+    assert {name for _, name in errors} <= tree
 
 
 MEASURES = {

@@ -32,13 +32,11 @@ STUDY = "import kbatch; from records_factory import make_study; study = make_stu
 PROFILE = "from inference_factory import make_profile; profile = make_profile()"
 # Steps of a process, each with the packages that must not be imported by then.
 PROCESSES = {
-    "help": [
+    "figures": [
         ("import kbatch; dir(kbatch)", f"{HOST}, {DRAWING}"),
         ("called('--help')", f"{HOST}, {DRAWING}"),
         ("called('plot', '--help')", f"{HOST}, {DRAWING}"),
         ("kbatch.powers_of_two(1, 8); kbatch.scale_learning_rate", HOST),
-    ],
-    "figures": [
         (
             f"import kbatch; {PROFILE}; path = folder / 'p.json'; profile.save(path);"
             "profile.batch_for(latency_ms=5); profile.knee",
