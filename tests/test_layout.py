@@ -11,16 +11,16 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_767,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_757,  # Without docstrings, comments and blank lines.
     "files in kbatch": 129,
     "record types": 81,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 29_581,
-    "kbatch.search.tuner": 20_843,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_849,  # HyperModel
-    "kbatch.memory.find": 8_389,  # find_max_batch_size
+    "lines of tests": 29_576,
+    "kbatch.search.tuner": 20_834,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_843,  # HyperModel
+    "kbatch.memory.find": 8_324,  # find_max_batch_size
     "kbatch.study.study": 5_933,  # load_study
     "kbatch.training.accumulation.accumulate": 3_895,  # accumulate_gradients
 }
