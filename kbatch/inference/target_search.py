@@ -44,7 +44,7 @@ _MOST_CHECKS = 6
 _LARGEST_STEP = 2.0
 # Most checks of an undecided size that follow if no size was verified.
 _MOST_REPEATS = 3
-# Calls of a second look at a size, as a multiple of the first look.
+# Calls of a second look at a size, and of a repeated check, as a multiple of the first look.
 _SECOND_LOOK_FACTOR = 4
 # Calls in a row that a hiccup slows, assumed until one is seen.
 _ASSUMED_RUN = 2.0
@@ -186,7 +186,7 @@ class LatencyTargetSearch:
         self._repeats += 1
         size, index = min((self._results[i][0].batch_size, i) for i in unsure)
         del self._results[index]
-        return self._first_look(size)
+        return self._first_look(size, _SECOND_LOOK_FACTOR)
 
     @property
     def checks(self) -> tuple[TargetCheck, ...]:
@@ -209,9 +209,9 @@ class LatencyTargetSearch:
         # The fit is wrong, because the size is known to fail: take one in the middle.
         return math.isqrt(max(self._low, self._high // 4) * self._high)
 
-    def _first_look(self, size: int) -> int:
+    def _first_look(self, size: int, factor: int = 1) -> int:
         calls = calls_for_quantile(self._quantile, confidence=self._confidence())
-        self._needed = math.ceil(_ASSUMED_RUN * calls)
+        self._needed = math.ceil(factor * _ASSUMED_RUN * calls)
         self._blocks.append([np.empty(0)])
         return size
 
