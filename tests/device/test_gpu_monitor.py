@@ -167,11 +167,7 @@ def test_gpu_monitor_failed_reading(monkeypatch, clock):
         (None, {FIRST: ("GPU:0",)}, "There is no NVIDIA driver"),
         (FakeNvml(), {}, "TensorFlow uses no GPU; NVML lists no GPU"),
         (FakeNvml(FakeGpu()), {}, f"TensorFlow uses no GPU; NVML lists {FIRST}"),
-        (
-            FakeNvml(FakeGpu()),
-            {SECOND: ("GPU:0",)},
-            f"uses the GPU {SECOND}, but NVML lists {FIRST}",
-        ),
+        (FakeNvml(FakeGpu()), {SECOND: ("GPU:0",)}, f"GPU {SECOND}, but NVML lists {FIRST}"),
     ],
 )
 def test_gpu_monitor_unavailable(monkeypatch, clock, library, devices, reason):

@@ -98,10 +98,7 @@ def test_usable_gpus_from_the_environment(monkeypatch, text, gpus):
         (None, ()),
         (FakeNvml(init=fake_nvml.NOT_SUPPORTED), ()),
         (FakeNvml(), ()),
-        (
-            FakeNvml(*(FakeGpu(uuid=uuid) for uuid in (b"GPU-a", None, b"GPU-c"))),
-            ("GPU-a", "GPU-c"),
-        ),
+        (FakeNvml(*(FakeGpu(uuid=u) for u in (b"GPU-a", None, b"GPU-c"))), ("GPU-a", "GPU-c")),
     ],
     ids=["none", "bad", "no GPU", "three"],
 )

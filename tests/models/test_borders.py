@@ -163,10 +163,8 @@ def test_what_cannot_be_raced_is_a_grid_that_says_why(tmp_path, build, objective
     sizes = {"batch_sizes": (8, 16), "strategy": "race"}
     tuner = kbatch.BatchSizeTuner(build, objective, directory=tmp_path, **sizes)
     decides_by = tuner.decides_by
-    assert (decides_by.get("grid_because"), decides_by["strategy"]) == (
-        why,
-        "grid" if why else "race",
-    )
+    chosen = decides_by.get("grid_because"), decides_by["strategy"]
+    assert chosen == (why, "grid" if why else "race")
     study = make_study(search=make_search(**decides_by))
     assert [n.values["why"] for n in study.notes if n.code == "grid_because"] == [why] * bool(why)
 

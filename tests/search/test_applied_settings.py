@@ -195,10 +195,8 @@ def test_apply_builds_under_the_policy_and_the_hyperparameters_of_the_trial(buil
     run = make_execution(32, steps_per_execution=8)
     decision = make_study(make_trial(32, run, hyperparameters={"units": 5})).decide()
     model = decision.apply(build)
-    assert (model.dtype_policy.name, keras.config.dtype_policy().name) == (
-        "mixed_float16",
-        "float32",
-    )
+    policies = model.dtype_policy.name, keras.config.dtype_policy().name
+    assert policies == ("mixed_float16", "float32")
     assert [layer.units for layer in model.layers if layer.weights][-2] == 5
     assert model.steps_per_execution == 8
     # If `fit` builds a `ScheduleFreeAdamW`, its average of the weights starts at 0.

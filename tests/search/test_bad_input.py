@@ -81,11 +81,7 @@ AT_ONCE = [
     (tuner(batch_sizes=(8, 16)), ValueError, "leave them out"),
     (tuner(build=models.mlp, batch_sizes=(16, 8)), ValueError, "ascending"),
     (tuner(objective=None), ValueError, "objective=None"),
-    (
-        tuner(objective="val_acuracy"),
-        ValueError,
-        r"mean 'val_accuracy'.*Objective\('val_acuracy', \"max\"\)",
-    ),
+    (tuner(objective="val_acuracy"), ValueError, r"'val_accuracy'.*Objective\('val_acuracy', "),
     (tuner(objective="val_neg_mean_squared_error"), ValueError, "direction"),
     (tuner(objective="val_minus_loss"), ValueError, "direction"),
     (tuner(objective="val_score_mean"), ValueError, "direction"),
@@ -98,11 +94,7 @@ AT_ONCE = [
     (tuner(executor="slurm"), ValueError, "submit"),
     (tuner(executor=StubExecutor(), max_parallel=0), ValueError, "positive"),
     (tuner(max_parallel=2), ValueError, "give an executor"),
-    (
-        tuner(executor=StubExecutor(), distribution_strategy=3),
-        ValueError,
-        "distribution_strategy=3",
-    ),
+    (tuner(executor=StubExecutor(), distribution_strategy=3), ValueError, "_strategy=3"),
     (race(executions_per_trial=3), ValueError, "executions_per_trial"),
     (race(max_trainings=0), ValueError, "max_trainings"),
     *((race(time_budget_s=s), ValueError, "time_budget_s") for s in (-1, "600", math.inf, True)),
@@ -155,7 +147,7 @@ def one_hot():
     return x, np.eye(3)[y]
 
 
-SMALL = {"sizes": (8, 32)}
+SMALL, ALONE = {"sizes": (8, 32)}, {"validation_data": None}
 OWN = {"kind": kbatch.BatchSizeTuner} | SMALL
 SENT = OWN | {"executor": StubExecutor()}
 HOLDS = keras.callbacks.LambdaCallback(on_train_end=Held())
@@ -173,16 +165,13 @@ ENDED = [
     (searched(fit={"epochs": 0}, **SMALL), "epochs=0"),
     (searched(fit={"initial_epoch": 2}, **SMALL), "initial_epoch=2"),
     (searched(fit={"steps_per_epoch": 0}, **SMALL), "steps_per_epoch=0"),
-    (searched(fit={"validation_data": None, "validation_split": 1.5}, **SMALL), "split=1.5"),
-    (searched(fit={"validation_data": None, "validation_split": "0.2"}, **SMALL), "split='0.2'"),
+    (searched(fit=ALONE | {"validation_split": 1.5}, **SMALL), "split=1.5"),
+    (searched(fit=ALONE | {"validation_split": "0.2"}, **SMALL), "split='0.2'"),
     (searched(fit={"epoch": 5}, **OWN), "argument 'epoch'"),
     (searched(fit={"verbose": "loud"}, **OWN), "verbose='loud'"),
-    (searched(fit={"validation_data": None}, **SMALL), "val_accuracy"),
+    (searched(fit=ALONE, **SMALL), "val_accuracy"),
     (searched(objective=TO_TARGET, **SMALL), "StopAtTarget"),
-    (
-        searched(data=lambda: (dataset().batch(8),), fit={"validation_data": None}, **SENT),
-        "must not be a dataset",
-    ),
+    (searched(data=lambda: (dataset().batch(8),), fit=ALONE, **SENT), "must not be a dataset"),
     (searched(fit={"callbacks": [HOLDS]}, **SENT), "Received: callbacks: "),
     (raced(build=five), "at most 4 combinations"),
     (raced(fit={"callbacks": [kbatch.StopAtTarget("val_accuracy", 0.5)]}), "StopAtTarget"),

@@ -265,11 +265,7 @@ SHARED = {
     "closure": lambda v: model(loss=closed(v)),
     "closure in a closure": lambda v: model(loss=closed_twice(v)),
     "function in a closure": lambda v: model(loss=calling(closed(v))),
-    "library function": (
-        lambda v: model(loss=calling(v)),
-        K.mean_squared_error,
-        K.mean_absolute_error,
-    ),
+    "library function": (lambda v: model(loss=calling(v)), K.mean_squared_error, K.poisson),
     "loss in a closure": lambda v: model(loss=calling(K.Huber(delta=v))),
     "array in a closure": lambda v: model(loss=closed(np.full(2, v, "float32"))),
     "tensor in a closure": lambda v: model(loss=closed(keras.ops.convert_to_tensor([v, v]))),
@@ -282,11 +278,7 @@ SHARED = {
         metrics=[keras.metrics.MeanMetricWrapper(with_keyword, "m", factor=v)]
     ),
     "wrapped": lambda v: model(loss=functools.wraps(squared)(closed(v))),
-    "enumeration": (
-        lambda v: model(loss=lambda y, p: v.value * squared(y, p)),
-        Colour.RED,
-        Colour.BLUE,
-    ),
+    "enumeration": (lambda v: model(loss=lambda y, p: v.value * squared(y, p)), *Colour),
     "body": (lambda v: model(loss=body(v)), 1, 2),
     "constant": (lambda v: model(loss=constants(v)), 1, 2),
     "global number": (with_globals, (1.0, 1.0), (2.0, 1.0)),
@@ -304,11 +296,7 @@ SHARED = {
         np.full((6, 3), 1.0),
         np.full((6, 3), 2.0),
     ),
-    "seed": (
-        lambda v: model(L.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(v))),
-        1,
-        2,
-    ),
+    "seed": (lambda v: model(L.Dense(3, kernel_initializer=keras.initializers.HeNormal(v))), 1, 2),
     "layer": lambda v: model(L.Rescaling(v)),
     "constant beside an operation": beside_an_operation,
     "argument of a call": (lambda v: model(lambda x: L.Dropout(0.5)(x, training=v)), True, False),

@@ -106,11 +106,7 @@ GONE = EOFError("gone")
 @pytest.mark.parametrize(
     ("outcomes", "status", "causes"),
     [
-        (
-            (GONE, concurrent.futures.CancelledError()),
-            "failed",
-            "twice, by EOFError: gone and by C",
-        ),
+        ((GONE, concurrent.futures.CancelledError()), "failed", "by EOFError: gone and by C"),
         ((GONE, KILLED._replace(out_of_memory=True)), "out_of_memory", "signal 9"),
         ((GONE, RuntimeError("no output (state: OUT_OF_MEMORY)")), "out_of_memory", "OUT_OF"),
         # A run whose process crashed is not repeated.

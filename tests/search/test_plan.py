@@ -67,13 +67,6 @@ def study(tmp_path_factory):
     return search(tmp_path_factory.mktemp("auto"), sizes=(8, 32))
 
 
-def test_plan_is_made_once_for_all_learning_rates(study):
-    first, later = runs(study)
-    assert first.learning_rate != later.learning_rate
-    assert (first.plan, later.plan) == (1, 1)
-    assert (study.plan.dtype_policy, study.plan.largest_batch_size) == ("float32", 32)
-
-
 @pytest.mark.parametrize("strategy", ["grid", "race"])
 def test_search_makes_the_plan_before_the_first_trial(monkeypatch, tmp_path, strategy):
     run_trial, known = kbatch.BatchSizeTuner.run_trial, []
@@ -157,10 +150,14 @@ def test_plan_leaves_the_state_of_a_fresh_build(tmp_path, kind, eager, size):
     assert Begins.states == [(0.0, 0, 0.0)] * 2
 
 
-def test_plan_that_fits_has_whole_batches(study):
-    assert (study.plan.micro_batch_size, study.plan.reason) == (32, "fits")
-    assert study.plan.parts_equal is None
+def test_plan_is_made_once_and_one_that_fits_has_whole_batches(study):
+    plan = study.plan
+    assert (plan.dtype_policy, plan.largest_batch_size) == ("float32", 32)
+    assert (plan.micro_batch_size, plan.reason, plan.parts_equal) == (32, "fits", None)
+    first, later = runs(study)
+    assert first.learning_rate != later.learning_rate
     for run in runs(study):
+        assert run.plan == 1
         assert run.micro_batch_size == run.batch_size == run.batch_size_seen
         assert (run.status, run.notes, run.most_in_memory) == ("completed", (), None)
 

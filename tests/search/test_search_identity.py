@@ -73,10 +73,7 @@ class Counts(keras.callbacks.Callback):
 
 
 DIFFERENCES = {
-    "architecture": (
-        {"build": wide},
-        r"model: Sequential of 2 layers .* then, Sequential of 3 layers",
-    ),
+    "architecture": ({"build": wide}, "Sequential of 2 layers .* then, Sequential of 3 layers"),
     "optimizer": ({"build": lambda: models.stock(optimizer="adam")}, "optimizer: SGD then, Adam"),
     "other values": ({"data": models.rows(94, seed=3)}, r"x: 94 rows of \(8,\) float32, values"),
     "epochs": ({"fit": {"epochs": 3}}, r"Received: epochs: 1 then, 3 now\.$"),

@@ -158,9 +158,8 @@ def test_outcomes_have_blocks_of_equal_examples(form):
     assert (outcomes.examples, len(outcomes.values)) == (90, 45)
     assert outcomes.key == outcomes_of(epochs=1).key
     if len(timed.clock.epochs) == 1:
-        assert np.mean(outcomes.values) == pytest.approx(
-            timed.clock.epochs[0].metrics["val_loss"], rel=1e-5
-        )
+        logged = timed.clock.epochs[0].metrics["val_loss"]
+        assert np.mean(outcomes.values) == pytest.approx(logged, rel=1e-5)
 
 
 def test_outcomes_of_auc_are_pseudo_values():
