@@ -34,7 +34,7 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
 def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
     """Check that batch sizes are ascending integers, and return them as Python's `int`."""
     wrong = (
-        "`batch_sizes` must be a sequence of integers, positive and ascending, each once, such as "
+        "`batch_sizes` must be positive integers in ascending order without duplicates, such as "
         f"`kbatch.powers_of_two(16, 1024)`. Received: batch_sizes={batch_sizes!r}."
     )
     items: list[Any] = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [None]

@@ -150,8 +150,8 @@ def check_followers(names: Iterable[str]) -> tuple[str, ...]:
     followers = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
     if followers is None or any(name not in FOLLOWERS for name in followers):
         raise (TypeError if followers is None else ValueError)(
-            "`follow_batch_size` must be a tuple of hyperparameters that change with the batch "
-            f"size, from {', '.join(map(repr, FOLLOWERS))}, or () for none. "
+            f"`follow_batch_size` must be a tuple with any of {', '.join(map(repr, FOLLOWERS))}: "
+            "the hyperparameters that kbatch changes with the batch size. Give () to change none. "
             f"Received: follow_batch_size={names!r}."
         )
     return tuple(name for name in FOLLOWERS if name in followers)

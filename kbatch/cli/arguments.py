@@ -83,8 +83,8 @@ def name_text(text: str) -> str:
         sys.path.insert(next(installed, len(sys.path)), folder)
     if importlib.util.find_spec(package) is None:
         raise argparse.ArgumentTypeError(
-            f"its module was not found from {folder}: run the command in the folder of the "
-            f"module. Received: {text}."
+            f"{folder} has no module {package!r}: run the command in the folder that has it. "
+            f"Received: {text}."
         )
     return text
 

@@ -19,7 +19,7 @@ _VOCABULARY, _TOKENS = 4000, 80
 def add_demo(commands: Any) -> None:
     text = "find the learning rate and the batch size of a small model on real data"
     demo = commands.add_parser("demo", help=text)
-    data = "5,000 MNIST images, or the code of Python's own functions (default: %(default)s)"
+    data = "MNIST images, or functions of Python's library as texts (default: %(default)s)"
     demo.add_argument("--data", choices=("images", "texts"), default="images", help=data)
     quick = "train three batch sizes once, without a search for the learning rate"
     demo.add_argument("--quick", action="store_true", help=quick)
@@ -109,8 +109,8 @@ def load_texts() -> tuple[Any, Any]:
                     texts.append((re.findall(r"\w+|[^\w\s]", text), label))
     if not texts:
         raise FileNotFoundError(
-            "The demo on texts needs Python's own source files, which are missing here: use "
-            f"`--data images`. Received: no functions in {library}."
+            "`--data texts` trains on the source files of Python's standard library, which are not "
+            f"installed here: use `--data images`. Received: no functions in {library}."
         )
     counts = Counter(token for tokens, _ in texts for token in tokens)
     # 0 is padding, and 1 stands for all rare tokens.

@@ -145,7 +145,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def _ask(self, kind: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Any:
         if (running := self._running) is None:  # Another thread has ended it.
-            raise WorkerDied(-signal.SIGKILL, "none, because another thread stopped it")
+            raise WorkerDied(-signal.SIGKILL, "not read, because another thread ended the process")
         process, calls, answers = running
         for file in self.folder.glob("array-*.npy"):  # Files of the previous call.
             file.unlink()
@@ -172,8 +172,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         kind, value, trace = answer
         if kind == "unreadable":
             raise UnsendableError(
-                "A new process cannot read the model or the data: define their classes in a module "
-                f"that a process can import. Received: {type(value).__name__}: {value}"
+                "A worker process cannot unpickle the model or the data: define their classes in a "
+                f"module that any process can import. Received: {type(value).__name__}: {value}"
             ) from value
         if kind == "error":
             if trace:

@@ -64,7 +64,7 @@ def check_names(allowed: Sequence[str], **argument: str | Iterable[str]) -> tupl
     names: tuple[Any, ...] = (value,) if single else tuple(value)
     if not names or not all(name in allowed for name in names) or len(set(names)) < len(names):
         raise InputError(
-            f"`{key}` must list at least one of {', '.join(allowed)}, each once. "
+            f"`{key}` must be one or more of {', '.join(allowed)}, without duplicates. "
             f"Received: {key}={names!r}."
         )
     return names
@@ -214,8 +214,8 @@ def random_rows(tensors: Any, indices: Mapping[int, int] = MappingProxyType({}))
         features = tuple(tensor.shape[1:])
         if None in features or tensor.dtype == "string":
             raise InputError(
-                "Random inputs must be numbers with a fixed shape: give `x`, some rows of inputs "
-                "(`kbatch.profile_inference(model, x)`). Received: input "
+                "Without `x`, the model's inputs must be numbers of a fixed shape: give `x`, some "
+                "rows of inputs (`kbatch.profile_inference(model, x)`). Received: input "
                 f"{tensor.name!r} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}, x=None."
             )
         shape, count = (MOST_ROWS, *features), indices.get(id(tensor))

@@ -50,7 +50,7 @@ def functions_by_name(functions: Any) -> dict[str, Function]:
                 f"Received: {name!r} of type {type(function).__name__}."
             )
     if not functions:
-        raise InputError("`model` must hold at least one function. Received: model={}.")
+        raise InputError("If `model` is a dict, it must have an entry. Received: model={}.")
     return dict(functions)
 
 
@@ -122,8 +122,8 @@ def _checked_call(name: str, run: Run, rows: Any, batch: Any) -> tuple[Any, floa
     except Exception as error:  # A function may raise anything if it cannot take a batch.
         refusal = InputError(
             "The function must take a batch of `x` as NumPy arrays, nested as in `x`, and return "
-            "outputs that NumPy can convert: give `x` the dtypes and shapes that the function "
-            "takes, or convert inputs and outputs in the function. "
+            "outputs that `np.asarray` accepts. Give `x` the dtypes and shapes that the function "
+            "takes, or let the function convert its inputs and outputs. "
             f"Received: x with rows of dtype and shape {row_kinds(rows)}; {name!r} raised: "
             f"{failure_text(error)}"
         )
@@ -168,7 +168,7 @@ def load_model_file(path: Path) -> tuple[keras.Model | Mapping[str, Function], A
         raise
     except Exception as error:  # Each runtime has its own errors for a damaged file.
         raise InputError(
-            "The model file must be a .keras or .h5 file with layers of Keras, an .onnx or .tflite "
+            "The model file must be a .keras or .h5 file without custom layers, a .onnx or .tflite "
             "file, or the folder of a SavedModel: export the model again. If the model has custom "
             "layers, call `kbatch.profile_inference` in Python. "
             f"Received: {path} ({' '.join(str(error).split())[:200]})"

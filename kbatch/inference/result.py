@@ -151,8 +151,8 @@ class InferenceProfile(Result):
         } | {other.batch_size: other.outcome == "missed" for other in self.checks}
         is_near = check.quantile_ms(self.quantile) >= WELL_USED * most_ms
         if (last := last_undecided(size, refuted, is_near=is_near)) > size:
-            sizes = f"{size + 1:,} to {last:,}" if last > size + 1 else f"{last:,}"
-            return f"Batch size {size:,} has {goal}, {how}. Not known for batch size {sizes}."
+            sizes = f"sizes {size + 1:,} to {last:,}" if last > size + 1 else f"size {last:,}"
+            return f"Batch size {size:,} has {goal}, {how}. Batch {sizes} may also meet the target."
         largest = max(tested.batch_size for tested in (*self.answering, *self.checks))
         of = f" of sizes up to {largest:,}" if size == largest else ""
         return f"Batch size {size:,} is the largest{of} with {goal}, {how}."
@@ -304,22 +304,22 @@ class InferenceProfile(Result):
     @property
     def knee(self) -> InferenceAnswer:
         """The batch size with the largest throughput over latency."""
-        return self._by_fit(knee_batch_size(self.latency))
+        return self._by_fit("knee", knee_batch_size(self.latency))
 
     @property
     def efficient(self) -> InferenceAnswer:
         """The smallest batch size with 90 % of the peak throughput, of the fit or else measured."""
-        return self._by_fit(efficient_batch_size(self.latency))
+        return self._by_fit("efficient", efficient_batch_size(self.latency))
 
     @property
     def fastest(self) -> InferenceAnswer:
         """The measured batch size with the largest throughput."""
-        return self._by_fit(fastest_batch_size(self.latency))
+        return self._by_fit("fastest", fastest_batch_size(self.latency))
 
-    def _by_fit(self, batch_size: Estimate[float | None]) -> InferenceAnswer:
+    def _by_fit(self, name: str, batch_size: Estimate[float | None]) -> InferenceAnswer:
         if batch_size.value is None:
             raise ValueError(
-                "The measurements are too noisy to determine this batch size: measure larger "
+                f"The measurements are too noisy to determine `{name}`: measure larger batch "
                 f"sizes, or for a longer time. Received: interval={batch_size.ends}."
             )
         sizes = [timing.batch_size for timing in self.answering]
@@ -458,8 +458,8 @@ class InferenceProfile(Result):
             missing = {t.batch_size: t.missing_calls(quantile) for t in timings}
             raise ValueError(
                 f"At least two batch sizes must have {needed} calls each for the {quantile:g} "
-                f"quantile: measure with `quantile={quantile:g}`, your own `batch_sizes` and a "
-                f"larger `time_budget_s`. Received: missing calls of each batch size: {missing}."
+                f"quantile: measure with `quantile={quantile:g}`, fewer `batch_sizes` and a larger "
+                f"`time_budget_s`. Received: missing calls of each batch size: {missing}."
             )
         return fit_quantile(known, quantile)
 

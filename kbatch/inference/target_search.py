@@ -301,7 +301,7 @@ def no_size_error(checks: Sequence[TargetCheck], latency_ms: float, quantile: fl
     return ValueError(
         "No batch size was shown to meet this latency target, and too few sizes were measured to "
         "estimate one. Measure on a quieter machine, or give a higher target. Or give "
-        f"`batch_sizes`: kbatch then calls each of them {calls_for_quantile(quantile)} times. "
+        f"`batch_sizes`: kbatch then times {calls_for_quantile(quantile)} calls of each size. "
         f"Received: latency_ms={latency_ms:g}, checked sizes: {checked}."
     )
 

@@ -217,8 +217,8 @@ class MaxBatchExperiment:
         self.facts = facts = probes.facts()
         if facts.examples == 1:
             raise InputError(
-                "kbatch tries two sizes, so the data must have at least two examples: give more, "
-                "or `longest_example=(x, y)`, which kbatch repeats. Received: one example."
+                "The data must have at least two examples, because kbatch tries two batch sizes: "
+                "give more, or `longest_example=(x, y)`, which kbatch repeats. Received: 1 example."
             )
         self._probes, self._say = probes, say
         self._window = memory_window

@@ -304,8 +304,8 @@ def run_pilot(
     """
     if batch_size < 2:
         raise InputError(
-            "`base_batch_size` must be at least 2, because a short training run compares the "
-            f"gradients of two halves of a batch. Received: base_batch_size={batch_size}."
+            "`base_batch_size` must be at least 2, because kbatch measures gradient noise with the "
+            f"two halves of each batch. Received: base_batch_size={batch_size}."
         )
     if user_step(model) is not None:
         raise InputError("The model has its own `train_step`, which kbatch cannot split")

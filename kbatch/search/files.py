@@ -300,8 +300,8 @@ def give_own_paths(callbacks: Sequence[Any], *, trial_id: str, execution: int) -
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise InputError(
                 "`callbacks` must not contain `BackupAndRestore`, because it would start a trial "
-                "with the weights of another trial: leave it out. A search continues after an "
-                f"interruption without it. Received: {type(callback).__name__}."
+                "with the weights of another trial: leave it out. To continue an interrupted "
+                f"search, run the same script again. Received: {type(callback).__name__}."
             )
         for writer, name in _PATHS:
             if isinstance(callback, writer):

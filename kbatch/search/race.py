@@ -194,8 +194,8 @@ def _settings_of(space: Any) -> list[tuple[Values, Values]]:
     if len(settings) > _MOST_SETTINGS:
         raise InputError(
             f'`strategy="race"` tries at most {_MOST_SETTINGS} combinations of hyperparameters '
-            "other than batch size and learning rate: give fewer values, tune them first, or give "
-            f'`strategy="grid"`. Received: {len(settings)} combinations.'
+            "other than batch size and learning rate: give them fewer values, tune them in another "
+            f'search, or give `strategy="grid"`. Received: {len(settings)} combinations.'
         )
     return settings
 

@@ -316,8 +316,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             except OSError as error:
                 raise RuntimeError(
                     f"The checkpoint of trial {trial.trial_id} cannot be read: train a model built "
-                    "with `get_best_hyperparameters()`. Only the recommended and the best trial "
-                    f"have a checkpoint, if `model.fit` trained them. Received: {error}."
+                    "with `get_best_hyperparameters()`. kbatch keeps one checkpoint of the "
+                    "recommended trial and one of the trial with the best objective, but none if "
+                    f"`HyperModel.fit` does not call `model.fit`. Received: {error}."
                 ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

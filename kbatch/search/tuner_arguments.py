@@ -139,8 +139,8 @@ def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
         )
     if races and any(isinstance(item, StopAtTarget) for item in call.callbacks):
         raise InputError(
-            "A race compares sizes by a metric, but `StopAtTarget` ends all sizes at the same "
-            'value of it: leave out `StopAtTarget`, or give `strategy="grid"` and '
+            "`StopAtTarget` ends all training runs at the same value of the metric, so a race has "
+            'nothing to compare: leave out `StopAtTarget`, or give `strategy="grid"` and '
             f'`objective="seconds_to_target"`. Received: callbacks={call.named["callbacks"]!r}.'
         )
 
@@ -215,8 +215,8 @@ def default_batch_sizes(
         )
     if examples < FEWEST_BATCHES * SMALLEST:
         raise InputError(
-            f"An epoch has fewer than {FEWEST_BATCHES} batches of {SMALLEST} examples: give "
-            f"`batch_sizes`. Received: batch_sizes=None, {examples} examples."
+            f"The default batch sizes need at least {FEWEST_BATCHES * SMALLEST} training examples: "
+            f"give `batch_sizes`. Received: batch_sizes=None, {examples} examples."
         )
     return powers_of_two(SMALLEST, min(LARGEST, examples // FEWEST_BATCHES))
 

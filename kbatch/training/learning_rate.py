@@ -266,8 +266,8 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     settings = _scaled_settings([], optimizers)
     if len(scaling.values) < 2 * len(optimizers) + len(settings):
         raise ValueError(
-            "The model must have the optimizers of the trials: give `decision.apply` your build "
-            f"function. Received: {len(optimizers)} optimizers with {len(settings)} settings."
+            "The model must have the optimizers of the trials: pass your build function to "
+            f"`decision.apply`. Received: {len(optimizers)} optimizers, {len(settings)} settings."
         )
     values = iter(scaling.values)
     for optimizer in optimizers:
@@ -305,9 +305,8 @@ def set_momenta(
             layer.momentum = value
     elif built:
         raise ValueError(
-            "The model must have the same layers and weight shapes as in the trial: give "
-            "`decision.apply` the build function of the search, or build the model with "
-            "`decision.trial.hyperparameters`. "
+            "The model must have the same layers and weight shapes as in the trial: pass your "
+            "build function to `decision.apply`, or build with `decision.trial.hyperparameters`. "
             f"Received: a model with {model.count_params():,} parameters."
         )
     return built
@@ -324,10 +323,9 @@ def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: boo
     check_compiled(model)
     if model.dtype_policy.name != run.dtype_policy:
         raise ValueError(
-            "The model must have the dtype policy of the trials: give `decision.apply` your build "
-            f'function, or call `keras.config.set_dtype_policy("{run.dtype_policy}")` before you '
-            "build the model. "
-            f"Received: a model with dtype policy {model.dtype_policy.name}."
+            "The model must have the dtype policy of the trials: pass your build function to "
+            f'`decision.apply`, or call `keras.config.set_dtype_policy("{run.dtype_policy}")` and '
+            f"build it again. Received: a model with dtype policy {model.dtype_policy.name}."
         )
     prepare = functools.partial(set_momenta, model, run.scaling, shapes=run.weight_shapes)
     built = prepare()  # If a layer is not built, the step calls `prepare` again.

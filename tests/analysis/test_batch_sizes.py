@@ -41,12 +41,12 @@ def test_check_batch_sizes_returns_python_integers(sizes):
     [
         ([], ValueError, "ascending"),
         ([0, 8], ValueError, "positive"),
-        ([8, 8], ValueError, "once"),
+        ([8, 8], ValueError, "duplicates"),
         ([16, 8], ValueError, "ascending"),
         ([8.0, 16], TypeError, "integers"),
         ([True, 8], TypeError, "integers"),
-        ("8, 16", TypeError, "sequence of integers"),
-        (None, TypeError, "sequence of integers"),
+        ("8, 16", TypeError, "positive integers"),
+        (None, TypeError, "positive integers"),
     ],
 )
 def test_check_batch_sizes_refuses_bad_sizes(sizes, error, word):

@@ -105,7 +105,7 @@ def test_wrong_names_are_refused_before_tensorflow_starts(folder):
     wrong = {
         "build --data given:data": "MODULE:BUILD.*package.module:function.*build",
         "given:build --data data": "--data.*package.module:function.*data",
-        "no_such_module:build --data given:data": "not found from.*no_such_module:build",
+        "no_such_module:build --data given:data": "has no module.*no_such_module:build",
     }
     code = f"""
 import sys

@@ -332,7 +332,7 @@ class Ragged(Stepping):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Ragged, "no gradients of ragged.*lambda.*a RaggedTensor"),
+        (Ragged, "not support ragged.*lambda.*a RaggedTensor"),
         (Penalised, "gradient penalty"),
         (Early, r"before an optimizer updates.*early.*\(Early\)"),
         (Reduced, r"one value per row.*\(Reduced\) with shape \(\)"),

@@ -266,9 +266,9 @@ class _LayerCall:
             values = getattr(leaf, "flat_values", getattr(leaf, "values", None))
             if not isinstance(leaf, tf.Tensor) and _is_differentiable(values):
                 raise ValueError(
-                    "`exact=True` supports no gradients of ragged or sparse tensors between "
-                    "layers: make them dense, or put the layer that returns them into one custom "
-                    f"layer with {self.name}. Received: a {type(leaf).__name__}."
+                    "`exact=True` does not support ragged or sparse tensors that one layer passes "
+                    "to another: make them dense, or write one custom layer that contains both "
+                    f"{self.name} and the layer before it. Received: a {type(leaf).__name__}."
                 )
         self._masked = [i for i in places if internals.mask_of(self._leaves[i]) is not None]
         masks = (internals.mask_of(self._leaves[i]) for i in self._masked)

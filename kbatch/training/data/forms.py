@@ -355,8 +355,8 @@ def is_batched(spec: Any, model: keras.Model | None) -> bool:
     if batches or examples:
         return batches
     raise InputError(
-        "The shapes of a dataset must fit the model's inputs, as batches or as single examples: "
-        "compare `dataset.element_spec` with `model.inputs`. Received: shapes "
+        "Each element of the dataset must be a batch or a single example that fits the model's "
+        "inputs: compare `dataset.element_spec` with `model.inputs`. Received: shapes "
         f"{[tuple(p.shape) for p, _ in pairs]} for inputs of shapes {[e for _, e in pairs]}."
     )
 
