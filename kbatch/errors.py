@@ -49,7 +49,7 @@ class TargetTooLow(ValueError):
         super().__init__(
             f"The latency target must be at least {reachable_ms:.3g} ms, the latency of batch size "
             f"{batch_size} at the {quantile:g} quantile: {smaller}give a higher target, or use a "
-            f"faster call path or model. Received: a target of {latency_ms:g} ms."
+            f"faster model or faster `call_paths`. Received: a target of {latency_ms:g} ms."
         )
         self.reachable_ms = reachable_ms
 

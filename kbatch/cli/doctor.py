@@ -131,7 +131,7 @@ def gpu_findings(
                 yield Finding(topic, "warning", text, "nvidia-smi")
             else:
                 yield Finding(topic, "ok", text)
-    problem = unavailable or "NVIDIA's driver reports no GPU that answers."
+    problem = unavailable or "The NVIDIA driver finds no working GPU."
     visible = [device for device in tensorflow_devices() if device.startswith("GPU")]
     if visible:
         yield Finding("TensorFlow", "ok", f"sees {', '.join(visible)}")

@@ -163,7 +163,7 @@ def _add_inference(commands: Any) -> None:
     add("--batch-sizes", type=batch_sizes, metavar="N,...", help="sizes (default: powers of two)")
     seconds = {"dest": "time_budget_s", "type": float, "default": TIME_BUDGET_S, "metavar": "S"}
     add("--seconds", **seconds, help="time budget in seconds (default: %(default)s)")
-    bulk = "examples in each call of predict, and its largest batch size (default: %(default)s)"
+    bulk = "examples in each `predict` call, which splits them into batches (default: %(default)s)"
     add("--bulk-examples", type=int, default=BULK_EXAMPLES, metavar="N", help=bulk)
     memory = {"dest": "measure_memory", "action": "store_false"}
     add("--no-memory", **memory, help="do not measure memory")
@@ -200,7 +200,7 @@ def _add_input(commands: Any) -> None:
     add("--batch-size", type=int, metavar="N", help="batch size (default: the dataset's)")
     seconds = {"dest": "time_budget_s", "type": float, "metavar": "SECONDS"}
     add("--budget", **seconds, help="time budget in seconds")
-    add("--no-remedies", dest="remedies", action="store_false", help="leave the pipeline unchanged")
+    add("--no-remedies", dest="remedies", action="store_false", help="measure only, try no changes")
     add("--cache-bytes", type=int, metavar="BYTES", help="memory that a cache may use")
     output = {"type": Path, "default": Path("kbatch-input"), "metavar": "DIR"}
     add("-o", "--output", **output, help="folder for result and figure (default: %(default)s)")
@@ -222,7 +222,7 @@ def _add_max_batch(commands: Any) -> None:
     limit = "memory limit, such as 2GiB (default: all of the GPU, or half of the free host memory)"
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     window = {"dest": "memory_window", "type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
-    add("--window", **window, help="share of the limit to use, LOW to HIGH (default: 0.8 0.9)")
+    add("--window", **window, help="fill between LOW and HIGH of the limit (default: 0.8 0.9)")
     add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch size to try")
     training = {"dest": "training", "action": "store_false"}
     add("--inference", **training, help="run predictions instead of train steps")
@@ -337,12 +337,12 @@ def _add_plot(commands: Any) -> None:
     add = _parser(commands, "plot", _plot, "draw a figure of a study")
     figures = f"one of {', '.join(FIGURES)} (default: %(default)s)"
     study = (
-        "project directory of a search (several are drawn in one figure); for the figure memory, "
-        "the file of a max-batch result"
+        "project directory of a search (several are drawn in one figure); with `--figure memory`, "
+        "the JSON file that `kbatch max-batch` wrote"
     )
     add("studies", type=Path, nargs="+", metavar="DIR", help=study)
     add("--figure", choices=FIGURES, default=FIGURES[0], metavar="NAME", help=figures)
-    target = "value of the metric to reach, for time-to-target (default: StopAtTarget's)"
+    target = "with `--figure time-to-target`: the metric's target (default: the search's target)"
     add("--target", type=float, metavar="VALUE", help=target)
     width = "width of the figure, such as 3.4 for a column of a paper (default: 6.4)"
     add("--width", type=float, metavar="INCHES", help=width)
@@ -390,8 +390,8 @@ def _add_export(commands: Any) -> None:
     table = ".csv or .json file to write (default: kbatch-trials.csv, or kbatch-runs.csv)"
     add("-o", "--output", type=Path, help=table)
     tracker = (
-        "experiment tracker that gets the missing runs (set it up by its environment variables, "
-        "such as MLFLOW_TRACKING_URI); a table is then written only with -o"
+        "send the runs that this tracker does not have yet. Environment variables such as "
+        "MLFLOW_TRACKING_URI set it up. A table is then written only with -o"
     )
     add("--to", choices=("mlflow", "wandb"), help=tracker)
 

@@ -107,8 +107,7 @@ class GpuMonitor:
     def __init__(self, *, interval_s: float = 0.1, now: Callable[[], float] = time.perf_counter):
         if not interval_s > 0:
             raise ValueError(
-                "`interval_s` must be a positive number of seconds. "
-                f"Received: interval_s={interval_s}."
+                f"`interval_s` must be a positive number of seconds. Received: {interval_s=}."
             )
         self.usage: UsageRecord | None = None
         self.unavailable: str | None = None

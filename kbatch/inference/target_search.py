@@ -316,7 +316,7 @@ def contradictions(
         slow = any(timed <= size and bound_s > target_s for timed, bound_s in bounds_s.items())
         fast = any(timed >= size and bound_s <= target_s for timed, bound_s in bounds_s.items())
         if (is_verified and slow) or (check.outcome == "missed" and fast):
-            when = "while the table was measured" if is_verified else "during these calls"
+            when = "while the table was measured" if is_verified else "during the check"
             notes.append(Note.of("busy_while_timed", size=size, when=when))
     return notes
 

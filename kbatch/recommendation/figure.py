@@ -62,7 +62,7 @@ def plot_limits(
     title = "Batch size: cannot tell"
     if (size := recommendation.batch_size) is not None:
         names = " or ".join(LIMIT_NAMES[limit] for limit in recommendation.binding)
-        title = f"Start with batch size {size:,}: the limit is {names}"
+        title = f"Start with batch size {size:,}, limited by {names}"
         ends = recommendation.batch_sizes[0], recommendation.batch_sizes[-1]
         panel.axvspan(*ends, color=MUTED, alpha=0.12, linewidth=0, zorder=0.5)
         panel.axvline(size, color=INK, linewidth=1.2, linestyle="--", zorder=1.5)

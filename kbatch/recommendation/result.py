@@ -242,8 +242,8 @@ class Recommendation(Result):
             rate = "your learning rates" + ("" if ratio == 1 else f" times {setting(ratio)}")
         is_known = known_noise(self.noise_scale) is not None
         unknown = "" if is_known else " (the gradient noise is not known)"
-        limits = " or ".join(LIMIT_NAMES[limit] for limit in self.binding)
-        return f"Start with batch size {size:,}{parts} and {rate}: the limit is {limits}{unknown}."
+        limits = " or ".join(LIMIT_NAMES[limit] for limit in self.binding) + " limits the size"
+        return f"Start with batch size {size:,}{parts} and {rate}: {limits}{unknown}."
 
     def table(self) -> "pd.DataFrame":
         """Return a row for each limit, with the batch size at which it begins."""

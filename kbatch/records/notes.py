@@ -44,11 +44,11 @@ class Note(str):
 
 def _parts_differ(found: str, source: str | None = None) -> str:
     advice: dict[str | None, str] = {
-        "layer": " Without splitting the batch, the result is exact.",
+        "layer": " For an exact result, train without micro-batches.",
         "loss": " If the loss is not divided by the number of rows, pass `loss_denominator` to "
         "`accumulate_gradients`. If the loss compares rows with each other, pass `exact=True`.",
         "state": " The layer changes its state once for each micro-batch, not once for each "
-        "update. Without splitting the batch, the result is exact.",
+        "update. For an exact result, train without micro-batches.",
         "added": " Let the layer add one loss value for each row, or the mean of these values.",
     }
     cut = "Micro-batches give another result than the whole batch"
@@ -58,8 +58,8 @@ def _parts_differ(found: str, source: str | None = None) -> str:
 # The process of a search for memory, by the reason.
 _MEASURED_HERE = {
     "gpu": "Memory was measured in this process, because it already uses the GPU. A new process "
-    "may give another result. For a new process, give a build function and arrays, and measure "
-    "before you create any model, tensor or `tf.data.Dataset`.",
+    "may give another result. To measure in a new process, give a build function and arrays, and "
+    "call kbatch before you create any model, tensor or `tf.data.Dataset`.",
     "replicas": "Memory was measured in this process with all replicas. A new process may give "
     "another result. A batch that is far too large may end this process.",
     "model on the GPU": "Memory was measured in this process, because it already uses the GPU. A "
@@ -95,8 +95,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         + " a quieter machine."
     ),
     "busy_while_timed": (
-        "For batch size {size}, the table and the further calls disagree on the latency target, "
-        "because the machine was busier {when}. The answer is based on the further calls."
+        "For batch size {size}, the table and a later check differ on whether the target is met, "
+        "because the machine was busier {when}. The answer is based on the check."
     ),
     "policy_not_measured": "Not measured under {policy}: {reason}.",
     "not_quantised": (
@@ -143,8 +143,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "left_out": "Left out: {first}",
     "to_be_certain": "{how}.",
     "coarse_target": (
-        "The time to the target is measured in whole epochs, too coarsely for a comparison within "
-        "the tolerance. For shorter epochs, give a smaller `steps_per_epoch`."
+        "The time to the target is measured in whole epochs, which is too coarse to compare sizes. "
+        "For shorter epochs, give a smaller `steps_per_epoch`."
     ),
     "same_start": "All runs {began}, so the effect of another {what} is not known.",
     "callbacks_needed": "A callback ended runs of this size. Give it to the final `fit` as well.",
@@ -161,7 +161,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "because a lower learning rate does not help."
     ),
     "part_not_finite": (
-        "Under {policy}, {part} makes finite data NaN or infinite {when}. Check this part first."
+        "Under {policy}, {part} turns finite data into NaN or infinity {when}. Check it first."
     ),
     "float16_overflows": (
         "Float16 overflows under {policy}: {how}. Scale the data to below 65,504, the largest "
@@ -196,16 +196,16 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "no_rule": (
         "kbatch has no learning rate rule for {optimizer}, so all sizes have the same rate. "
-        'Set a rate by `hp.get("batch_size")` in `build(hp)`, or give `learning_rate_scaling`.'
+        'Choose a rate for `hp.get("batch_size")` in `build`, or give `learning_rate_scaling`.'
     ),
     "rates_by_callback": (
-        "{who} set the learning rate (after an epoch: {ends}), so kbatch compares no rates. To "
-        "compare them, make the callback multiply the current rate, or use a schedule."
+        "{who} set the learning rate of each epoch ({ends}), so kbatch cannot compare rates. Use a "
+        "schedule instead, or let the callback multiply the current rate."
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
-        "{validation} at {at}), perhaps because {what} average {memory} updates, but training "
-        "made only {updates}. Train longer, or lower {cure}."
+        "{validation} at {at}), perhaps because {what} are averages of {memory} updates and "
+        "training made only {updates}. Train longer, or lower {cure}."
     ),
     "still_rising": (
         "The {words} still improved by {gain} over the last {last}. Train longer to be sure."
@@ -228,8 +228,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "updates, because its gradient is hardly less noisy."
     ),
     "failure_rate": (
-        "At this learning rate, training with batch size {failed} {how}. {trainings} did not "
-        "fail, but with so few runs, up to {rate} of later ones may fail (95 % confidence)."
+        "At this learning rate, training with batch size {failed} {how}. {trainings} did not fail, "
+        "but so few runs cannot exclude a failure rate of up to {rate} (95 % confidence)."
     ),
     "times_corrected": (
         "Training times in the table are corrected for changes of the machine's speed during the "
@@ -246,8 +246,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "also_set": "`decision.apply` also sets {settings}.{more}",
     "base_added": (
-        "kbatch also tries batch size {size}, for which it assumes that you chose your learning "
-        "rate. If you chose it for another size, give that size as `base_batch_size`."
+        "kbatch assumes that your learning rate suits batch size {size}, so it also tries this. "
+        "If the rate suits another size, give that size as `base_batch_size`."
     ),
     "batches_cut": "Batches are cut into micro-batches of {size} examples.",
     "batches_whole": (
@@ -267,30 +267,30 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "most {after}: do not compare their samples/s with earlier runs."
     ),
     "own_step_whole": (
-        "With the model's own `train_step`, kbatch used no micro-batches of {size}. Move the loss "
-        "to `compute_loss`, or call `accumulate_gradients(exact=True)` in `build`."
+        "Batches were not cut into micro-batches of {size}: the model has a custom `train_step`. "
+        "Move its loss to `compute_loss`, or use `accumulate_gradients(exact=True)`."
     ),
     "first_learning_rate": (
         "The first update used learning rate {used:.3g}, set by {by}, not the model's {built:.3g}."
     ),
     "compiled_by_xla": "With `jit_compile=True`, train steps are {speedup} times as fast.",
     "one_step_an_execution": "Keras ran one train step at a time, which is slower: {reason}.",
-    "too_short_to_time": "A training run had fewer than the four steps that samples/s need.",
+    "too_short_to_time": "A training run had fewer than four steps, too few to measure samples/s.",
     "metrics_of_parts": (
         "These metrics are averages over micro-batches, because they are plain functions: {names}. "
         "Use a `keras.metrics.Metric` to get the value of the whole batch."
     ),
     "auc_thresholds": (
-        "{share} of the positive examples are predicted below {first:.2g}, the first of {count} "
-        "thresholds of Keras's AUC. Use `AUC(thresholds=np.geomspace(1e-6, 0.999, 200).tolist())`."
+        "AUC cannot rank {share} of the positive examples: they are below {first:.2g}, the first "
+        "of {count} thresholds. Use `AUC(thresholds=np.geomspace(1e-6, 0.999, 200).tolist())`."
     ),
     "most_common_class": (
         "The {words} of {value} is not above the share of the most common class, {share}. Choose "
         "an objective such as `val_auc`, or give `class_weight`."
     ),
     "blocks_lack_a_class": (
-        "Of {blocks} blocks of validation examples, which measure the noise, {lacking} do not have "
-        "all classes: one example may change the metric by {step}. Shuffle, or use more examples."
+        "kbatch measures noise on {blocks} blocks of validation examples. {lacking} of them lack a "
+        "class, so one example may change the metric by {step}: shuffle, or use more examples."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (

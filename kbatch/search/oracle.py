@@ -280,7 +280,7 @@ def read_trials(project: Path) -> list[Any]:
 def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:
     """Return the metrics and the number of a trial's best epoch, or why there are none."""
     if record is None:
-        return "The trial has no record."
+        return "kbatch has no saved measurements of this trial."
     if record.status != "completed":
         return record.failure or f"The trial ended as {record.status}."
     name, direction = record.objective.name, record.objective.direction

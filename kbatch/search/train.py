@@ -120,9 +120,9 @@ def train(
         if status == "failed" and settings.plan is not None and settings.plan.reason == "whole":
             failure = (
                 f"The model or its loss takes only batches of {settings.batch_size} rows (axis 0): "
-                "leave out sizes for which the last batch of training or validation is smaller, "
-                "give functions `lambda n: dataset.batch(n, drop_remainder=True)` as data, or "
-                f"read the size by `keras.ops.shape(x)[0]`. Received: {failure}"
+                "leave out sizes whose last batch of training or validation is smaller, give "
+                "functions `lambda n: dataset.batch(n, drop_remainder=True)` as data, or write "
+                f"`keras.ops.shape(x)[0]` in the model instead of a number. Received: {failure}"
             )
         traceback = failures.failure_traceback(error)
         ended = dataclasses.replace(record(status, failure), traceback=traceback)

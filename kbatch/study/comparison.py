@@ -169,8 +169,8 @@ class Comparison(Result):
         texts = []
         if once:
             texts.append(
-                f"Trained only once: {join_words(at_most(once))}. Set this learning rate in "
-                '`build`, search again with `BatchSizeTuner(build, ..., strategy="grid", '
+                f"The answer has only one run in {join_words(at_most(once))}. Set its learning "
+                'rate in `build`, search again with `BatchSizeTuner(build, ..., strategy="grid", '
                 "batch_sizes=[size], executions_per_trial=3)`, and compare the new studies."
             )
         if more:

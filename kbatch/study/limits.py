@@ -241,8 +241,8 @@ def _use(decision: Decision, run: ExecutionRecord) -> Iterator[Note]:
     if parts:
         steps, more = decision.settings.get("steps_per_execution"), ""
         if steps:
-            more = f" Callbacks then see only every {ordinal(steps)} batch. To keep your compiled "
-            more += "value, call `apply` with `steps_per_execution=False`."
+            more = f" Callbacks then see only every {ordinal(steps)} batch. To keep the value that "
+            more += "you gave to `compile`, call `apply(..., steps_per_execution=False)`."
         yield Note.of("also_set", settings=join_words(parts), more=more)
     trained = (*decision.trials, *(trial for trial, _ in decision.left_out))
     whole = max((t.batch_size for t in trained if t.last.accumulation_steps == 1), default=0)

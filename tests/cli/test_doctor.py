@@ -50,7 +50,7 @@ LOST, MIG, UNIFIED = {"lost": True}, {"mig": 1}, {"memory_total_bytes": None}
     ("gpus", "devices", "variables", "topic", "status", "words"),
     [
         ([{}, LOST], "GPU:0 Example", {}, "TensorFlow", "ok", "sees GPU:0"),
-        ([LOST], "CPU", {}, "GPU", "ok", "reports no GPU that answers"),
+        ([LOST], "CPU", {}, "GPU", "ok", "no working GPU"),
         ([MIG], "GPU:0 Example", {}, "GPU 0", "ok", "together), 8.00 GiB of 80.0 GiB free"),
         ([MIG | UNIFIED], "GPU:0 Example", {}, "GPU 0", "ok", "instances together), free mem"),
         ([UNIFIED], "GPU:0 Example", {}, "GPU 0", "ok", "free memory n/a"),

@@ -109,10 +109,10 @@ def test_batch_for_is_verified_only_for_the_target_of_the_checks():
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ((), "known for batch size 2 to 7."),  # 8 missed the target in the sweep.
+        ((), "Batch sizes 2 to 7 may"),  # 8 missed the target in the sweep.
         ((make_check(2, outcome="missed"),), "is the largest with"),
-        ((make_check(2, outcome="unsure"),), "known for batch size 2 to 7."),
-        ((make_check(2, outcome="unsure"), make_check(3, outcome="missed")), "for batch size 2."),
+        ((make_check(2, outcome="unsure"),), "Batch sizes 2 to 7 may"),
+        ((make_check(2, outcome="unsure"), make_check(3, outcome="missed")), "Batch size 2 may"),
     ],
 )
 def test_largest_is_claimed_only_if_the_next_size_is_refuted(others, words):
@@ -229,7 +229,7 @@ def test_batch_for_is_below_a_size_that_missed_but_not_below_an_unsure_one():
     ("check", "scale", "when"),
     [
         (make_check(4), 5.0, "while the table was measured"),
-        (make_check(4, outcome="missed"), 1.0, "during these calls"),
+        (make_check(4, outcome="missed"), 1.0, "during the check"),
         (make_check(4), 1.0, None),
         (make_check(50, outcome="missed"), 1.0, None),
     ],

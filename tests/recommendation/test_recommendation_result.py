@@ -148,7 +148,7 @@ def test_answer_and_table():
     result = make_recommendation()
     size, (first, *_, last) = result.batch_size, result.batch_sizes
     assert result.answer.startswith(f"Start with batch size {size} and learning rate ")
-    assert result.answer.endswith(": the limit is gradient noise.")
+    assert result.answer.endswith(": gradient noise limits the size.")
     assert result.notes[-1].code == "search_the_sizes"
     assert result.notes[-1].values["sizes"].startswith(f"{first}, ")
     assert result.notes[-1].values["sizes"].endswith(f", {last}")

@@ -67,8 +67,9 @@ def goodput_of(study: Study) -> Goodput | None:
         value, *bounds = (curve[size] for curve in curves)
         values[size] = Estimate(value, min(bounds, default=None), max(bounds, default=None))
     note = (
-        f"Goodput: samples/s times the benefit of a sample (1 at batch size {min(rates):,}). Noise "
-        f"scale: {format_number(scale.value)}{in_brackets(scale)}, batch size {trial.batch_size:,}."
+        f"Goodput: samples/s times progress per sample, relative to batch size {min(rates):,}. "
+        f"Noise scale at batch size {trial.batch_size:,}: "
+        f"{format_number(scale.value)}{in_brackets(scale)}."
     )
     return rates, values, bests[0], note
 
