@@ -237,7 +237,7 @@ REFUSED = [
     ((X, Y), {"memory_limit_bytes": 2e9}, TypeError, "memory_limit_bytes=2000000000.0"),
     ((X, Y), {"memory_limit_bytes": 5}, ValueError, "memory_limit_bytes=5"),
     ((X, Y), {"max_batch_size": 0}, ValueError, "max_batch_size=0"),
-    ((X[:1], Y[:1]), {}, InputError, "one example"),
+    ((X[:1], Y[:1]), {}, InputError, "two batch sizes"),
     ((lambda size: ROWS.batch(size).take(0),), {}, InputError, "returned no batch"),
     ((X,), {}, InputError, "needs targets.*give `y`"),
     ((5,), {}, InputError, "Give arrays"),

@@ -67,7 +67,7 @@ def test_goodput_of_uses_noise_scale_of_best_trial():
     ends = zip(expected(scale.low), expected(scale.high), strict=True)
     np.testing.assert_allclose(bars, [sorted(both) for both in ends], rtol=1e-12)
     assert best == max(found, key=lambda size: found[size].value)
-    assert f", batch size {study.decide().best.batch_size:,}." in note
+    assert f" at batch size {study.decide().best.batch_size:,}: " in note
 
 
 def test_plot_noise_scale_draws_goodput():
@@ -87,7 +87,7 @@ def test_goodput_of_best_trial_without_moments():
         make_trial(256, learned(256, best=0.9)),
     )
     assert study.decide().best.batch_size == 16
-    assert "batch size 256." in goodput_of(study)[-1]
+    assert "Noise scale at batch size 256: " in goodput_of(study)[-1]
 
 
 def test_goodput_of_missing_measurements():
