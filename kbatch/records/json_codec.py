@@ -51,7 +51,9 @@ def read_record(kind: type[Record], path: Path) -> Record:
         if (version, kind_name) == (SCHEMA_VERSION, kind.__name__):
             return decode(kind, document["record"])
     except DAMAGED as error:
-        raise RecordError(f"{name} is damaged or not a file of kbatch.") from error
+        # Other errors are about Python objects.
+        reason = f": {shown(error, str)}" if type(error) is ValueError else ""
+        raise RecordError(f"{name} is damaged or not a file of kbatch{reason}.") from error
     if version == SCHEMA_VERSION:
         raise RecordError(f"{name} holds a {shown(kind_name, str)}, not a {kind.__name__}.")
     raise RecordError(
@@ -85,8 +87,8 @@ def read_json(path: Path) -> typing.Any:
 
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
     """Write a value of a file for a message, cut to a line or two."""
-    text = printable(write(value))
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    is_long = len(text := printable(write(value))) > _LONGEST_SHOWN
+    return f"{text[:_LONGEST_SHOWN]}..." if is_long else text
 
 
 def load_if_readable(kind: type[Record], path: Path | None) -> Record | None:
@@ -109,8 +111,7 @@ def _encode(value: object) -> object:
         return [_encode(item) for item in value]
     if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
         return None
-    to_json: typing.Any = getattr(value, "to_json", None)
-    return value if to_json is None else to_json()
+    return value.to_json() if hasattr(value, "to_json") else value
 
 
 def decode(kind: typing.Any, value: typing.Any) -> typing.Any:
@@ -118,8 +119,7 @@ def decode(kind: typing.Any, value: typing.Any) -> typing.Any:
     return _decoder(kind)(value)
 
 
-# A file has many values of few kinds, so each decoder is made once.
-@functools.cache
+@functools.cache  # A file has many values of few kinds.
 def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         fields = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
