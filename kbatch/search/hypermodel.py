@@ -82,8 +82,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `accumulate_gradients` is not changed, and a model with its own `train_step` is not cut.
             Default: `"auto"`.
         dtype_policy: Name of a Keras dtype policy, or several names, which make it a hyperparameter
-            (`"dtype_policy"`). Default: the policy that `keras.config.set_dtype_policy` or
-            `set_floatx` has set. If none is set, `"mixed_float16"`. It is `"float32"` if the model
+            (`"dtype_policy"`). Default: the policy that `keras.config.set_dtype_policy` has set.
+            If that is float32, Keras's default, `"mixed_float16"`. It is `"float32"` if the model
             cannot be updated in float16, if float16 takes more than twice as long on a CPU, or if
             several replicas share a batch, because Keras checks only the first replica for
             overflows.

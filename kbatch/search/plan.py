@@ -421,7 +421,7 @@ def _policy(
         return "float32", (note,)
     ratio = "" if times is None else f"{format_number(times, 2)} times as long"
     if times is not None and times > TOO_SLOW:
-        return "float32", (float32_note(f"an update takes {ratio} on this processor"),)
+        return "float32", (float32_note(f"float16 updates take {ratio} on this processor"),)
     slow = Note.of("half_slower", policy=HALF, ratio=ratio)
     return HALF, (slow,) if (times or 0) >= _SLOWER else ()
 

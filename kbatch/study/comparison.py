@@ -249,6 +249,10 @@ class Comparison(Result):
         if is_time(other.objective) or not base_s or not other_s:
             return gain, words, ""
         speed = speedup(base, other, base_s / other_s)
+        if speed.ends is None:  # All runs must agree if they are too few for an interval.
+            times = [[training_seconds(e) or base_s for e in t.executions] for t in (base, other)]
+            low, high = min(times[0]) / max(times[1]), max(times[0]) / min(times[1])
+            speed = dataclasses.replace(speed, low=low, high=high)
         return gain, words, relative_speed(speed, say_runs=True)
 
 

@@ -179,7 +179,9 @@ def _change(decision: Decision, words: str, within: str) -> str:
         return ""
     parts, speed = [], decision.speedup
     if speed:
-        parts.append(relative_speed(speed, say_runs=True))
+        times = relative_speed(speed, say_runs=True)
+        of_steps = not is_time(base.objective) and times != SPEED_NOT_KNOWN
+        parts.append(f"train steps {times}" if of_steps else times)
     behind, worse = _behind(decision, base), base.batch_size in decision.worse
     doubt = "" if _is_settled(decision, base) else " (not certain)"
     if is_time(base.objective):
@@ -404,7 +406,7 @@ def _verdict(decision: Decision, trial: TrialRecord) -> str:
 def relative_speed(speed: Estimate[float], *, say_runs: bool = False) -> str:
     """Write how many times as fast a trial trained as another, if its runs show a difference.
 
-    If `say_runs`, it names the number of runs if these are too few to show the noise.
+    If `say_runs`, it gives the range, or the number of runs if these are too few for one.
     """
     low, high = speed.ends or (speed.value, speed.value)
     most = max(1 / low, high) if low <= 1 <= high else 1.0
@@ -412,7 +414,8 @@ def relative_speed(speed: Estimate[float], *, say_runs: bool = False) -> str:
         return SPEED_NOT_KNOWN if most > _NEARLY else f"as fast within {percent(most - 1)}"
     runs = {1: " (one run)", 2: " (two runs)"}.get(speed.n or 0, "") if say_runs else ""
     as_fast = 1 / AS_FAST <= speed.value <= AS_FAST
-    return ("as fast" if as_fast else speed_text(speed.value, digits=2)) + runs
+    ratio = speed if say_runs and high > 1.1 * low else speed.value
+    return ("as fast" if as_fast else speed_text(ratio, digits=2)) + runs
 
 
 def _quality(decision: Decision, trial: TrialRecord) -> str:

@@ -122,7 +122,7 @@ def test_page_takes_smallest_of_fastest_sizes():
         "Train with batch size 64 and learning rate 0.00141.",
         "Certain at 95 % confidence: batch size 64 is within 0.01 of the best validation accuracy, "
         "and no such size trains 5 % faster.",
-        "Compared with batch size 32 in this search: 2.0 times as fast, "
+        "Compared with batch size 32 in this search: train steps 2.0 times as fast, "
         "same validation accuracy within 0.01.",
     )
     assert decision.reason == page.sentences[1]
@@ -160,12 +160,18 @@ def timed(size, *rates, **changed):
 @pytest.mark.parametrize(
     ("rates", "proved", "verdict", "change"),
     [
-        ((1000.0, 1010.0, 990.0), True, "2.0 times slower", "2.0 times as fast"),
+        ((1000.0, 1010.0, 990.0), True, "2.0 times slower", "train steps 2.0 times as fast"),
+        (
+            (900.0, 1000.0, 1100.0),
+            True,
+            "2.0 times slower",
+            "train steps 2.0 (1.6 to 2.6) times as fast",
+        ),
         ((1000.0, 2500.0, 1000.0), False, *["difference in speed not known"] * 2),
-        ((1990.0, 2000.0, 1980.0), True, "as fast", "as fast"),
-        ((1900.0, 2000.0, 2100.0), False, *["as fast within 13 %"] * 2),
-        ((1000.0, 1010.0), False, "2.0 times slower", "2.0 times as fast (two runs)"),
-        ((1000.0,), False, "2.0 times slower", "2.0 times as fast (one run)"),
+        ((1990.0, 2000.0, 1980.0), True, "as fast", "train steps as fast"),
+        ((1900.0, 2000.0, 2100.0), False, "as fast within 13 %", "train steps as fast within 13 %"),
+        ((1000.0, 1010.0), False, "2.0 times slower", "train steps 2.0 times as fast (two runs)"),
+        ((1000.0,), False, "2.0 times slower", "train steps 2.0 times as fast (one run)"),
     ],
     ids=str,
 )
