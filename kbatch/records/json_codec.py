@@ -93,10 +93,8 @@ def shown(value: object, write: Callable[[object], str] = repr) -> str:
 
 def load_if_readable(kind: type[Record], path: Path | None) -> Record | None:
     """Read a record. If there is none or it cannot be read, return None."""
-    if path is None or not path.exists():
-        return None
     try:
-        return read_record(kind, path)
+        return read_record(kind, path) if path is not None and path.exists() else None
     except RecordError:
         return None
 

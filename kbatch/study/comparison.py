@@ -250,9 +250,8 @@ class Comparison(Result):
             return gain, words, ""
         speed = speedup(base, other, base_s / other_s)
         if speed.ends is None:  # All runs must agree if they are too few for an interval.
-            times = [[training_seconds(e) or base_s for e in t.executions] for t in (base, other)]
-            low, high = min(times[0]) / max(times[1]), max(times[0]) / min(times[1])
-            speed = dataclasses.replace(speed, low=low, high=high)
+            b, o = ([training_seconds(e) or base_s for e in t.executions] for t in (base, other))
+            speed = Estimate(speed.value, min(b) / max(o), max(b) / min(o), speed.n)
         return gain, words, relative_speed(speed, say_runs=True)
 
 

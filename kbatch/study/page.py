@@ -177,11 +177,9 @@ def _change(decision: Decision, words: str, within: str) -> str:
     base = next((t for t in decision.trials if t.batch_size == decision.base_batch_size), None)
     if base is None or decision.trial is None or base is decision.trial:
         return ""
-    parts, speed = [], decision.speedup
-    if speed:
-        times = relative_speed(speed, say_runs=True)
-        of_steps = not is_time(base.objective) and times != SPEED_NOT_KNOWN
-        parts.append(f"train steps {times}" if of_steps else times)
+    times = relative_speed(decision.speedup, say_runs=True) if decision.speedup else ""
+    of_steps = not is_time(base.objective) and times != SPEED_NOT_KNOWN
+    parts = [f"train steps {times}" if of_steps else times] if times else []
     behind, worse = _behind(decision, base), base.batch_size in decision.worse
     doubt = "" if _is_settled(decision, base) else " (not certain)"
     if is_time(base.objective):
@@ -404,10 +402,7 @@ def _verdict(decision: Decision, trial: TrialRecord) -> str:
 
 
 def relative_speed(speed: Estimate[float], *, say_runs: bool = False) -> str:
-    """Write how many times as fast a trial trained as another, if its runs show a difference.
-
-    If `say_runs`, it gives the range, or the number of runs if these are too few for one.
-    """
+    """Write the ratio of two speeds. If `say_runs`, add its range, or how few the runs are."""
     low, high = speed.ends or (speed.value, speed.value)
     most = max(1 / low, high) if low <= 1 <= high else 1.0
     if most > AS_FAST:
