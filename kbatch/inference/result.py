@@ -23,6 +23,7 @@ from kbatch.analysis.scaling_curve import (
 )
 from kbatch.errors import TargetTooLow
 from kbatch.inference.target_search import (
+    LEAST_DRIFT,
     WELL_USED,
     InferenceAnswer,
     TargetCheck,
@@ -124,8 +125,7 @@ class InferenceProfile(Result):
                 return self._verified_answer(self.verified, goal)
             if (answer := self.target_answer) is not None:
                 return f"Batch size {answer.batch_size:,} is probably the largest with {goal}."
-            unsure = [check for check in self.checks if check.outcome == "unsure"]
-            if unsure:
+            if unsure := [check for check in self.checks if check.outcome == "unsure"]:
                 largest = max(unsure, key=lambda check: check.batch_size)
                 return f"Batch size {largest.batch_size:,} had {goal}, but {self.doubt(largest)}."
             return f"No batch size was found that has {goal}."
@@ -139,17 +139,21 @@ class InferenceProfile(Result):
 
     def _verified_answer(self, check: TargetCheck, goal: str) -> str:
         """Return a sentence about a verified size. The largest only if the next one is refuted."""
-        size, margin = check.batch_size, expected_drift(self.answering)
-        most_ms = (self.target_ms or math.inf) / (1 + margin)
+        size, quantile, margin = check.batch_size, self.quantile, expected_drift(self.answering)
         calls = f"{len(check.latencies_s):,} further calls"
         how = f"verified with a margin of {percent(margin)} by {calls}"
+        # A size that misses the target only by the margin of a noisy machine is not refuted.
+        most_ms, missed_ms = ((self.target_ms or math.inf) / (1 + m) for m in (margin, LEAST_DRIFT))
         refuted = {
             t.batch_size: not t.measured
-            or 1000 * float(np.quantile(t.latencies_s or t.times_s, self.quantile)) > most_ms
+            or 1000 * float(np.quantile(t.latencies_s or t.times_s, quantile)) > missed_ms
             for t in self._of_first_series()
             if t.measured or (t.reason and t.reason.code in ("beyond_target", "out_of_memory"))
-        } | {other.batch_size: other.outcome == "missed" for other in self.checks}
-        is_near = check.quantile_ms(self.quantile) >= WELL_USED * most_ms
+        } | {
+            c.batch_size: c.outcome == "missed" and c.quantile_ms(quantile) > missed_ms
+            for c in self.checks
+        }
+        is_near = check.quantile_ms(quantile) >= WELL_USED * most_ms
         if (last := last_undecided(size, refuted, is_near=is_near)) > size:
             sizes = f"sizes {size + 1:,} to {last:,}" if last > size + 1 else f"size {last:,}"
             return f"Batch size {size:,} has {goal}, {how}. Batch {sizes} may also meet the target."
@@ -194,8 +198,7 @@ class InferenceProfile(Result):
         peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in self.memory}
         answers = [] if self.target_ms is not None else [*self.answers.values()]
         named = next(iter(answers), self.target_answer)
-        rows, answer_rows = [], []
-        fresh = self._fresh_calls()
+        rows, answer_rows, fresh = [], [], self._fresh_calls()
         for number, timing in enumerate((*self.timings, *fresh)):
             path, policy, size = timing.call_path, timing.dtype_policy, timing.batch_size
             is_fresh, effect = number >= len(self.timings), timing.size_effect
@@ -367,9 +370,8 @@ class InferenceProfile(Result):
 
     def _bound_s(self, timing: TimingRecord) -> float | None:
         """Return an upper bound of the quantile of a row, None if it has too few calls."""
-        if is_bulk(timing.call_path, timing.dtype_policy):
-            return None
-        return quantile_upper_bound(timing.latencies_s, quantile=self.quantile)
+        bulk = is_bulk(timing.call_path, timing.dtype_policy)
+        return None if bulk else quantile_upper_bound(timing.latencies_s, quantile=self.quantile)
 
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
         """Find the largest batch size that meets a latency target.

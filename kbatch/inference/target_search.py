@@ -36,7 +36,7 @@ _MOST_GROUPS = 8
 WELL_USED = 0.70
 # In a normal distribution 5 % of the rounds are slower than this, in standard deviations.
 _SLOW_ROUND = 1.645
-_LEAST_DRIFT = 0.2
+LEAST_DRIFT = 0.2
 # The search aims at this share of the target, because a size exactly at it fails half the time.
 _AIM = 0.92
 _MOST_CHECKS = 6
@@ -289,7 +289,7 @@ def expected_drift(timings: Sequence[Timed]) -> float:
     noise = None
     with contextlib.suppress(ValueError):  # There are too few rounds for a line.
         noise = fit_line(*zip(*pairs, strict=True)).noise
-    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
+    return max(LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 
 
 def no_size_error(checks: Sequence[TargetCheck], latency_ms: float, quantile: float) -> ValueError:
