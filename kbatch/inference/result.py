@@ -296,8 +296,7 @@ class InferenceProfile(Result):
         return tuple(timing for timing in self._of_first_series() if timing.measured)
 
     def _of_first_series(self) -> list[TimingRecord]:
-        first = self.series[:1]
-        return [t for t in self.timings if (t.call_path, t.dtype_policy) in first]
+        return [t for t in self.timings if (t.call_path, t.dtype_policy) in self.series[:1]]
 
     @property
     def latency(self) -> Latency:
