@@ -142,7 +142,7 @@ def of_four_rows():
         ({"quantile": "0.9"}, ValueError, "between 0 and 1"),
         ({"time_budget_s": "5"}, InputError, "time_budget_s"),
         ({"memory_limit_bytes": 0}, ValueError, "at least one MiB"),
-        ({"call_paths": "onnx"}, InputError, "`call_paths` must list"),
+        ({"call_paths": "onnx"}, InputError, "`call_paths` must be one or more"),
         ({"call_paths": ("predict",), "latency_slo_ms": 5}, InputError, "one batch.*`call_paths`"),
         ({"dtype_policies": "float8"}, ValueError, "dtype_polic"),
         ({"dtype_policies": ("float16", "float16")}, InputError, "dtype_policies"),
