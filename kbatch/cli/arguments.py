@@ -102,7 +102,7 @@ def named(text: str) -> Any:
         if not hasattr(value, part):
             names = sorted(n for n, v in vars(value).items() if callable(v) and n[0] != "_")
             raise ValueError(
-                f"{module_name} does not have this function: give one of "
+                f"{module_name} has no function {part}: give one of "
                 f"{', '.join(names) or 'its names'}. Received: {text}."
             )
         value = getattr(value, part)

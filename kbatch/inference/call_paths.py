@@ -188,8 +188,8 @@ def _random_inputs(model: Any) -> Any:
     tensors: Any = getattr(model, "inputs", None)
     if not tensors:
         raise InputError(
-            "Random inputs need a model that knows its input shapes: give `x`, some rows of inputs "
-            "(`kbatch.profile_inference(model, x)`), or build the model with `keras.Input`. "
+            "Without `x`, kbatch makes random inputs, but this model has no input shapes: "
+            "give `kbatch.profile_inference(model, x)` some rows, or use `keras.Input`. "
             f"Received: model={model.name!r}, x=None."
         )
     structure = declared_structure(model)

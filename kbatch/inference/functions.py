@@ -50,7 +50,7 @@ def functions_by_name(functions: Any) -> dict[str, Function]:
                 f"Received: {name!r} of type {type(function).__name__}."
             )
     if not functions:
-        raise InputError("If `model` is a dict, it must have an entry. Received: model={}.")
+        raise InputError("If `model` is a dict, it must not be empty. Received: model={}.")
     return dict(functions)
 
 

@@ -458,8 +458,8 @@ class InferenceProfile(Result):
         if len(known) < 2:
             missing = {t.batch_size: t.missing_calls(quantile) for t in timings}
             raise ValueError(
-                f"At least two batch sizes must have {needed} calls each for the {quantile:g} "
-                f"quantile: measure with `quantile={quantile:g}`, fewer `batch_sizes` and a larger "
+                f"The {quantile:g} quantile needs {needed} calls at two or more batch sizes. "
+                f"Profile with `quantile={quantile:g}` and fewer `batch_sizes`, or a larger "
                 f"`time_budget_s`. Received: missing calls of each batch size: {missing}."
             )
         return fit_quantile(known, quantile)

@@ -308,7 +308,7 @@ def run_pilot(
             f"two halves of each batch. Received: base_batch_size={batch_size}."
         )
     if user_step(model) is not None:
-        raise InputError("The model has its own `train_step`, which kbatch cannot split")
+        raise InputError("The model has its own `train_step`, so kbatch cannot split its batches")
     ends_s = time.perf_counter() + budget_s
     dataset = data.batches(batch_size, model, seed=seed).dataset
     if 0 <= (count := int(dataset.cardinality())) < 2:

@@ -58,8 +58,8 @@ def read_record(kind: type[Record], path: Path) -> Record:
         raise RecordError(f"{name} holds a {shown(kind_name, str)}, not a {kind.__name__}.")
     raise RecordError(
         f"{name} has schema version {shown(version)}, but the installed kbatch reads version "
-        f"{SCHEMA_VERSION}. Install the version of kbatch that wrote the file, or measure again "
-        "into another file or folder."
+        f"{SCHEMA_VERSION}. Install the version of kbatch that wrote the file, or repeat "
+        "the measurement with another file or folder."
     )
 
 
@@ -67,8 +67,8 @@ def check_local(path: str | Path) -> None:
     """Refuse a URL. Python would make a folder with the name of its scheme."""
     if _URL_SCHEME.match(str(path)):
         raise InputError(
-            "kbatch reads and writes local files only. Give a local path, and copy from or to "
-            f"other storage yourself. Received: {str(path)!r}."
+            "kbatch reads and writes local files only. Give a local path, and copy the "
+            f"file from or to other storage yourself. Received: {str(path)!r}."
         )
 
 
@@ -77,7 +77,7 @@ def read_json(path: Path) -> typing.Any:
     check_local(path)
     name = printable(str(path))
     if path.exists() and not path.is_file():  # Reading a pipe or a device may never end.
-        raise RecordError(f"{name} is not a file of kbatch, because it is not a regular file.")
+        raise RecordError(f"{name} must be a regular file, not a folder, device or pipe.")
     try:
         return json.loads(path.read_bytes().decode())
     except (OSError, RecursionError, ValueError) as error:

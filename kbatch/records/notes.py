@@ -161,7 +161,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "because a lower learning rate does not help."
     ),
     "part_not_finite": (
-        "Under {policy}, {part} turns finite data into NaN or infinity {when}. Check it first."
+        "Under {policy}, {part} turns finite data into NaN or infinity {when}. Check this part."
     ),
     "float16_overflows": (
         "Float16 overflows under {policy}: {how}. Scale the data to below 65,504, the largest "
@@ -246,7 +246,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "also_set": "`decision.apply` also sets {settings}.{more}",
     "base_added": (
-        "kbatch assumes that your learning rate suits batch size {size}, so it also tries this. "
+        "kbatch assumes your learning rate suits batch size {size}, so it tries that size too. "
         "If the rate suits another size, give that size as `base_batch_size`."
     ),
     "batches_cut": "Batches are cut into micro-batches of {size} examples.",
@@ -260,7 +260,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "parts_differ": _parts_differ,
     "parts_not_compared": "Micro-batches were not compared with the whole batch: {found}.",
     "cut_to_fit": (
-        "Only {size} examples fit in memory at once ({reason}). Larger batches are cut.{more}"
+        "Only {size} examples fit in memory at once ({reason}). Larger batches are split.{more}"
     ),
     "memory_ran_out": (
         "Memory ran out in training with micro-batches of {before} examples. Later runs use at "
@@ -274,15 +274,15 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The first update used learning rate {used:.3g}, set by {by}, not the model's {built:.3g}."
     ),
     "compiled_by_xla": "With `jit_compile=True`, train steps are {speedup} times as fast.",
-    "one_step_an_execution": "Keras ran one train step at a time, which is slower: {reason}.",
+    "one_step_an_execution": "Keras ran with `steps_per_execution=1`, which is slower: {reason}.",
     "too_short_to_time": "A training run had fewer than four steps, too few to measure samples/s.",
     "metrics_of_parts": (
         "These metrics are averages over micro-batches, because they are plain functions: {names}. "
         "Use a `keras.metrics.Metric` to get the value of the whole batch."
     ),
     "auc_thresholds": (
-        "AUC cannot rank {share} of the positive examples: they are below {first:.2g}, the first "
-        "of {count} thresholds. Use `AUC(thresholds=np.geomspace(1e-6, 0.999, 200).tolist())`."
+        "AUC cannot rank {share} of the positives, predicted below {first:.2g}, the first of "
+        "{count} thresholds. Use `AUC(thresholds=np.geomspace(1e-6, 0.999, 200).tolist())`."
     ),
     "most_common_class": (
         "The {words} of {value} is not above the share of the most common class, {share}. Choose "

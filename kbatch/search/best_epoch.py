@@ -213,7 +213,7 @@ def check_epoch_end(
     largest = meter.read().largest_batch
     if largest != batch_size:
         raise InputError(
-            f"The batches must have {batch_size} examples. Give no `batch_sizes` above the number "
+            f"The batches must have {batch_size} examples. Leave out sizes above the number "
             "of training examples. A data function must make batches of the size that it is given. "
             f"Received: batch_size={batch_size}, and at most {largest} examples in a batch."
         )

@@ -84,7 +84,7 @@ def train(project: str, search: bytes, task: Task) -> tuple[str, str]:
             "A worker of the executor cannot read the project directory, which holds the large "
             "arrays of the search: give a `directory` on a file system that all hosts share, a "
             "function `batch_size -> tf.data.Dataset` that loads the data on the worker, or an "
-            "executor that holds data, such as `kbatch.ray_executor()`. "
+            "executor that sends data to workers, such as `kbatch.ray_executor()`. "
             f"Received: {error} on {socket.gethostname()}."
         )
     except (ImportError, AttributeError) as error:

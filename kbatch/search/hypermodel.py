@@ -306,7 +306,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if others := [sizes for sizes in declared if sizes != self.batch_sizes]:
             raise keras_tuner.errors.FatalValueError(
                 "The project directory or `hyperparameters=` already declares another "
-                "`batch_size`: give another `project_name`, or `overwrite=True` to start over. "
+                "`batch_size`. Remove it from `hyperparameters`, or give another `project_name`. "
                 f"Received: batch_sizes={self.batch_sizes}, declared: {others[0]}."
             )
         if self.searches_rate:

@@ -443,7 +443,7 @@ def _for_trackers(dataset: Any, batch_size: int) -> Any:
     """Let MLflow's autolog, which patches `fit`, name the batch size and not read the dataset."""
 
     def refuse() -> Any:  # MLflow would compute a digest of all batches, which may never end.
-        raise TypeError("kbatch turns off dataset logging, which would read all training data.")
+        raise TypeError("kbatch turned off MLflow's dataset logging, which reads all data.")
 
     dataset.batch_size, dataset.as_numpy_iterator = batch_size, refuse
     return dataset
@@ -456,7 +456,7 @@ def check_history(results: Any, *, of_model: bool = False) -> None:
     numbers = {name: v for name, v in history.items() if not hasattr(v, "__len__")}
     if numbers or (of_model and not is_history):
         raise InputError(
-            "A custom `fit` must return the history of Keras's `fit`, which has a list for each "
-            "metric with one value per epoch. `HyperModel.fit` may also return a dict of numbers. "
+            "A model's custom `fit` must return the `History` of Keras's `fit`, which has a list "
+            "for each metric. `HyperModel.fit` may also return a dict of numbers. "
             f"Received: {numbers or results!r}."
         )

@@ -179,7 +179,7 @@ def _change(decision: Decision, words: str, within: str) -> str:
         return ""
     times = relative_speed(decision.speedup, say_runs=True) if decision.speedup else ""
     of_steps = not is_time(base.objective) and times != SPEED_NOT_KNOWN
-    parts = [f"train steps {times}" if of_steps else times] if times else []
+    parts = [f"training steps run {times}" if of_steps else times] if times else []
     behind, worse = _behind(decision, base), base.batch_size in decision.worse
     doubt = "" if _is_settled(decision, base) else " (not certain)"
     if is_time(base.objective):

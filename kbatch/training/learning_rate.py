@@ -266,7 +266,7 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     settings = _scaled_settings([], optimizers)
     if len(scaling.values) < 2 * len(optimizers) + len(settings):
         raise ValueError(
-            "The model must have the optimizers of the trials: pass your build function to "
+            "The model must have as many optimizers as in the search: pass your build function to "
             f"`decision.apply`. Received: {len(optimizers)} optimizers, {len(settings)} settings."
         )
     values = iter(scaling.values)

@@ -276,7 +276,7 @@ def test_decide_compares_answer_with_base_size():
     decision = make_study(*trials, search=make_search(base_batch_size=16)).decide()
     assert decision.batch_size == 32
     assert decision.speedup.value == pytest.approx(1.9)
-    assert "size 16 in this search: train steps 1.9 times as fast, " in decision.page.sentences[2]
+    assert ": training steps run 1.9 times as fast, " in decision.page.sentences[2]
     same = make_study(*trials, search=make_search(base_batch_size=32)).decide()
     assert (same.speedup, len(same.page.sentences)) == (None, 2)
     assert same.page.sentences[0].startswith("Keep batch size 32")

@@ -122,7 +122,7 @@ def test_page_takes_smallest_of_fastest_sizes():
         "Train with batch size 64 and learning rate 0.00141.",
         "Certain at 95 % confidence: batch size 64 is within 0.01 of the best validation accuracy, "
         "and no such size trains 5 % faster.",
-        "Compared with batch size 32 in this search: train steps 2.0 times as fast, "
+        "Compared with batch size 32 in this search: training steps run 2.0 times as fast, "
         "same validation accuracy within 0.01.",
     )
     assert decision.reason == page.sentences[1]
@@ -176,7 +176,7 @@ def test_page_claims_speed_only_if_times_show_it(rates, proved, verdict, change)
     decision = pages(*trials, base_batch_size=base, **race)
     assert decision.certain and decision.reason.endswith("5 % faster.") is proved
     assert sorted(verdicts(decision))[0].endswith(f", {verdict}")
-    steps = "" if change.endswith("not known") else "train steps "
+    steps = "" if change.endswith("not known") else "training steps run "
     assert f": {steps}{change}, same validation accuracy" in decision.page.sentences[2]
 
 
