@@ -163,7 +163,7 @@ def takes_float64(x):
         ({"function": lambda x: (row for row in x)}, InputError, "must return arrays"),
         ({"function": Averaging()}, InputError, "state.*Received: 'Averaging'"),
         ({"function": doubled_in_place}, InputError, "change its input"),
-        ({"function": {}}, InputError, "must have an entry"),
+        ({"function": {}}, InputError, "must not be empty"),
         ({"function": {"a": 3}}, InputTypeError, "'a' of type int"),
         ({"function": "model.onnx"}, InputTypeError, "load the model first"),
         ({"x": None}, InputError, "`x` is required"),
