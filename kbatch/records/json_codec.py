@@ -109,7 +109,7 @@ def _encode(value: object) -> object:
         return [_encode(item) for item in value]
     if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
         return None
-    return value.to_json() if hasattr(value, "to_json") else value
+    return typing.cast(typing.Any, value).to_json() if hasattr(value, "to_json") else value
 
 
 def decode(kind: typing.Any, value: typing.Any) -> typing.Any:
