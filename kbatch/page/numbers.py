@@ -31,8 +31,8 @@ def speed_text(speed: Estimate[float] | float, than: str = "", digits: int = 3) 
     """Format a ratio of speeds, such as "1.6 times as fast as A" or "14.5 times slower than A"."""
     ratio = speed if isinstance(speed, Estimate) else Estimate(speed)
     if not (faster := ratio.value >= 1):
-        ends = (1 / end if end else None for end in (ratio.high, ratio.low))
-        ratio = Estimate(1 / ratio.value, *ends)
+        low, high = (1 / end if end else None for end in (ratio.high, ratio.low))
+        ratio = Estimate(1 / ratio.value, low, high)
     words = f"as fast as {than}" if faster else f"slower than {than}"
     number = format_number(ratio.value, digits) + in_brackets(ratio, digits)
     return f"{number} times {words if than else 'as fast' if faster else 'slower'}"
