@@ -17,7 +17,7 @@ Exception
 └── DataEnded             a data function with too few examples (kbatch catches it)
 """
 
-# SIGABRT, SIGKILL and SIGSEGV, as Popen reports them, and as a shell in between reports them.
+# Exit codes of SIGABRT, SIGKILL and SIGSEGV: from Popen, and from a shell that ran the process.
 _MEMORY_EXITS = (-6, -9, -11, 134, 137, 139)
 
 
@@ -111,7 +111,7 @@ class WorkerDied(RuntimeError):
         )
         self.exit_code = exit_code  # The negative number of the signal, if a signal ended it.
         self.tail = tail
-        #: Whether memory may have run out. A crash has the same status.
+        #: Whether memory may have run out. A process that crashed can have the same exit code.
         self.out_of_memory = exit_code in _MEMORY_EXITS
 
 

@@ -53,14 +53,14 @@ __all__ = [
 # Private attributes, and functions of TensorFlow that are not public.
 
 lambda_output_shape: Any = attrgetter("_output_shape")  # The argument of a `Lambda` layer.
-batch_norm_axes: Any = attrgetter("_reduction_axes")  # The axes over which it takes moments.
+batch_norm_axes: Any = attrgetter("_reduction_axes")  # The axes of its mean and variance.
 compile_loss_of: Any = attrgetter("_compile_loss")  # None without a loss in `compile`.
 loss_tracker_of: Any = attrgetter("_loss_tracker")  # The metric of the mean loss of an epoch.
-added_by: Any = methodcaller("_get_own_losses")  # The losses of a layer, without inner layers.
+added_by: Any = methodcaller("_get_own_losses")  # Losses that the layer itself added.
 rate_of: Any = attrgetter("_learning_rate")  # A variable, a schedule or a function.
-trained_by: Any = attrgetter("_trainable_variables")  # The variables of a built optimizer.
-is_recorded: Any = record.should_record_backprop  # Whether a tape records tensors.
-stopped_tapes: Any = record.stop_recording  # A context in which no tape records.
+trained_by: Any = attrgetter("_trainable_variables")  # Variables that a built optimizer trains.
+is_recorded: Any = record.should_record_backprop  # Whether a `GradientTape` records tensors.
+stopped_tapes: Any = record.stop_recording  # A context in which no tape records operations.
 watched_variables: Any = record.VariableWatcher  # Collects trainable variables that are read.
 calls_in_graph: Any = attrgetter("_inbound_nodes")  # The calls of a layer on symbolic inputs.
 inputs_of_dataset: Any = methodcaller("_inputs")  # The datasets that a dataset is made from.
@@ -142,7 +142,7 @@ def build_symbolically(model: Any, batch: Any) -> None:
 
 @contextlib.contextmanager
 def left_to_keras() -> Iterator[list[Any]]:
-    """List the models that are compiled with `jit_compile="auto"`: no attribute shows it."""
+    """Collect models that are compiled with `jit_compile="auto"`, which no attribute shows."""
     models: list[Any] = []
     plain = keras.Model.compile
     signature = inspect.signature(plain)
@@ -162,10 +162,10 @@ def left_to_keras() -> Iterator[list[Any]]:
 
 
 def compiling(model: Any) -> AbstractContextManager[None]:
-    """Set `model.jit_compile` while XLA traces a function, and give Dropout the same draws.
+    """Set `model.jit_compile` within the block, and let Dropout drop the same units as without XLA.
 
-    XLA makes random floats from the highest bits of a random number, TensorFlow from the lowest 23.
-    This makes XLA use the lowest bits too.
+    XLA makes a random float from the highest bits of a random integer, and TensorFlow makes it from
+    the lowest 23 bits. Within the block, XLA uses the lowest bits too.
     """
     plain = random_ops.stateless_random_uniform_v2
 
@@ -205,7 +205,7 @@ def set_mask(tensor: Any, mask: Any) -> None:
 def replaced_layer_calls(
     call: Callable[..., Any], *, kind: Any = keras.Layer
 ) -> AbstractContextManager[None]:
-    """Replace calls of layers by `call(layer, plain, ...)`, in which `plain(...)` is the call."""
+    """Run `call(layer, plain, ...)` instead of each call of a layer, which is `plain(...)`."""
     plain = kind.__call__
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -235,8 +235,8 @@ def output_losses_of(model: Any) -> list[Any]:
 def routed_losses(compile_loss: Any, route: Callable[..., Any]) -> AbstractContextManager[None]:
     """Replace each output's loss by `route(index, loss, y_true, y_pred, sample_weight)`.
 
-    Keras still matches the structures and paths of outputs as in training. Its trackers of the
-    single losses are off, because they would count micro-batches.
+    Keras still assigns targets to outputs as in training. Within the block it does not update the
+    metrics of the single losses, because they would be averages over micro-batches.
     """
     if compile_loss is None or not compile_loss.built:
         return contextlib.nullcontext()
@@ -255,7 +255,7 @@ def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) ->
 
 @contextlib.contextmanager
 def overridden_losses(model: Any, losses: list[Any]) -> Iterator[None]:
-    """Make `model.losses` return the losses of one call, which may not be the last one."""
+    """Make `model.losses` return these losses, which may be those of an earlier call."""
     model._losses_override.extend(losses)
     try:
         yield
@@ -285,7 +285,7 @@ def metrics_by_name(model: Any) -> dict[str, Any]:
     for metric in model.metrics:
         if metric is not getattr(model, "_compile_metrics", None):
             named[metric.name] = metric
-        elif metric.built:  # Its `result` gives the names: let each metric return itself.
+        elif metric.built:  # `result` gives the names. Each metric returns itself as its value.
             metrics = metric.metrics
             with replaced((one, "result", functools.partial(lambda m: m, one)) for one in metrics):
                 named |= metric.result()
@@ -353,7 +353,7 @@ def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextM
 
 @contextlib.contextmanager
 def scaled_losses(optimizer: Any) -> Iterator[list[Any]]:
-    """List the losses that an optimizer scales meanwhile."""
+    """Collect the losses that an optimizer scales within the block."""
     losses: list[Any] = []
 
     def scale(loss: Any) -> Any:
@@ -392,10 +392,10 @@ def kept_seeds() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_kernels(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Keep TensorFlow's cached kernels while `wanted()`, unless an operation takes a random seed.
+    """Keep TensorFlow's cached kernels while `wanted()` is True and no operation took a seed.
 
-    TensorFlow clears these caches whenever a seed is set or a session is cleared, so that the draws
-    of random operations restart. Preparing a traced train step again takes as long as an epoch of a
+    TensorFlow clears this cache when a seed is set or a session is cleared, so that random
+    operations start again. After that, preparing a traced train step takes as long as an epoch of a
     small model.
     """
     drawn, seeds_of, clear = False, random_seed.get_seed, context.pywrap_tfe.TFE_ContextClearCaches
@@ -419,7 +419,7 @@ def without_retracing_advice() -> Iterator[None]:
     """Drop TensorFlow's warning about a function that is traced often.
 
     A search traces the train step for each batch size and calls it only a few times. TensorFlow
-    takes this for a mistake.
+    would warn that this is slow.
     """
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -441,9 +441,9 @@ def replaced_draws(around: Callable[[str, Any], Any]) -> AbstractContextManager[
 
 
 def state_variables(model: Any) -> list[Any]:
-    """List the variables that a call of a model may write, such as seeds, without any weights.
+    """List the variables, without weights, that a call of a model may change, such as seeds.
 
-    After its first draw they include Keras's global generator, which serves layers without a seed.
+    They include the state of the generator that layers without a seed share, once it has drawn.
     """
     layers = layers_of(model)
     weights = {id(variable) for layer in layers for variable in layer._trainable_variables}
@@ -457,7 +457,7 @@ def state_variables(model: Any) -> list[Any]:
 
 
 def dataset_of_grain(data: Any) -> Any:
-    """Convert a Grain dataset to a TensorFlow dataset, as Keras does. Return other data."""
+    """Convert a Grain dataset to a TensorFlow dataset, as Keras does. Keep any other data."""
     if not is_grain_dataset(data):
         return data
     with contextlib.suppress(TypeError):  # A `DataLoader` has no length.
@@ -503,9 +503,9 @@ def has_started_devices() -> bool:
 def fail_at_once_without_memory() -> None:
     """Make a GPU fail at once if memory runs out, unless TensorFlow has started its devices.
 
-    By default it waits 10 s for other operations to free memory. When XLA tries its kernels, it
-    waits for each of them: two minutes for a net of three layers. A CPU with TensorFlow's BFC
-    allocator still waits (2.21), and a CPU without it never waits.
+    By default TensorFlow waits 10 s for other operations to free memory. When XLA tries kernels,
+    TensorFlow waits for each kernel: two minutes for a model of three layers. On a CPU, TensorFlow
+    2.21 still waits if it uses its BFC allocator, and never waits if it does not.
     """
     running: Any = context.context()
     if not running._initialized:

@@ -30,7 +30,7 @@ class ConsoleLine:
 
     def __init__(self, console: Console):
         self._console = console
-        self.changes = console.is_terminal  # Whether a shown text can be replaced.
+        self.changes = console.is_terminal  # Whether the last line can be replaced.
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=_BAR_WIDTH),
@@ -58,7 +58,7 @@ class ConsoleLine:
 
 
 class NotebookLine:
-    """The same in a notebook: one output of the cell, which IPython's `display` replaces."""
+    """Printed lines and a progress bar in a notebook: one output of the cell, which is replaced."""
 
     changes = True
 
@@ -101,7 +101,7 @@ def errors_as_warnings(what: str) -> Iterator[None]:
     """Turn an error of a console, a notebook, a disk or a figure into a warning."""
     try:
         yield
-    except Exception as error:  # Any of these may fail in its own way; the work must continue.
+    except Exception as error:  # Each of these may raise anything, and the work must continue.
         cause = f"{type(error).__name__}: {str(error)[:300]}"
         warnings.warn(f"{what} could not be shown, and the work continues: {cause}", stacklevel=2)
 

@@ -28,8 +28,8 @@ from kbatch.page.numbers import format_number, pluralize
 from kbatch.progress import SILENT, MeasuringProgress
 from kbatch.records.notes import Note
 
-# A warm-up ends when two calls in a row differ by less than this share, after this many calls, or
-# after this many seconds without the first call.
+# A warm-up ends when two calls in a row differ by less than `_AGREEMENT` of the slower one. It also
+# ends after `_MOST_WARM_UP_CALLS`, or after `_LONG_WARM_UP_S` without the first call.
 _AGREEMENT, _MOST_WARM_UP_CALLS, _LONG_WARM_UP_S = 0.1, 12, 1.0
 
 Result = TypeVar("Result")
@@ -101,7 +101,7 @@ def interleaved(
     most_rounds: int,
     now: Clock = time.perf_counter,
 ) -> dict[str, list[Result]]:
-    """Call each contender, which measures itself, once per round, in a new order each round."""
+    """Call each function once per round, in a new random order each round, and list the results."""
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     order, longest_s = random.Random(0), 0.0
     for number in range(most_rounds):
@@ -126,7 +126,7 @@ class TimingPlan:
 
 
 def timed_enough(blocks: Sequence[Sequence[float]], plan: TimingPlan) -> bool:
-    """Return whether the needed calls were made and the median is precise, or rounds ran out."""
+    """Return whether there are enough calls and the median is precise, or no round is left."""
     counts = itertools.accumulate(map(len, blocks))
     enough = next((n for n, calls in enumerate(counts, 1) if calls >= plan.needed_calls), None)
     if enough is None or len(blocks) < FEWEST_VALUES_OF_A_MEDIAN:
@@ -142,20 +142,19 @@ def timed_enough(blocks: Sequence[Sequence[float]], plan: TimingPlan) -> bool:
 # throughput grows, memory is known to suffice, and time is left.
 DEFAULT_SIZES = powers_of_two(1, 4096)
 LARGER_SIZES = powers_of_two(8192, 65536)
-_SHARE_TO_WARM_UP = 0.5  # After this share of the time budget no more settings are warmed up.
-# These are measured even if the time budget is spent: a fitted line needs two sizes, and its error
-# needs three blocks of each series.
+_SHARE_TO_WARM_UP = 0.5  # After this share of the time budget, no further setting is warmed up.
+# A sweep measures at least these, even if the time budget is spent. A fitted line needs two sizes,
+# and the error of the line needs three blocks of each series.
 _FEWEST_SIZES, _FEWEST_BLOCKS = 2, 3
 
 
 class Setting(NamedTuple):
-    """A size of a series, which is timed."""
+    """One batch size of one series. A sweep times several settings."""
 
-    series: Any  # A text, or the call path of a model with its policy.
+    series: Any  # A name, or a pair of call path and dtype policy, or of a function and None.
     size: int
 
     def __str__(self) -> str:
-        # A function has no policy.
         parts = [self.series] if isinstance(self.series, str) else filter(None, self.series)
         return f"{' under '.join(parts)}, size {self.size}"
 
@@ -179,7 +178,7 @@ class Sweep(abc.ABC):
         self.timing, self._chosen, self.progress, self.clock = timing, chosen, progress, clock
         self._order, self._began_s = random.Random(seed), clock()
         self._calls: dict[Setting, Call] = {}
-        self._ended: dict[Any, tuple[int, Note]] = {}  # The last size of a series, and the reason.
+        self._ended: dict[Any, tuple[int, Note]] = {}  # Last size of a series, and why it ended.
 
     @abc.abstractmethod
     def prepare(self, setting: Setting) -> Call:
@@ -282,7 +281,7 @@ class Sweep(abc.ABC):
 
     def _timed_enough(self, setting: Setting) -> bool:
         plan = self.timing
-        if self.time_s(setting) > self.target_s(setting):  # Only the median is of use.
+        if self.time_s(setting) > self.target_s(setting):  # Its quantile is not needed.
             plan = dataclasses.replace(plan, needed_calls=1)
         return timed_enough(self.blocks[setting], plan)
 
@@ -346,13 +345,13 @@ class Sweep(abc.ABC):
             if len(self.timed(setting.series)) > 2:
                 del self._calls[setting], self.blocks[setting], self.warm_ups[setting]
                 self.not_run[setting] = beyond
-        # A double size takes up to twice as long, and so do all smaller sizes together.
+        # The double size takes up to 2 `time_s`, and all smaller sizes together take as long again.
         elif 4 * time_s * self.timing.needed_calls * contenders > rest_s:
             self._ended[setting.series] = setting.size, Note.of("too_slow_to_time")
 
 
-# Shares of a time budget: for measuring memory, and the least for timing, however long the start of
-# a worker process took.
+# Share of a time budget for measuring memory. Timing gets at least `_LEAST_SHARE` of the budget,
+# even if the start of a worker process took too long.
 SHARE_FOR_MEMORY, _LEAST_SHARE = 0.3, 0.2
 
 

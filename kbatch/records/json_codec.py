@@ -1,4 +1,4 @@
-"""Versioned JSON files of frozen records. A reader never sees a half-written file."""
+"""Versioned JSON files of frozen dataclasses. A reader never sees a half-written file."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 LARGEST_NUMBER = 1e100
 _LONGEST_SHOWN = 200
 
-# Errors of a constructor or a decoder if a file holds something else than expected.
+# Errors that a constructor or a decoder may raise if a file does not hold what it should.
 DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 # The scheme of a URL, such as "gs:/": `Path` merges its two slashes. A drive has one letter.
@@ -51,7 +51,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
         if (version, kind_name) == (SCHEMA_VERSION, kind.__name__):
             return decode(kind, document["record"])
     except DAMAGED as error:
-        # Other errors are about Python objects.
+        # Only the text of a `ValueError` helps a user. Other errors name Python objects.
         reason = f": {shown(error, str)}" if type(error) is ValueError else ""
         raise RecordError(f"{name} is damaged or not a file of kbatch{reason}.") from error
     if version == SCHEMA_VERSION:
@@ -64,7 +64,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
 
 
 def check_local(path: str | Path) -> None:
-    """Refuse a URL. Python would make a folder with the name of its scheme."""
+    """Raise an `InputError` for a URL. `Path("gs://a")` would be a local folder named `gs:`."""
     if _URL_SCHEME.match(str(path)):
         raise InputError(
             "kbatch reads and writes local files only. Give a local path, and copy the "
@@ -73,7 +73,7 @@ def check_local(path: str | Path) -> None:
 
 
 def read_json(path: Path) -> typing.Any:
-    """Read a JSON file that may be damaged or hostile."""
+    """Read a JSON file. Raise a `RecordError` if it is damaged or not a regular file."""
     check_local(path)
     name = printable(str(path))
     if path.exists() and not path.is_file():  # Reading a pipe or a device may never end.
@@ -86,7 +86,7 @@ def read_json(path: Path) -> typing.Any:
 
 
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
-    """Write a value of a file for a message, cut to a line or two."""
+    """Return a value as text for a message, with at most 200 characters."""
     is_long = len(text := printable(write(value))) > _LONGEST_SHOWN
     return f"{text[:_LONGEST_SHOWN]}..." if is_long else text
 
@@ -113,7 +113,7 @@ def _encode(value: object) -> object:
 
 
 def decode(kind: typing.Any, value: typing.Any) -> typing.Any:
-    """Check a value of a file and convert it to this kind."""
+    """Check a value from a JSON file, and convert it to a type such as a record or `int | None`."""
     return _decoder(kind)(value)
 
 
@@ -157,12 +157,12 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
 
 
 def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
-    """Check a value that is no record: texts must be printable, and numbers finite."""
+    """Check a value that is not a record. Make texts printable, and refuse infinite numbers."""
     if not _is_plain(kind, value):
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     if isinstance(value, str):
         return printable(value)
-    if kind is object and isinstance(value, list):  # A setting of a search.
+    if kind is object and isinstance(value, list):  # Only settings of a search have this kind.
         return [_plain(object, item) for item in value]
     if kind is object and isinstance(value, dict):
         return {printable(key): _plain(object, item) for key, item in value.items()}

@@ -42,7 +42,7 @@ class GpuSample:
     All values include all processes.
     """
 
-    time_s: float  # Since the block began.
+    time_s: float  # Seconds since the block of code began.
     # Share of the driver's last sampling window in which a kernel ran, from 0 to 1.
     utilization: float | None = None
     # In use or reserved: TensorFlow reserves almost all memory when it starts.

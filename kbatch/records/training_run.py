@@ -69,7 +69,7 @@ class Target:
         return value >= self.value if self.direction == "max" else value <= self.value
 
 
-# Objectives that kbatch measures itself; all others are metrics of the model.
+# Objectives about speed, which kbatch measures itself. All others are metrics of the model.
 TIMES = ("samples_per_second", "seconds_to_target")
 
 
@@ -90,8 +90,8 @@ def seconds_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> float 
 
 
 def noise_scale(runs: Sequence[Sequence["EpochRecord"]]) -> Estimate[float | None] | None:
-    """Estimate one noise scale from the late halves of all runs; None if no moments are known."""
-    # Every n-th update is measured, so an epoch's weight is its number of updates.
+    """Estimate a noise scale from the late halves of all runs; None without gradient moments."""
+    # The moments are means over every n-th update, so epochs are weighted by their updates.
     measured = [[(*m, max(1, e.updates)) for e in run if (m := _moments(e))] for run in runs]
     columns: list[Any] = [tuple(zip(*run, strict=True)) for run in measured if run]
     return noise_scale_of_runs(columns) if columns else None
@@ -132,11 +132,11 @@ class Outcomes:
     examples: int | None = None  # Number of validation examples.
     block_examples: int | None = None  # Examples of a block; the last block may have fewer.
     key: str | None = None  # Fingerprint of the examples in order. Equal keys are paired.
-    values: tuple[float, ...] = ()  # One for each block, in order; empty if there is a reason.
+    values: tuple[float, ...] = ()  # One for each block, in order; empty if `reason` is set.
     reason: NoOutcomes | None = None  # None if there are values.
-    # The most by which one example can change the metric. For a mean of right and wrong it is 1
-    # over the examples. For a metric that is no mean it is 1 over the examples of the rarest class.
-    # None if there is no limit, as for a loss.
+    # Largest change of the metric if one example changes: 1 / examples for an accuracy, and
+    # 1 / examples of the rarest class for a metric that is not a mean, such as recall. None if
+    # there is no limit, as for a loss.
     step: float | None = None
     lacking_blocks: int = 0  # Blocks without any example of one of the classes.
 
@@ -147,8 +147,8 @@ class AskedRun(NamedTuple):
     executions: int = 1  # Runs of the trial, with this one. Earlier runs have completed.
     epochs: int | None = None  # Epochs of a short run; None if it is complete.
     place: int | None = None  # Among the runs of the search, in the order in which they begin.
-    # The least objective value (negated if smaller is better) that the run must have reached by
-    # the end of each epoch. If it has not, it is stopped early.
+    # For each epoch: the objective (negated if smaller is better) that the run must have reached by
+    # the end of this epoch. A run that has not reached it is stopped early.
     least: tuple[float, ...] = ()
 
 
@@ -246,8 +246,8 @@ class ExecutionRecord:
     first_order: str | None = None
     #: Kind of device: the GPUs, or the processor with its cores. None if unknown.
     device: str | None = None
-    #: Whether all validation examples had the same outputs, or some outputs were not finite, at the
-    #: end or in a judged epoch.
+    #: Whether the model had collapsed at the end or in an epoch that decides: all validation
+    #: examples had the same outputs, or some outputs were not finite.
     dead: bool = False
     #: Names of the callbacks that set the learning rate, to a value or by a factor.
     rate_callbacks: tuple[str, ...] = ()
@@ -352,8 +352,8 @@ class ExecutionRecord:
     def judged(self, metric: str, direction: str) -> float | None:
         """Return the value of a metric that decides: the mean over the best fifth of the epochs.
 
-        At least two epochs count. If the `fit` of a HyperModel returned another value, that value
-        decides.
+        It is a mean of at least two epochs. If a custom `HyperModel.fit` returned another value,
+        return that value.
         """
         if self.outcomes and self.outcomes.metric == metric and self.outcomes.values:
             return math.fsum(self.outcomes.values) / len(self.outcomes.values)
@@ -403,7 +403,7 @@ class SearchRecord:
 
     settings: Mapping[str, object]  # Of the hypermodel and of the tuner.
     environment: EnvironmentRecord
-    #: Texts of arguments that decide the results. "optimizer.epsilon" is a part of "optimizer".
+    #: Arguments that decide the results, as texts. "optimizer.epsilon" is a part of "optimizer".
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: Hyperparameters of the model that the facts describe.
     hyperparameters: Mapping[str, bool | int | float | str | None] = dataclasses.field(
@@ -466,9 +466,9 @@ class Plan:
     dtype_policy: str | None  #: Policy of all trials; None if it is a hyperparameter.
     #: Most examples that go through a device at once; None if batches of any size are not cut.
     micro_batch_size: int | None
-    #: Reason for `micro_batch_size`. Batches are cut as "given", or are "cut" to fit in memory.
-    #: Or they are whole, because the largest "fits", because the model has its own train step
-    #: ("own_step"), or because it takes batches of one size ("whole").
+    #: Reason for `micro_batch_size`. Batches are cut: "given" (the user gave the size) or "cut" (to
+    #: fit in memory). Batches are not cut: "fits" (the largest batch fits), "own_step" (the model
+    #: has its own train step) or "whole" (the model takes batches of one size).
     reason: Literal["given", "cut", "fits", "own_step", "whole"]
     largest_batch_size: int  #: Largest batch size of the search when the plan was made.
     model: str  #: Fingerprint of the model that the plan was made with.
