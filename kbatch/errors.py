@@ -47,9 +47,9 @@ class TargetTooLow(ValueError):
     def __init__(self, latency_ms: float, quantile: float, batch_size: int, reachable_ms: float):
         smaller = "" if batch_size == 1 else "measure smaller batch sizes, "
         super().__init__(
-            f"The latency target must be at least {reachable_ms:.3g} ms, the latency of batch size "
-            f"{batch_size} at the {quantile:g} quantile: {smaller}give a higher target, or use a "
-            f"faster model or faster `call_paths`. Received: a target of {latency_ms:g} ms."
+            f"The latency target must be at least {reachable_ms:.3g} ms, because batch size "
+            f"{batch_size} takes so long at the {quantile:g} quantile: {smaller}give a higher "
+            f"target, or use a faster model or call path. Received: a target of {latency_ms:g} ms."
         )
         self.reachable_ms = reachable_ms
 

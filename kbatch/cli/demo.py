@@ -19,7 +19,7 @@ _VOCABULARY, _TOKENS = 4000, 80
 def add_demo(commands: Any) -> None:
     text = "find the learning rate and the batch size of a small model on real data"
     demo = commands.add_parser("demo", help=text)
-    data = "MNIST images, or functions of Python's library as texts (default: %(default)s)"
+    data = "MNIST images, or the source code of Python functions (default: %(default)s)"
     demo.add_argument("--data", choices=("images", "texts"), default="images", help=data)
     quick = "train three batch sizes once, without a search for the learning rate"
     demo.add_argument("--quick", action="store_true", help=quick)

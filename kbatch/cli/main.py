@@ -200,7 +200,7 @@ def _add_input(commands: Any) -> None:
     add("--batch-size", type=int, metavar="N", help="batch size (default: the dataset's)")
     seconds = {"dest": "time_budget_s", "type": float, "metavar": "SECONDS"}
     add("--budget", **seconds, help="time budget in seconds")
-    add("--no-remedies", dest="remedies", action="store_false", help="measure only, try no changes")
+    add("--no-remedies", dest="remedies", action="store_false", help="do not try faster pipelines")
     add("--cache-bytes", type=int, metavar="BYTES", help="memory that a cache may use")
     output = {"type": Path, "default": Path("kbatch-input"), "metavar": "DIR"}
     add("-o", "--output", **output, help="folder for result and figure (default: %(default)s)")
@@ -222,7 +222,8 @@ def _add_max_batch(commands: Any) -> None:
     limit = "memory limit, such as 2GiB (default: all of the GPU, or half of the free host memory)"
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     window = {"dest": "memory_window", "type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
-    add("--window", **window, help="fill between LOW and HIGH of the limit (default: 0.8 0.9)")
+    text = "the batch must use LOW to HIGH of the limit (default: 0.8 0.9)"
+    add("--window", **window, help=text)
     add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch size to try")
     training = {"dest": "training", "action": "store_false"}
     add("--inference", **training, help="run predictions instead of train steps")
@@ -245,7 +246,7 @@ def _max_batch(options: argparse.Namespace) -> None:
 def _add_recommend(commands: Any) -> None:
     text = "recommend a batch size to start with, and say what limits it"
     add = _parser(commands, "recommend", _recommend, text, _DATA_TEXT)
-    base = "batch size that the model's learning rate suits (default: %(default)s)"
+    base = "batch size for which the learning rate was chosen (default: %(default)s)"
     add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
     limit = "memory limit, such as 2GiB (default: as in max-batch)"
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
@@ -390,8 +391,8 @@ def _add_export(commands: Any) -> None:
     table = ".csv or .json file to write (default: kbatch-trials.csv, or kbatch-runs.csv)"
     add("-o", "--output", type=Path, help=table)
     tracker = (
-        "send the runs that this tracker does not have yet. Environment variables such as "
-        "MLFLOW_TRACKING_URI set it up. A table is then written only with -o"
+        "send the runs to this tracker, except runs that it already has. Environment variables "
+        "such as MLFLOW_TRACKING_URI configure it. Without -o, no table is written"
     )
     add("--to", choices=("mlflow", "wandb"), help=tracker)
 

@@ -300,7 +300,7 @@ def no_size_error(checks: Sequence[TargetCheck], latency_ms: float, quantile: fl
     checked = ", ".join(f"{check.batch_size:,} {check.outcome}" for check in checks)
     return ValueError(
         "No batch size was shown to meet this latency target, and too few sizes were measured to "
-        "estimate one. Measure on a quieter machine, or give a higher target. Or give "
+        "estimate which size does. Measure on a quieter machine, give a higher target, or give "
         f"`batch_sizes`: kbatch then times {calls_for_quantile(quantile)} calls of each size. "
         f"Received: latency_ms={latency_ms:g}, checked sizes: {checked}."
     )

@@ -195,8 +195,8 @@ def _out_of_memory(
     if died is None:
         return OutOfMemoryError(message, **known)
     message = (
-        f"{message} kbatch concluded this because the worker process ended with status "
-        f"{died.exit_code}. A crash of another kind can end with the same status."
+        f"{message} kbatch assumes that memory ran out, because the worker process ended with "
+        f"status {died.exit_code}. Another kind of crash can end with the same status."
     )
     error = OutOfMemoryError(message, **known)
     error.__cause__ = died

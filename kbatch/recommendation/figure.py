@@ -71,7 +71,7 @@ def plot_limits(
     facts += where_measured(recommendation.environment)
     if (pilot := recommendation.pilot) is not None:
         facts.append(f"noise of {sum(pilot.updates):,} updates at batch size {pilot.batch_size:,}")
-    notes = "Bands: 95 % intervals of the curves. Grey: batch sizes to search."
+    notes = "Bands: 95 % intervals of the curves. Grey: batch sizes to try in a search."
     canvas.write_caption([panel], notes, facts=facts, caption=caption and ax is None)
     return panel
 

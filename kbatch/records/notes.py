@@ -57,16 +57,13 @@ def _parts_differ(found: str, source: str | None = None) -> str:
 
 # The process of a search for memory, by the reason.
 _MEASURED_HERE = {
-    "gpu": "Memory was measured in this process, because it already uses the GPU. A new process "
-    "may give another result. To measure in a new process, give a build function and arrays, and "
-    "call kbatch before you create any model, tensor or `tf.data.Dataset`.",
-    "replicas": "Memory was measured in this process with all replicas. A new process may give "
-    "another result. A batch that is far too large may end this process.",
-    "model on the GPU": "Memory was measured in this process, because it already uses the GPU. A "
-    "batch that is far too large may end this process.",
-    "not sendable": "Memory was measured in this process, because the model or the data cannot be "
-    "sent to a new one. A new process may give another result. On a CPU, small blocks of memory "
-    "are not counted. A batch that is far too large may end this process.",
+    "gpu": "it already uses the GPU. A new process may give another result. To measure in a new "
+    "process, give a build function and arrays, and call kbatch before you create any model, "
+    "tensor or `tf.data.Dataset`",
+    "replicas": "the model is on several devices. A much too large batch may end this process",
+    "model on the GPU": "it already uses the GPU. A much too large batch may end this process",
+    "not sendable": "the model or the data cannot be sent to a new one. On a CPU, small blocks of "
+    "memory are not counted, and a much too large batch may end this process",
 }
 
 
@@ -104,14 +101,16 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "compute in float32: {others}."
     ),
     "peaks_differ": (
-        "Peak memory differs from run to run: {refuted} sizes did not fit in a second run. The "
+        "Peak memory differs from run to run: {refuted} sizes fitted once but not twice. The "
         "reported size was run only once: use a smaller size, or lower `memory_window`."
     ),
     "gpu_shared": (
         "Other processes use memory of the GPU (`nvidia-smi` names them), so {free} of {total} "
         "were left. Measure again on a free GPU."
     ),
-    "measured_here": lambda why: _MEASURED_HERE[why],
+    "measured_here": lambda why: (
+        f"Memory was measured in this process, because {_MEASURED_HERE[why]}."
+    ),
     "input_cache_unfilled": (
         "The pipeline's `cache` was not filled before measuring ({reason}). The throughput may be "
         "that of a first epoch, and later epochs may be faster."
@@ -177,7 +176,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "rate_off": (
         "Your learning rate, {rate} at batch size {base}, {seems} too {far}. {when} {epochs} at "
-        "batch size {size}, {words} was {values}: this difference is larger than the noise.{more}"
+        "batch size {size}, {words} was {values}, a difference larger than the noise.{more}"
     ),
     "grid_because": lambda why: (
         f"The search is a grid, because {_NO_RACE[why]}. A grid does not check the learning rate."
@@ -195,8 +194,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         '`strategy="race"` looks for a better one.{more}'
     ),
     "no_rule": (
-        "kbatch has no learning rate rule for {optimizer}, so all sizes have the same rate. "
-        'Choose a rate for `hp.get("batch_size")` in `build`, or give `learning_rate_scaling`.'
+        "kbatch has no rule for {optimizer}, so all batch sizes have the same learning rate. "
+        'In `build`, compute it from `hp.get("batch_size")`, or give `learning_rate_scaling`.'
     ),
     "rates_by_callback": (
         "{who} set the learning rate of each epoch ({ends}), so kbatch cannot compare rates. Use a "
@@ -204,8 +203,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
-        "{validation} at {at}), perhaps because {what} are averages of {memory} updates and "
-        "training made only {updates}. Train longer, or lower {cure}."
+        "{validation} at {at}). Perhaps {updates} are too few for {what}, which are averages of "
+        "{memory} updates: train longer, or lower {cure}."
     ),
     "still_rising": (
         "The {words} still improved by {gain} over the last {last}. Train longer to be sure."
@@ -224,12 +223,12 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "worse {words}. To compare sizes at equal time, use `kbatch.TimeBudget`."
     ),
     "noise_binds": (
-        "Above about {scale} examples (the gradient noise scale), a larger batch hardly saves "
-        "updates, because its gradient is hardly less noisy."
+        "A batch size above the gradient noise scale, about {scale} examples, saves few updates, "
+        "because the gradient has little noise there."
     ),
     "failure_rate": (
-        "At this learning rate, training with batch size {failed} {how}. {trainings} did not fail, "
-        "but so few runs cannot exclude a failure rate of up to {rate} (95 % confidence)."
+        "At this learning rate, training with batch size {failed} {how}. {trainings} succeeded, "
+        "too few to be sure: up to {rate} of further runs may fail (95 % confidence)."
     ),
     "times_corrected": (
         "Training times in the table are corrected for changes of the machine's speed during the "
@@ -239,7 +238,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Batch size {base} takes {ratio} times as long as {size} (interval {low} to {high}), so "
         "either size may be the faster one."
     ),
-    "devices_differ": "Trials ran on {devices}. Compare their speeds on one device only.",
+    "devices_differ": "Trials ran on {devices}. Compare speeds only between equal devices.",
     "shared_device": (
         "Up to {workers} workers shared the device, so each of them trained more slowly. To "
         "compare sizes by speed, search again with one worker for each device."
@@ -258,7 +257,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "GroupNormalization, LayerNormalization, or a micro-batch as large as the batch."
     ),
     "parts_differ": _parts_differ,
-    "parts_not_compared": "Micro-batches were not compared with the whole batch: {found}.",
+    "parts_not_compared": "It was not checked whether micro-batches change the result: {found}.",
     "cut_to_fit": (
         "Only {size} examples fit in memory at once ({reason}). Larger batches are split.{more}"
     ),
@@ -274,23 +273,23 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The first update used learning rate {used:.3g}, set by {by}, not the model's {built:.3g}."
     ),
     "compiled_by_xla": "With `jit_compile=True`, train steps are {speedup} times as fast.",
-    "one_step_an_execution": "Keras ran with `steps_per_execution=1`, which is slower: {reason}.",
+    "one_step_an_execution": "`steps_per_execution` is 1, although more is often faster: {reason}.",
     "too_short_to_time": "A training run had fewer than four steps, too few to measure samples/s.",
     "metrics_of_parts": (
         "These metrics are averages over micro-batches, because they are plain functions: {names}. "
         "Use a `keras.metrics.Metric` to get the value of the whole batch."
     ),
     "auc_thresholds": (
-        "AUC cannot rank {share} of the positives, predicted below {first:.2g}, the first of "
-        "{count} thresholds. Use `AUC(thresholds=np.geomspace(1e-6, 0.999, 200).tolist())`."
+        "AUC cannot rank predictions below {first:.2g}, its lowest threshold above 0. {share} of "
+        "the positives are below: use `AUC(thresholds=np.geomspace(1e-6, 0.999, 200).tolist())`."
     ),
     "most_common_class": (
         "The {words} of {value} is not above the share of the most common class, {share}. Choose "
         "an objective such as `val_auc`, or give `class_weight`."
     ),
     "blocks_lack_a_class": (
-        "kbatch measures noise on {blocks} blocks of validation examples. {lacking} of them lack a "
-        "class, so one example may change the metric by {step}: shuffle, or use more examples."
+        "kbatch estimates noise from {blocks} blocks of validation examples, but {lacking} of them "
+        "lack a class. Shuffle or use more: one example may change the metric by {step}."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (
@@ -310,7 +309,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "in_window": "its memory is within `memory_window`",
     "reached_data": "it is the whole dataset",
     "reached_most": "it is `max_batch_size`",
-    "memory_hardly_grows": "memory hardly grows with the batch: one example for each byte fits",
+    "memory_hardly_grows": "memory hardly grows with the batch size, so no limit was found",
     "one_example_above": "one example needs {needs}, above `memory_window`",
     "next_above": "batch size {below} needs {needs} of memory, and {above} {reached}",
     "memory_jumps": "memory jumps: batch size {below} needs {needs}, and {above} {reached}",
@@ -327,7 +326,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "data_gave_fewer": "the data function gave {rows} examples",
     # Why a limit of the batch size is not known.
     "cannot_measure": "{error}",
-    "data_ended": "the data ended after {rows} of a batch",
+    "data_ended": "the data ended within a batch, after {rows}",
     "ran_out_of_memory": "it ran out of memory",
     "nothing_ran": "not even the smallest batch size could be run",
     # Why a change to an input pipeline was not tried, or what it requires.
@@ -336,7 +335,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "data_error": "the data raised an error: {error}",
     "has_prefetch": "the pipeline ends with `.prefetch()`",
     "has_cache": "the pipeline has a `.cache()`",
-    "no_serial_map": "no serial map with only batch, prefetch, shuffle or repeat after it",
+    "no_serial_map": "no serial `map` is followed only by batch, prefetch, shuffle or repeat",
     "cache_freezes": "a cache would repeat random values; place `.cache()` before the random part",
     "endless_data": "the data repeat without end; place `.cache()` before `.repeat()`",
     "cache_too_large": "the cache takes more than the {most} of `cache_bytes`",

@@ -19,9 +19,9 @@ RECORD_NAME = "kbatch.json"
 PLAN_NAME = "kbatch-plan.json"
 PROGRESS_NAME = "kbatch-progress.json"
 SETTINGS_REMEDY = (
-    "This file holds the settings of the search, and no result. Move it to another folder, and run "
-    "the same script with the same arguments. The search writes a new file, and keeps trials whose "
-    "epochs, batch sizes and seeds match the script."
+    "The file holds no results, only the settings of the search. Move it to another folder, and "
+    "run the same script with the same arguments. The search then writes a new file, and keeps the "
+    "trials whose epochs, batch sizes and seeds match the script."
 )
 # Types of the settings that a decision or a resumed search reads. Other settings are only shown.
 _SETTING_TYPES: Mapping[str, Any] = {

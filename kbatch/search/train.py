@@ -120,7 +120,7 @@ def train(
         if status == "failed" and settings.plan is not None and settings.plan.reason == "whole":
             failure = (
                 f"The model or its loss takes only batches of {settings.batch_size} rows (axis 0): "
-                "leave out sizes whose last batch of training or validation is smaller, give "
+                "use sizes that divide the number of training and of validation rows, give "
                 "functions `lambda n: dataset.batch(n, drop_remainder=True)` as data, or write "
                 f"`keras.ops.shape(x)[0]` in the model instead of a number. Received: {failure}"
             )

@@ -169,9 +169,10 @@ class Comparison(Result):
         texts = []
         if once:
             texts.append(
-                f"The answer has only one run in {join_words(at_most(once))}. Set its learning "
-                'rate in `build`, search again with `BatchSizeTuner(build, ..., strategy="grid", '
-                "batch_sizes=[size], executions_per_trial=3)`, and compare the new studies."
+                "The recommended batch size was trained only once in "
+                f"{join_words(at_most(once))}. Set its learning rate in `build`, train it three "
+                'times with `BatchSizeTuner(build, ..., strategy="grid", batch_sizes=[size], '
+                "executions_per_trial=3)`, and compare the new studies."
             )
         if more:
             texts.append(f"The studies also differ in {join_words(at_most(more))}.")

@@ -48,8 +48,8 @@ _TO_BE_CERTAIN = {
     "alone": "To be certain, train another batch size with the same settings",
     "one_execution": "{more} shows what another seed changes",
     "pinned": "To make seeds differ, shuffle the data, or leave `set_random_seed` out of `build`",
-    "few_examples": "To be certain, use more validation examples, above all of a rare class",
-    "heavy_tails": "To be certain, use a metric to which all examples count alike, as accuracy",
+    "few_examples": "To be certain, use more validation examples, especially of rare classes",
+    "heavy_tails": "To be certain, use a metric that weighs examples equally, such as accuracy",
 }
 # There is no note on updates if larger batches gain less than this share of samples/s.
 _SMALL_GAIN = 0.1
@@ -155,7 +155,7 @@ def _rate(
         searched = named.hyperparameters.keys() - {*OWN_COLUMNS}
         settled = search.get("search_learning_rate") is False or search.get("grid_because")
         if not searched and not settled:
-            more = f" Other sizes follow the {scaling.rule} rule." if scaling.rule else ""
+            more = f" Rates of other sizes follow the {scaling.rule} rule." if scaling.rule else ""
             yield Note.of("rate_unchecked", rate=rate, size=f"{base:,}", more=more)
         return
     for size in dict.fromkeys((base, named.batch_size)):
@@ -175,7 +175,7 @@ def _rate(
         at_end = {FACTORS[0]: "smaller", FACTORS[-1]: "larger"}
         complete = all(map(with_complete_runs, pair))
         texts = [
-            f"{format_number(value, 4)} at {setting(trial.learning_rate or 0.0)}"
+            f"{format_number(value, 4)} at learning rate {setting(trial.learning_rate or 0.0)}"
             for value, trial in zip(values, pair, strict=True)
         ]
         yield Note.of(

@@ -70,20 +70,20 @@ _OBSTACLES = {
     "pinned": "the seed changes neither the initial weights nor the order of the examples, so all "
     "runs of a batch size count as one",
     "no_outcomes": "validation examples are not compared, because {why}",
-    "few_examples": "there are too few validation examples to show differences of the tolerance",
+    "few_examples": "validation examples are too few to show differences as small as the tolerance",
     "heavy_tails": "a few validation examples make up most of the difference in loss",
     "split_by_class": "the labels are sorted by class, so the validation examples are not "
     "representative",
 }
 _UNPAIRED: Mapping[Unpaired | None, str] = {
     None: "their results are not known",
-    "time": "a time is measured once in a run",
+    "time": "a training time has no values for single examples",
     "not_recorded": "the search stored no results of single validation examples",
     "other_examples": "the trials were validated on different examples or in a different order "
     "(give all trials the same ones, without a shuffle, a random split or `drop_remainder`)",
-    "other_blocks": "the model takes whole batches only, so each size has other blocks of them",
+    "other_blocks": "the model takes whole batches only, so the compared blocks differ by size",
     "no_validation": "no epoch was validated",
-    "of_training": "the metric is one of training, not of validation",
+    "of_training": "the metric is measured on the training data",
     "several_objectives": "there are several objectives",
     "several_devices": "the model was trained on several devices",
     "not_finite": "the metric was not finite in any epoch",
@@ -122,7 +122,7 @@ def with_page(
         use = _use(decision, trial)
     sentences = tuple(filter(None, sentences))
     count = f" Notes: {len(notes):,} (decision.notes)." if notes else ""
-    base = f" kbatch added batch size {added[0]}." if added else ""
+    base = f" kbatch also tried batch size {added[0]}." if added else ""
     cost = f"{running_text(trials, progress) or _cost(trials, progress)}{base}{count}"
     page = Page(sentences, rows, use, cost, notes)
     return dataclasses.replace(decision, page=page)
@@ -160,7 +160,7 @@ def _certainty(decision: Decision, words: str, within: str) -> str:
     open_sizes = at_most([f"{size:,}" for size, _ in faster or judgement.open])
     others = join_words(open_sizes) if open_sizes else "a size that was not trained to the end"
     if decision.certain:
-        return f"Certain {confidence}: {is_near}, and {others} may be too."
+        return f"Certain {confidence}: {is_near}. Faster sizes may be as good ({others})."
     return f"Not certain: {is_near} {confidence}, but {others} may be the better choice."
 
 

@@ -453,13 +453,12 @@ def _read_project(path: Path) -> Study:
             if status in ("FAILED", "INVALID"):
                 failed.append(f"{folder.name} failed before training: {message}")
             elif status in ("COMPLETED", "damaged") and is_kbatch:
-                problems.append(f"{file} is missing, and with it the result of its trial.")
+                problems.append(f"{file} is missing, so its trial has no result.")
             continue
         trial = read(TrialRecord, file)
         if trial and folder.name != f"trial_{trial.trial_id}":
-            problems.append(
-                f"{file} belongs to trial {json_codec.shown(trial.trial_id)}, so it is left out."
-            )
+            other = json_codec.shown(trial.trial_id)
+            problems.append(f"{file} holds the record of trial {other}, so it is left out.")
         elif trial:
             trials.append(trial)
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))

@@ -85,7 +85,7 @@ def test_verify_target_finds_a_size_below_the_smallest_of_the_sweep():
 
 
 def test_check_reachable_compares_the_target_with_one_example():
-    with pytest.raises(TargetTooLow, match="the latency of batch size 1 ") as caught:
+    with pytest.raises(TargetTooLow, match="because batch size 1 ") as caught:
         Machine(sizes=(64, 128), target_ms=1.0).reach(64)
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
 

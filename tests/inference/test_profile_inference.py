@@ -153,7 +153,7 @@ def of_four_rows():
         (
             {"latency_slo_ms": 1e-3},
             TargetTooLow,
-            "^The latency target .* ms, the latency of batch size 1 ",
+            "^The latency target .* ms, because batch size 1 ",
         ),
     ],
 )

@@ -118,7 +118,7 @@ def test_compare_verdict_unknown_noise(other, words):
 def test_compare_use_names_study_with_one_run():
     first = kbatch.compare(ONCE, A)  # The base may be the one with a single run.
     assert first.table()["verdict"][1].startswith("not known (once has one training run), ")
-    assert "only one run in once (batch size 64, learning rate 0.001)." in first.use
+    assert "only once in once (batch size 64, learning rate 0.001)." in first.use
     assert "adam" not in first.use and "executions_per_trial=3" in first.use
     both = kbatch.compare({"a, b": ONCE, "c": ONCE})
     assert "a, b and c have one training run each), and c trains as fast" in both.answer

@@ -48,8 +48,8 @@ SILENT = dataclasses.replace(make_gpu(), samples=(GpuSample(0.0, None, None, Non
     ("data", "reason"),
     [
         (make_usage(), "its library NVML was not found"),
-        (make_study(), "No GPU was watched"),
-        (kbatch.GpuMonitor(), "has not ended"),
+        (make_study(), "No GPU was monitored"),
+        (kbatch.GpuMonitor(), "still running"),
         (make_usage(SILENT), "gave no readings"),
         (make_study(make_trial(64, usage=make_usage(SILENT))), "gave no readings"),
     ],

@@ -255,7 +255,7 @@ def test_note_rate_off_compares_equal_epochs():
     run = dataclasses.replace(run, epochs=2 * worse.epochs, length="short", epochs_asked=8)
     short = trial_of(32, run, hyperparameters={FACTOR_NAME: 1.0}, trial_id="short")
     (note,) = (n for n in pages(whole, short).notes if n.code == "rate_off")
-    assert "may be too small. In short runs of 2 epochs at" in note and "0.4998 at 0.001" in note
+    assert "may be too small. In short runs of 2 epochs at" in note and "0.4998 at learning" in note
 
 
 def test_verdict_of_values_equal_up_to_rounding():
@@ -366,7 +366,7 @@ def test_race_times_follow_runs_without_a_sudden_load(order, slow, planned_s):
 def test_page_added_base_size_is_not_yours():
     trials = make_trial(32, 800), make_trial(64, 800, rate=3000.0)
     for added in (False, True):
-        page, note = pages(*trials, base_added=added).page, "kbatch added batch size 32"
+        page, note = pages(*trials, base_added=added).page, "kbatch also tried batch size 32"
         assert (note in page.cost, "base_added" in [n.code for n in page.notes]) == (added, added)
         kept = pages(trials[0], make_trial(64, 900, rate=900.0), base_added=added)
         assert kept.page.sentences[0].startswith("Keep") is not added

@@ -38,7 +38,7 @@ def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, Usa
             note = f"Batch size {best.batch_size:,} has no timeline. {_why_none(usages[0][0])}"
     elif not isinstance(source, UsageRecord):
         usage = source.usage
-        reason = source.unavailable or ("" if usage else "The `with` block has not ended.")
+        reason = source.unavailable or ("" if usage else "The monitor is still running.")
     if usage is None or not _traces(usage):
         raise ValueError(
             "A timeline needs readings of an NVIDIA GPU. Run on a machine with a GPU and its "
@@ -48,7 +48,7 @@ def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, Usa
 
 
 def _why_none(usage: UsageRecord | None) -> str:
-    return (usage.unavailable or "The GPU gave no readings.") if usage else "No GPU was watched."
+    return (usage.unavailable or "The GPU gave no readings.") if usage else "No GPU was monitored."
 
 
 # A label, the top of the axis (0 to fit the data), and times and values of each GPU.

@@ -208,7 +208,8 @@ def _draw_others(panel: Axes, points: Sequence[tuple[float, float, bool]]) -> st
     counts = (short, "short (hollow)"), (hidden, "outside the plot")
     kinds = "".join(f", {count:,} {kind}" for count, kind in counts if count)
     others = pluralize(len(points), "other trial")
-    return f"Line: the compared trial of each batch size, or its best one. Grey: {others}{kinds}."
+    line = "Line: for each batch size, the trial to compare with other batch sizes."
+    return f"{line} Grey: {others}{kinds}."
 
 
 def named_label(study: Study) -> str:

@@ -34,9 +34,9 @@ from kbatch.training.model import TrainStep, check_model, replica_count
 # changes much less, other random draws change much more.
 _SAME_UP_TO = 0.02
 _UNREPEATABLE = (
-    "`exact=True` sends each micro-batch through the model twice with the same random draws: use "
-    "`keras.random` with a `keras.random.SeedGenerator` that the layer holds, or leave out "
-    "`exact`. Received:"
+    "`exact=True` sends each micro-batch through the model twice, and both passes must draw the "
+    "same random numbers: use `keras.random` with a `keras.random.SeedGenerator` that the layer "
+    "holds, or leave out `exact`. Received:"
 )
 _CHANGED_WEIGHTS = (
     "`exact=True` repeats a call when you compute its gradient, so the weights must not change in "

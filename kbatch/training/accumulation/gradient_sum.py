@@ -90,14 +90,12 @@ def cut(batch: Any, size: int) -> MicroBatches:
     present = parts_of(leaves)
     lengths = [leaf.shape[0] for leaf in present]
     known = {length for length in lengths if length is not None}
+    message = "Inputs, targets and sample weights of a batch must have the same number of rows"
     if len(known) > 1:
-        raise ValueError(
-            "All parts of a batch (inputs, targets, sample weights) must have the same number of "
-            f"rows: check their first axes. Received: shapes={[p.shape for p in present]}."
-        )
+        shapes = [part.shape for part in present]
+        raise ValueError(f"{message}: check their first axes. Received: {shapes=}.")
     rows, checks = row_count(present[0]), []
     if len(known) != 1:
-        message = "All parts of a batch must have the same number of rows."
         checks = [tf.debugging.assert_equal(row_count(p), rows, message) for p in present[1:]]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return MicroBatches(leaves, tf.identity(rows), lengths[0], size)
