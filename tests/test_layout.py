@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_757,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_756,  # Without docstrings, comments and blank lines.
     "files in kbatch": 129,
     "record types": 81,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 29_517,
-    "kbatch.search.tuner": 20_827,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_837,  # HyperModel
-    "kbatch.memory.find": 8_320,  # find_max_batch_size
-    "kbatch.study.study": 5_927,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_895,  # accumulate_gradients
+    "kbatch.search.tuner": 20_823,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_834,  # HyperModel
+    "kbatch.memory.find": 8_317,  # find_max_batch_size
+    "kbatch.study.study": 5_925,  # load_study
+    "kbatch.training.accumulation.accumulate": 3_892,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",
