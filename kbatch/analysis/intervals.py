@@ -1,23 +1,23 @@
 """Confidence intervals of a mean, a median and a ratio, and an upper bound of a quantile.
 
-Of n independent values, the number below the q-quantile is Binomial(n, q) for any distribution. So
-order statistics bound the quantile (David and Nagaraja 2003, Order Statistics, section 7.1). The
-median lies between the k-th smallest and the k-th largest value with confidence
-1 - 2 P(Binomial(n, 1/2) < k). Rounds that another process slowed widen this interval less than the
-interval of the mean. The k-th smallest value is an upper bound of the q-quantile with confidence
-P(Binomial(n, q) < k). Even the largest value is a bound only if 1 - q^n reaches the confidence. At
+The number of n independent values below the q-quantile is Binomial(n, q) for any distribution. So
+sorted values bound the quantile (David and Nagaraja 2003, Order Statistics, section 7.1). The
+median is between the k-th smallest and the k-th largest value with confidence
+1 - 2 P(Binomial(n, 1/2) < k). If another process slows some rounds, this interval widens less than
+an interval of the mean. The k-th smallest value is an upper bound of the q-quantile with confidence
+P(Binomial(n, q) < k). The largest value is a bound only if 1 - q^n is at least the confidence. At
 95 %, p95 needs 59 calls and p99 needs 299.
 
-The ratio of contenders that take turns within a round holds even if the machine's speed drifts.
-Ratios are averaged as logarithms.
+If two settings are timed in each round, the ratio of their times does not depend on the machine's
+speed in that round. Ratios are averaged as logarithms.
 
 For estimates n and d with covariance V, a ratio r is compatible with both if
 
     (n - r d)^2 <= t^2 (V_nn - 2 r V_nd + r^2 V_dd)
 
-Fieller (1954), J. R. Stat. Soc. B 16, 175-185. If d may be 0, these r have no upper end: the ratio
-has only a lower bound. The delta method, which is the limit of small V_dd, would give a finite
-interval then, a wrong one.
+Fieller (1954), J. R. Stat. Soc. B 16, 175-185. If d may be 0, there is no largest r, so the ratio
+has only a lower bound. In this case, the delta method (the limit of small V_dd) would give a wrong,
+finite interval.
 """
 
 import dataclasses
@@ -36,10 +36,10 @@ from scipy import special
 FEWEST_VALUES = 3
 # The range of five values holds the median with 94 % confidence only.
 FEWEST_VALUES_OF_A_MEDIAN = 6
-# From this number on, the interval of a median leaves out the lowest and the highest round.
+# With at least this many rounds, the interval of a median leaves out the lowest and highest round.
 _ROUNDS_FOR_ORDER = 9
 
-# If a value cannot be told from noise, it is None, and only its lower end may be known.
+# If noise hides a value, it is None, and `low` may still be known.
 Value = TypeVar("Value", bound=float | None, covariant=True)
 
 
@@ -50,15 +50,15 @@ class Estimate(Generic[Value]):
     value: Value  #: The estimate, in the unit of what was measured.
     low: float | None = None  #: Lower end of the range, in the same unit.
     high: float | None = None  #: Upper end.
-    n: int | None = None  #: Number of values behind the estimate.
+    n: int | None = None  #: Number of measured values.
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Both ends. If one is unknown, None."""
+        """Both ends of the range; None if one is unknown."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def times(self, factor: float) -> "Estimate[Value]":
-        """Change the unit: multiply by a positive `factor`."""
+        """Multiply the value and its range by a positive `factor`, such as to change the unit."""
         known = {"value": self.value, "low": self.low, "high": self.high}
         changed = {name: factor * x for name, x in known.items() if x is not None}
         return dataclasses.replace(self, **changed)
@@ -68,7 +68,7 @@ UNRESOLVED: "Estimate[float | None]" = Estimate(None)
 
 
 def ranged_columns(name: str, estimate: Estimate[Any] | None) -> dict[str, float | None]:
-    """Return a number and its range as columns of a table."""
+    """Return a number and the ends of its range as columns of a table, in three cells of a row."""
     known = estimate or UNRESOLVED
     return {name: known.value, f"{name}, low": known.low, f"{name}, high": known.high}
 
@@ -76,14 +76,14 @@ def ranged_columns(name: str, estimate: Estimate[Any] | None) -> dict[str, float
 def mean_interval(values: Sequence[float]) -> Estimate[float] | None:
     """Compute a mean and its 95 % interval by Student's t.
 
-    It assumes independent, about normal values, such as runs of one trial with different seeds. For
-    two values the interval would be 13 standard errors wide, so it is None.
+    The values must be independent and roughly normal, such as runs of a trial with different seeds.
+    If there are fewer than three, return None: with two, it would be 13 standard errors wide.
     """
     if len(values) < FEWEST_VALUES:
         return None
     # For the few runs of a trial `np.mean` and `np.std` take ten times as long.
     count, mean = len(values), fmean(values)
-    # A product, because a power raises an error if it overflows.
+    # A power would raise an error if it overflowed, and a product does not.
     variance = sum((value - mean) * (value - mean) for value in values) / (count - 1)
     half_width = t_quantile(count - 1) * math.sqrt(variance / count)
     return Estimate(mean, mean - half_width, mean + half_width, count)
@@ -106,7 +106,7 @@ def median_interval(values: Sequence[float]) -> Estimate[float] | None:
 
 
 def over_rounds(values: Sequence[float]) -> Estimate[float] | None:
-    """Return a median of rounds, below nine with Student's t interval of the logarithms."""
+    """Return the median of rounds. Below nine, the interval is Student's t of the logarithms."""
     count = len(values)
     if count >= _ROUNDS_FOR_ORDER:
         return median_interval(values)
@@ -117,14 +117,14 @@ def over_rounds(values: Sequence[float]) -> Estimate[float] | None:
     return Estimate(float(np.median(values)), low, high, count)
 
 
-# A training is cut into this number of parts: up to two of them may be disturbed.
+# A training is cut into this many parts. The median is right if at most two are disturbed.
 _PARTS = 5
 
 
 def rate_of_windows(examples: Sequence[int], durations_s: Sequence[float]) -> float:
     """Return examples/s: the median over five parts with equally many consecutive windows.
 
-    A pause of the process affects one part, not the median. A repeated slowdown is in all parts.
+    A single pause changes one part and not the median. A repeated slowdown changes all parts.
     """
     count = len(examples)
     parts = min(_PARTS, count) if count > 2 else 1
@@ -138,7 +138,7 @@ def rate_of_windows(examples: Sequence[int], durations_s: Sequence[float]) -> fl
 def ratio_over_rounds(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> Estimate[float] | None:
-    """Summarise the ratio of two contenders, paired by round."""
+    """Return the ratio of two measurements that were made in the same rounds."""
     return over_rounds([n / d for n, d in zip(numerator, denominator, strict=True)])
 
 
@@ -147,8 +147,8 @@ def quantile_upper_bound(
 ) -> float | None:
     """Return the smallest value that is an upper bound of a quantile with this confidence.
 
-    It assumes independent values, one per call. Calls in a row that share a delay are not
-    independent. For fewer values than `calls_for_quantile` it returns None.
+    The values of calls must be independent. Calls in a row that share a delay are not independent.
+    If there are fewer than `calls_for_quantile`, return None.
 
     >>> quantile_upper_bound(range(59), quantile=0.95)
     58.0
@@ -173,16 +173,16 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
             raise ValueError(
                 f"`{name}` must lie between 0 and 1, such as 0.95. Received: {name}={value!r}."
             )
-    # Rounding must not push an exact power past its integer.
+    # Without 1e-9, a rounding error could add a call if the quotient is an integer.
     return max(1, math.ceil(math.log1p(-confidence) / math.log(quantile) - 1e-9))
 
 
 def ratio_of_estimates(
     numerator: float, denominator: float, *, covariance: np.ndarray, degrees_of_freedom: int
 ) -> Estimate[float | None]:
-    """Divide two estimates whose ratio is never negative. The denominator may be near 0."""
+    """Divide two estimates with Fieller's interval. The true ratio must not be negative."""
     estimates = np.array([numerator, denominator])
-    # In these units, the fourth powers that follow stay in range.
+    # In these units, the fourth powers below neither overflow nor underflow.
     unit = np.sqrt(estimates**2 + np.diag(covariance))
     if not np.all(unit > 0):
         return UNRESOLVED if denominator <= 0 else Estimate(0.0, 0.0, 0.0)
@@ -194,7 +194,7 @@ def ratio_of_estimates(
     scale = unit[0] / unit[1]
     if a > 0 and d < 0:
         return UNRESOLVED
-    # This form of the lower root subtracts no near numbers. If c <= 0, 0 is compatible.
+    # This form of the lower root does not subtract nearly equal numbers. If c <= 0, r may be 0.
     low = float(scale * c / (b + root)) if c > 0 and n > 0 else 0.0
     if a <= 0:
         return Estimate(None, low or None)
@@ -228,11 +228,11 @@ def pseudo_values(sums: np.ndarray, metric: Callable[[np.ndarray], float]) -> np
     is the mean of block b. The variance of the metric is the variance of the p_b divided by B.
 
     Args:
-        sums: A row for each block: the sums over its examples from which `metric` is computed.
-        metric: Returns the metric of examples with these sums.
+        sums: Array of shape (blocks, sums): the sums that `metric` needs over a block's examples.
+        metric: Function that takes such sums over any examples and returns their metric.
     """
     total, count = sums.sum(0), len(sums)
     without_block = np.array([metric(total - block) for block in sums])
     values = count * metric(total) - (count - 1) * without_block
-    # If blocks are unequal or the metric is not a mean, there is a bias of order 1/n.
+    # Without this, there is a bias of order 1/n if blocks are unequal or the metric is no mean.
     return values - values.mean() + metric(total)

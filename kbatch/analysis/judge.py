@@ -1,54 +1,54 @@
-"""Which pairs of batch size and learning rate are as good as the best, by the runs of a grid.
+"""Judge which pairs of batch size and learning rate are as good as the best, from runs of a grid.
 
-All runs of a seed are a round. Two pairs are compared by D, the mean difference of their values
-over the R rounds that both have. All runs are validated on the same examples. The judge asks for
-the difference over all seeds and all examples of this kind, of which the validation set is a
-sample. The variance of D has two parts:
+All runs with the same seed are a round. D is the mean difference of two pairs over the R rounds
+that both have. All runs are validated on the same examples, which are a sample. The judge asks for
+the difference over all seeds and over all examples of this kind, so its variance has two parts:
 
     var D = seeds / R + examples
 
-`seeds` is the variance of the difference of two single runs: twice the residual mean square of the
-two-way table, pooled over pairs (Montgomery 2017, Design and Analysis of Experiments, section 4.1).
-It is at least the paired discordance of single runs over the validation examples. Runs that
-disagree on examples differ by chance, even if three values happen to be equal (Dietterich 1998,
-doi:10.1162/089976698300017197).
+**Seeds.** `seeds` is the variance of the difference of two single runs: twice the residual mean
+square of the two-way table, pooled over pairs (Montgomery 2017, Design and Analysis of Experiments,
+section 4.1). A few runs may have equal values by chance although their predictions differ. So it is
+at least the variance that follows from the differences of single runs by validation example
+(Dietterich 1998, doi:10.1162/089976698300017197).
 
-The pool says little about one pair whose values scatter far more. So with several pairs the bounds
-are at least as wide as t intervals by the pair's own variance c + s, the mean over the others of
-the variance of its difference. s is the residual mean square, and c is the part of the pair's own
-residuals. Its degrees of freedom are as for a sum of independent mean squares: R - 1 for the pair
-against the mean of the m - 1 others and (m - 2)(R - 1) for the others (Satterthwaite 1946,
-doi:10.2307/3002019). The level is 0.8 + 1 / (R - 1)^2 of the error, because two or three rounds
-would rarely certify otherwise. It is a quarter of this if the gap is larger than the pool explains,
-since such a pair errs in this way.
+One pair may scatter far more than the pool says. So with several pairs, the bounds are at least as
+wide as t intervals with the pair's own variance, which is the mean, over the others, of the
+variance of its difference. It is c + s: s is the residual mean square, and c is the part of the
+pair's own residuals. Its degrees of freedom are as for a sum of independent mean squares: R - 1 for
+the pair against the mean of the m - 1 others, and (m - 2)(R - 1) for the others (Satterthwaite
+1946, doi:10.2307/3002019). The level of these t intervals is 0.8 + 1 / (R - 1)^2 of the error. At a
+smaller level, two or three rounds would rarely certify a pair. If the gap is larger than the pool
+explains, the level is a quarter of this, because most wrong answers come from such gaps.
 
-`examples` is the variance of the mean difference over blocks of validation examples, less the part
-that is already in `seeds` and that more runs average out. It would be zero if two pairs agreed on
-all examples, though they may differ on rare ones. So it is at least the variance that gives a bound
-of log(1 / alpha) of n examples (the rule of three). If the metric is not a mean, n is the number of
-examples of the rarest class: with 10 positives, one example changes recall by 0.1. A loss has no
-such step. Instead nothing is certified if few blocks decide: with x the differences of the blocks,
-(sum |x|)^2 / sum x^2 is 0.64 of their number for normal x, and a t interval is too narrow if it is
-below 0.4.
+**Examples.** `examples` is the variance of D over blocks of validation examples, without the part
+that more runs average out, which is in `seeds`. If two pairs agree on all examples, this is zero,
+but they may differ on rare examples. So `examples` is at least as large as if log(1 / alpha) of n
+examples differed (the rule of three). If the metric is not a mean, n is the number of examples of
+the rarest class: with 10 positives, one example changes recall by 0.1. A loss has no such limit.
+For a loss, nothing is certified if few blocks make up the difference, because a t interval would be
+too narrow. This is so if (sum |x|)^2 / sum x^2 is below 0.4 of the number of blocks, where x are
+the differences of the blocks. For normal x it is 0.64.
 
-A time to a target is measured in whole epochs. If all R runs need the same number of epochs, up to
-1 - alpha^(1/R) of the runs may need another one. For two pairs the shares p and q may add up to
-2 - 2 alpha^(1/2R), because (1 - p)^R (1 - q)^R is above alpha up to there. So a half-width is at
-least this number times the time of an epoch.
+**Times.** A time to a target is measured in whole epochs. If all R runs of a pair need the same
+number of epochs, a share p of all runs may still need another number, and the runs miss it with
+probability (1 - p)^R. For two pairs, the shares p and q add up to at most 2 - 2 alpha^(1/2R) if
+(1 - p)^R (1 - q)^R is at least alpha. So a half-width is at least this sum times the time of an
+epoch.
 
-A pair is certified by its upper bounds and found worse by a lower one (two one-sided tests,
-Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only if a bound of the truly
-best pair against another one fails, and these bounds hold simultaneously (Dunnett 1955,
-doi:10.1080/01621459.1955.10501294).
+**The answer.** A pair is certified by its upper bounds and found worse by a lower one (two
+one-sided tests, Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only if a bound
+of the truly best pair against another one fails, and these bounds hold simultaneously (Dunnett
+1955, doi:10.1080/01621459.1955.10501294).
 
-A search that is extended is judged again, at stricter levels. At look k the bounds of the best of m
-pairs have min(1, 0.72 (m - 1) / k^1.5) of the error, and a pair's own variance has 1 / k^1.5 of its
-level. For two pairs it is 0.9 of the error at the first look, and 0.3 / k^1.5 at look k. The levels
-do not split the error: summed over five looks they are 1.13 times the error for two pairs, 2.1
-times for three and 3.5 times for six. Looks share data, so most searches that err at one look err
-at others too. Simulations (`benchmarks/judge_errors.py`) show that extended searches err in at most
-the given share. This is not proved. The bounds by examples have the full error at each look,
-because all looks use the same examples.
+**Looks.** A search that is extended is judged again, at stricter levels. At look k, the bounds of
+the best of m pairs get min(1, 0.72 (m - 1) / k^1.5) of the error, and t intervals with a pair's own
+variance get 1 / k^1.5 of their level. Two pairs get 0.9 of the error at the first look, and
+0.3 / k^1.5 at look k. The levels add up to more than the error: over five looks to 1.13 times the
+error for two pairs, 2.1 times for three and 3.5 times for six. But most searches that err at one
+look err at others too, because looks share data. Simulations (`benchmarks/judge_errors.py`) show
+that extended searches err in at most the given share. This is not proved. The bounds by examples
+get the full error at each look, because all looks use the same examples.
 """
 
 import dataclasses
@@ -67,17 +67,17 @@ from kbatch.analysis.run_table import Pair, Run, RunTable
 DEFAULT_CONFIDENCE = 0.95  # Confidence of decisions, races and searches.
 # The smallest batch size is preferred among pairs that take at most this times the shortest time.
 AS_FAST = 1.05
-# A gap of more standard errors, estimated from all sizes, is more than chance explains. It was
-# found by simulation, like the levels of the bounds (`benchmarks/judge_errors.py`).
+# A gap of more pooled standard errors than this is more than chance explains. This number and the
+# levels of the bounds were found by simulation (`benchmarks/judge_errors.py`).
 _FAR = 2.5
-# The tail is heavy if a smaller share of the blocks decides. For normal differences it is 0.64.
+# Few blocks decide a loss if (sum |x|)^2 / sum x^2 is below this share of their number.
 _FEW_BLOCKS = 0.4
-# Possible deviations of the parts of the logarithm of a training time: the plan's error for a size,
-# the change of the machine's speed from a run to the next, the noise of a run, and what all share.
+# `expected_seconds` fits these standard deviations of log(measured / planned) by their probability:
+# of the plan for a size, of the speed from one run to the next, of a run, and of all runs together.
 PLAN_ERRORS, SPEED_CHANGES, TIME_NOISES, SHARED = (0.1, 0.3, 1.0), (0.02, 0.1), (0.03, 0.15), (3.0,)
-RARE = 2.0  # Large errors of the plan are rarer, by this power of their deviation.
-# Draws of the times of all sizes. They are made wider, because fitted variances are too small.
-TIME_DRAWS, WIDER = 1000, 1.5
+PLAN_ERROR_POWER = 2.0  # The prior of a plan error is its deviation to this negative power.
+# Draws of the times of all sizes, and a factor of their spread: fitted variances are too small.
+TIME_DRAWS, DRAW_SPREAD = 1000, 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Judgement:
     """The pairs that are as good as the best, as far as their runs show it."""
 
     pairs: tuple[Pair, ...]  # All compared pairs, ascending.
-    leader: Pair  # The best pair over the common rounds.
+    leader: Pair  # The best pair by mean difference.
     certified: tuple[Pair, ...]  # At most the tolerance worse than any pair that may be the best.
     worse: tuple[Pair, ...]  # More than the tolerance worse than another pair.
     named: Pair  # The certified pair to take. If no pair is certified, the leader.
@@ -104,14 +104,14 @@ class Judgement:
         | None
     )
     rounds: Mapping[Pair, int]  # Number of runs of each pair that are compared.
-    # How much worse each pair is than the leader, or the leader than the second best. Positive is
-    # worse in either direction. All bounds of one side hold simultaneously. A race has no gaps.
+    # How much worse each pair is than the leader, and how much worse the leader is than the second
+    # best. A positive gap is always worse. The bounds hold simultaneously. A race has no gaps.
     gaps: Mapping[Pair, Estimate[float]]
     costs: Mapping[Pair, float]  # Training times over the shortest. Empty if one is unknown.
-    # The parts that are the same under all seeds. If "both", all runs of a pair count as one.
+    # Parts of a run that do not change with the seed. If "both", all runs of a pair count as one.
     pinned: Literal["both", "weights", "order"] | None
     left_out: tuple[Pair, ...]  # Pairs without a value, or with a run that diverged.
-    open: tuple[Pair, ...]  # Neither certified nor worse, and would change the answer if certified.
+    open: tuple[Pair, ...]  # Undecided pairs that would be the answer if they were certified.
     # In a race: 95 % ranges of the ratios of two sizes' times.
     cost_ranges: Mapping[Any, tuple[float, float]] = dataclasses.field(default_factory=dict)
     coarse: bool = False  # Whether the error of times to a target is above the tolerance.
@@ -210,7 +210,7 @@ def judge(
 class _Bounds:
     """The differences of all pairs and the parts of their variance.
 
-    A matrix holds at [i, k] how much worse pair k is than pair i.
+    Each matrix compares pairs i and k. `gaps[i, k]` is how much worse pair k is than pair i.
     """
 
     def __init__(self, table: RunTable, *, tolerance: float, error: float, looks: int):
@@ -232,7 +232,7 @@ class _Bounds:
         self._seeds = np.full((count, count), pooled)
         self._freedom = max(1.0, freedom[pool].sum() / len(freedom[pool]))
         self._own = squares.sum(1) / np.maximum(1, freedom.sum(1))
-        # Degrees of freedom of a pair's own variance, over the freedom of its rounds.
+        # `_parts`: the degrees of freedom of a pair's own variance (`_own`), divided by R - 1.
         against = (self._own - pooled / 2) * (1 + 1 / self._others)
         against = np.clip(against, 0.0, self._own)
         parts = against**2 + (self._own - against) ** 2 / max(1, self._others - 1)
@@ -299,7 +299,7 @@ class _Bounds:
         return np.where(unknown, math.inf, half)
 
     def _unseen(self, rounds: Any) -> np.ndarray:
-        """Return the difference in time that equal numbers of epochs in all rounds can hide."""
+        """Return the largest difference in time that whole epochs may hide (see the docstring)."""
         unseen = 2 * (1 - self._error ** (0.5 / rounds)) * self._resolution
         return unseen * ~np.eye(len(unseen), dtype=bool)
 
@@ -331,10 +331,10 @@ def _few_blocks_decide(means: np.ndarray) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _dunnett_quantile(error: float, others: int, freedom: float) -> float:
-    """Return the quantile that bounds the best against all others simultaneously (Dunnett 1955).
+    """Return the quantile of simultaneous bounds of one pair against `others` (Dunnett 1955).
 
-    The largest T_j = (Z_j - Z_0) / (sqrt(2) S), j = 1 to `others`, is above it with probability
-    `error`. S^2 is a chi-square of `freedom` divided by `freedom`.
+    With probability `error`, the largest T_j = (Z_j - Z_0) / (sqrt(2) S), j = 1 to `others`, is
+    above it. S^2 is a chi-square variable divided by its degrees of freedom, `freedom`.
     """
     if others == 1:
         return float(special.stdtrit(freedom, 1 - error))
@@ -359,12 +359,11 @@ def expected_seconds(
 ) -> tuple[dict[int, float], dict[tuple[int, int], tuple[float, float]]]:
     """Return the seconds of a complete training of each size, and 95 % ranges of their ratios.
 
-    The logarithm of measured over planned seconds is a sum: a shared part, the plan's error for the
-    size, the changes of the machine's speed before the run, and noise. Most changes are small and a
-    few are large, so changes and noise are Cauchy variables: normal ones with fitted variances
-    (variational Bayes: Bishop 2006, Pattern Recognition and Machine Learning, section 10.2).
-
-    The ranges are not known without a plan.
+    log(measured / planned) is a sum: a part that all runs share, the plan's error for the size, the
+    changes of the machine's speed before the run, and noise. Most changes are small and a few are
+    large, so changes and noise are Cauchy variables, which are normal variables with fitted
+    variances (variational Bayes: Bishop 2006, Pattern Recognition and Machine Learning, section
+    10.2). Without planned seconds, there are no ranges.
     """
     if not all(planned.get(size) for size in batch_sizes):
         return _measured_seconds([run for run in runs if run.epochs is None], batch_sizes), {}
@@ -387,12 +386,12 @@ def expected_seconds(
         squares = values**2 + np.diagonal(covariance, axis1=1, axis2=2)
         variances = scales + (np.arange(len(parts.T)) > sizes) * (squares - scales) / 2
     fits = np.linalg.slogdet(precision)[1] - precision @ logs @ logs
-    fits = (fits + (np.log(ratios) - ratios).sum(1)) / 2 - RARE * np.log(grid[:, 0])
+    fits = (fits + (np.log(ratios) - ratios).sum(1)) / 2 - PLAN_ERROR_POWER * np.log(grid[:, 0])
     now = values[:, :sizes] + values[:, sizes : sizes + count].sum(1, keepdims=True)
     now += np.log([planned[size] for size in batch_sizes])
     weights, rng = special.softmax(fits), np.random.default_rng(1)
     drawn = rng.choice(len(weights), TIME_DRAWS, p=weights)
-    lower = WIDER * np.linalg.cholesky(covariance[:, :sizes, :sizes])[drawn]
+    lower = DRAW_SPREAD * np.linalg.cholesky(covariance[:, :sizes, :sizes])[drawn]
     draws = now[drawn] + (lower @ rng.standard_normal((TIME_DRAWS, sizes, 1)))[..., 0]
     ends = np.exp(np.quantile(draws[:, :, None] - draws[:, None], (0.025, 0.975), axis=0))
     ranges = zip(*ends.reshape(2, -1).tolist(), strict=True)

@@ -19,7 +19,7 @@ class Run(NamedTuple):
 
     batch_size: int
     factor: float  # Of the learning rate, relative to the rule; 1 if it is not searched.
-    seed: int | None  # Runs with the same seed are a round. If None, the seed is unique.
+    seed: int | None  # Runs with the same seed are a round. If None, no other run has its seed.
     value: float | None  # Value of the objective. If None, the run has none.
     seconds: float | None = None  # Training time. If None, it is unknown or not comparable.
     # How the run ended. "stopped_early": it was too far behind, so its pair is worse.
@@ -30,10 +30,10 @@ class Run(NamedTuple):
     # If None, they are unknown.
     outcomes: np.ndarray | None = None
     examples: int | None = None  # Size of the validation set. If None, each block has one example.
-    # The most that one example can change the value. It is infinite for a loss. If None, it is
+    # Largest change of the value if one example changes; infinite for a loss. If None, it is
     # 1 / `examples`, as for an accuracy.
     step: float | None = None
-    # Error of the value. A time to a target is known to the seconds of an epoch.
+    # Error of the value. A time to a target is measured in epochs, so it is the seconds of one.
     resolution: float = 0.0
     weights: str | None = None  # Hash of the initial weights.
     order: str | None = None  # Hash of the order of the first epoch.
@@ -121,7 +121,7 @@ def pinned_parts(runs: Iterable[Run]) -> Pinned | None:
     rows: dict[Pair, list[Run]] = {}
     for run in runs:
         rows.setdefault(run.pair, []).append(run)
-    # Equal values would not show it, because the device adds noise to them.
+    # Equal metric values would not show this, because devices add noise to them.
     weights, order = (
         any(
             len(hashes := {getattr(run, name) for run in row}) == 1 and hashes != {None}
@@ -134,7 +134,7 @@ def pinned_parts(runs: Iterable[Run]) -> Pinned | None:
 
 
 def first_seed(runs: Sequence[Run]) -> int:
-    """Return the smallest seed, which the first run of each trial has."""
+    """Return the smallest seed. The first run of each trial has this seed."""
     return min((run.seed or 0 for run in runs), default=0)
 
 
@@ -164,5 +164,5 @@ def best_epochs(values: Sequence[float | None], *, larger_is_better: bool) -> li
 
 
 def fifth_of(epochs: int) -> int:
-    """Return over how many of these epochs the value of a run is averaged."""
+    """Return a fifth of the number of epochs, at least two: a run's value is a mean over these."""
     return max(2, round(epochs / 5))
