@@ -1,4 +1,4 @@
 """Running a search over batch sizes."""
 
-# Keras's own default: the size that most learning rates suit. The command line reads it too.
+# The default `batch_size` of `fit`, for which most learning rates were chosen.
 BASE_BATCH_SIZE = 32

@@ -78,8 +78,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             the largest size that fits in memory, measured once before the first training; if memory
             runs out later, the size is halved. `None`: the whole batch at once. A trial measures
             the gradient noise scale if its batch is cut, so a size of at most half the smallest
-            batch measures it in every trial. A model that the build function has cut with
-            `accumulate_gradients` is not changed, and a model with its own `train_step` is not cut.
+            batch measures it in every trial. kbatch does not change a model for which the build
+            function calls `accumulate_gradients`, and does not cut one with its own `train_step`.
             Default: `"auto"`.
         dtype_policy: Name of a Keras dtype policy, or several names, which make it a hyperparameter
             (`"dtype_policy"`). Default: the policy that `keras.config.set_dtype_policy` has set.
@@ -108,9 +108,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             above 1 that the build function sets is always kept. Default: `"auto"`.
         memory_limit_bytes: Memory in bytes that `"auto"` may use. Default: the memory of the GPU
             that TensorFlow may use, or half of the free memory of the host or its control group.
-        seed: Seed of weights and shuffling. To it, each training run adds its number in its trial,
-            from 0. If None, `BatchSizeTuner` draws one seed for the search, which
-            `keras.utils.set_random_seed` decides; other tuners draw new seeds for each trial.
+        seed: Integer. Seed of weights and shuffling. The first training run of a trial uses `seed`,
+            the second one `seed + 1`, and so on. If None, `BatchSizeTuner` draws one seed for the
+            search, which `keras.utils.set_random_seed` makes repeatable. Other tuners draw new
+            seeds for each trial. Default: None.
 
     Raises:
         TypeError: If `build` cannot build a model, or a size is not an integer.
@@ -169,17 +170,20 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def reset(self) -> None:
         """Forget everything about an earlier search."""
         self.runs = TrialRuns(self)
-        self._recorded_policy: str | None = None  # Of completed runs whose plan is damaged.
+        # The dtype policy of completed runs, if the file of the plan is damaged.
+        self._recorded_policy: str | None = None
         # The hyperparameters and the description of the first model that was built.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         self._parts = BuiltParts()
-        self._run_number = 0  # `build` uses the seed of this run of a trial.
+        self._run_number = 0  # The run of a trial, from 0, whose seed `build` uses.
+        # A weak reference to the model that was built last, and its scaling.
         self._last_scaling: tuple[Callable[[], Any], LearningRateScaling | None] | None = None
 
     def for_search(self) -> "BatchSizeHyperModel":
-        """Return a copy with the same settings for another search. They share no state."""
+        """Return a copy with the same settings, for another search. The copies share no state."""
         hypermodel = copy.copy(self)
-        del vars(hypermodel)["build"]  # keras-tuner's wrapper calls the `build` of this object.
+        # keras-tuner has set a wrapper as an attribute, which calls the `build` of the original.
+        del vars(hypermodel)["build"]
         keras_tuner.HyperModel.__init__(hypermodel, self.name)
         hypermodel.reset()
         return hypermodel
@@ -217,7 +221,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         with _watched_reads(hp) as reads:
             try:
                 model = self.build_unscaled(hp, policy)
-            except PolicyUnsupported:  # There may be no plan yet that chose a policy.
+            except PolicyUnsupported:  # keras-tuner may build before a plan has chosen the policy.
                 policy = "float32"
                 model = self.build_unscaled(hp, policy)
         if isinstance(model, keras.Model) and batch_size % replica_count(model):
@@ -252,7 +256,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return model
 
     def build_unscaled(self, hp: keras_tuner.HyperParameters, policy: str | None) -> Any:
-        """Build a model as its function does, and check that its trained parts are new."""
+        """Build a model without scaling it, and check that its trained parts are new."""
         model = build_under(self.wrapped, hp, self.seed_of(self._run_number), policy)
         if isinstance(model, keras.Model):
             try:
@@ -262,7 +266,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return model
 
     def build_run(self, tuner: Any, hp: keras_tuner.HyperParameters, number: int) -> Any:
-        """Build the model of a training run as its tuner does, which may load weights."""
+        """Build the model of a training run with the `build` of its tuner, which may load weights.
+
+        Args:
+            tuner: The tuner of the trial.
+            hp: The hyperparameters of the trial.
+            number: The number of the run in its trial, from 0.
+        """
         self._run_number = number
         try:
             model = build_again(tuner, hp)
@@ -273,12 +283,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return model
 
     def scaling_of(self, model: Any) -> LearningRateScaling | None:
-        """Return what `build` scaled the model by, if it is the one that was built last."""
+        """Return how `build` scaled a model, or None if another model was built after it."""
         reference, scaling = self._last_scaling or (lambda: None, None)
         return scaling if reference() is model else None
 
     def check_model(self, model: Any, policy: str) -> None:
-        """Check that kbatch can train a model under a dtype policy."""
+        """Check that kbatch can train a model under a dtype policy.
+
+        Raises:
+            FatalValueError: If it cannot. This error of keras-tuner ends the search.
+        """
         try:
             check_trainable(model)
             check_active_policy(model, policy)
@@ -295,12 +309,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             )
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
-        """Declare the batch size and what the wrapped HyperModel declares. For keras-tuner."""
+        """Declare the hyperparameters of kbatch and of the wrapped HyperModel. For keras-tuner."""
         self.declare(hp)
         self.wrapped.declare_hyperparameters(hp)
 
     def declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:
-        """Declare the hyperparameters of kbatch; return the batch size and the given policy."""
+        """Declare the hyperparameters of kbatch, and return their values in this trial.
+
+        Returns:
+            The batch size, and the dtype policy, or None if the user left the policy to kbatch.
+        """
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
         declared = [tuple(item.values) for item in hp.space if item.name == "batch_size"]
         if others := [sizes for sizes in declared if sizes != self.batch_sizes]:
@@ -326,7 +344,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return self.runs.fit(hp, model, call, trial_files(call.callbacks))
 
     def policy_of(self, hp: keras_tuner.HyperParameters) -> str | None:
-        """Return the dtype policy of a trial. If the model sets its own, return None."""
+        """Return the dtype policy of a trial, or None if the HyperModel has its own `fit`."""
         policy, plan = self.declare(hp)[1], self.runs.plan
         if policy is not None or not self.stock_fit:
             return policy
@@ -337,12 +355,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return self.policy_of(hp) in (None, model.dtype_policy.name)
 
     def seed_of(self, number: int) -> int | None:
-        """Return the seed of a training run of a trial, which is counted from 0."""
+        """Return the seed of a training run by its number in its trial, from 0."""
         return None if self.seed is None else self.seed + number
 
     def restore(self, project: Path | None) -> None:
-        """Restore what an earlier call of `search` derived or drew. If no seed is set, draw one."""
-        # If sizes are added, learning rates and validation batches must not change.
+        """Restore the seed, plan, base size and validation batch size of an earlier `search`.
+
+        If no seed was given or recorded, draw one.
+        """
         search = project and load_if_readable(SearchRecord, project / RECORD_NAME)
         settings: Mapping[str, Any] = search.settings if search else {}
         if self.seed is None:
@@ -363,13 +383,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.validation_batch_size = settings.get(
             "validation_batch_size", self.validation_batch_size
         )
-        # A search that lacks sizes of the record is refused later, with its own base size.
+        # If the user adds sizes, the base size stays, because learning rates must not change. If
+        # the user leaves sizes out, `compare_search` refuses the search later.
         extends = set(settings.get("batch_sizes", ())) <= set(self.batch_sizes)
         if extends and self._requested_base is None:
             self._set_base(settings.get("base_batch_size", self.base_batch_size))
 
     def described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Describe the model, built with the recorded hyperparameters if there are any."""
+        """Describe the model, so that an earlier search can be compared with this one.
+
+        Returns:
+            The hyperparameters that the model was built with, from the record of the search if it
+            has them, and the description.
+        """
         search = recorded_search(project)
         values = (search and search.hyperparameters) or None
         if self._first is None or (values is not None and values != self._first[0]):
@@ -381,7 +407,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return self._first
 
     def _check_trained_as_written(self) -> None:
-        """Refuse settings that a custom `fit` could not follow."""
+        """Check that no setting is given that kbatch cannot apply to a custom `fit`."""
         settings = {
             "micro_batch_size": isinstance(self.micro_batch_size, int),
             "learning_rate_scaling": self.learning_rate_scaling not in (None, "auto"),
@@ -397,7 +423,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
 @contextlib.contextmanager
 def _watched_reads(hp: keras_tuner.HyperParameters) -> Iterator[list[str]]:
-    """List "batch_size" once for each time that its value is read."""
+    """Yield a list that gets an entry each time that the batch size is read from `hp`."""
     reads: list[str] = []
 
     class Values(dict[str, Any]):
@@ -413,7 +439,7 @@ def _watched_reads(hp: keras_tuner.HyperParameters) -> Iterator[list[str]]:
         hp.values = dict(hp.values)
 
 
-# Training changes almost all values of a weight, so a change is found in the first ones.
+# Training changes almost all values of a weight, so only this many of each are compared.
 _VALUES_COMPARED = 1024
 
 
@@ -425,10 +451,11 @@ class BuiltParts:
     """
 
     def __init__(self):
-        # By the `id` of a layer, weight or optimizer: whether its model trains it, and the values
-        # of a weight when a second model had it.
+        # Layers, weights and optimizers of earlier models, by `id`: a reference, whether a model
+        # trained the part, and, if two models have shared a weight, its first values.
         self._known: dict[int, tuple[weakref.ref[Any], bool, np.ndarray | None]] = {}
-        self._seeds: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}  # With the first state.
+        # Seed generators of earlier models, by `id`: a reference, and the initial state.
+        self._seeds: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}
 
     def check(self, model: Any) -> None:
         """Refuse a model that has the optimizer or trained weights of an earlier model."""
@@ -454,7 +481,8 @@ class BuiltParts:
         for seed in (v for v in model.variables if id(v) not in weight_ids):
             reference, state = self._seeds.get(id(seed), (None, None))
             if reference is not None and reference() is seed:
-                seed.assign(state)  # For example of a `Dropout` layer in a frozen base.
+                # Models may share a generator, for example of a `Dropout` layer in a frozen base.
+                seed.assign(state)
             else:
                 self._seeds[id(seed)] = weakref.ref(seed), np.array(seed.value)
 

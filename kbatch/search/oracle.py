@@ -1,4 +1,4 @@
-"""Which trial comes next in a grid or in a race, known from the files of the trials alone.
+"""Choose the next trial of a grid or a race, from the files of the trials alone.
 
 The record of a trial holds the results of its training runs. keras-tuner's file adds how the trial
 ended and its hyperparameters, some of which training may have declared.
@@ -29,10 +29,11 @@ from kbatch.training.metrics import required_direction
 
 
 class BatchSizeOracle(keras_tuner.Oracle):
-    """Hands out trials. Their files are its only state, so a search may be killed at any moment.
+    """Hands out the trials of a race, or of a grid if `race` is None.
 
-    `oracle.json` is neither written nor read. A trial that has not ended by its own `trial.json`
-    runs again with the same id. Without a race, the trials are a grid.
+    The files of the trials are its only state, so a search may be killed at any moment. It neither
+    writes nor reads `oracle.json`. If the `trial.json` of a trial does not say that the trial has
+    ended, the trial runs again with the same id.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class BatchSizeOracle(keras_tuner.Oracle):
         race: RaceStrategy | None = None,
         search_time: SearchTime | None = None,
     ):
-        # Failed trials in a row must not end the search.
+        # By default, keras-tuner ends a search after three failed trials in a row.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
         self._race, self._time = race, search_time or SearchTime()
-        self.stopped = False  # True if no further trial can have a result.
+        self.stopped = False  # True if every trial would diverge, because the data contain NaN.
         self.verbose = 0  # keras-tuner's own display clears notebook cells.
 
     @property
@@ -71,18 +72,18 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Any:
-        """Replace the metrics of a trial. It may have some from before the search was killed."""
+        """Replace the metrics of a trial, which may be from before the search was killed."""
         trial = self.trials[trial_id]
         trial.metrics = type(trial.metrics)()
         parts = getattr(self.objective, "objectives", [self.objective])
         for name in metrics.keys() - {part.name for part in parts}:
-            # Without this, keras-tuner builds a Keras metric only to find the direction.
+            # Otherwise, keras-tuner builds a Keras metric only to find the direction.
             if not trial.metrics.exists(name):
                 trial.metrics.register(name, "min")
         return super().update_trial(trial_id, metrics, step)
 
     def get_best_trials(self, num_trials: int = 1) -> list[Any]:
-        """Return the best completed trials. Among equal ones the smaller batch size comes first."""
+        """Return the best completed trials. If two are equal, the smaller batch size is first."""
         objective = Objective(self.objective.name, self.objective.direction)
 
         def rank(trial: Any) -> tuple[float, int, str]:
@@ -95,18 +96,23 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return sorted(scored, key=rank)[:num_trials]
 
     def remaining_trials(self) -> int:
-        """Count the trials of the known space that have not ended."""
+        """Return how many trials have not ended, with the trials of a grid that have not begun."""
         return len(self._values_left())
 
     def _values_left(self) -> list[Values]:
-        """Return the hyperparameters of the known trials that have not ended."""
+        """Return the hyperparameters of the trials that have not ended."""
         begun = [t.hyperparameters.values for t in self.trials.values() if t.status not in ENDED]
         return [*begun, *(() if self._race else self._untried())]
 
     def trainings_left(
         self, batch_sizes: Sequence[int], executions: int
     ) -> tuple[dict[int, float], float]:
-        """Return the complete trainings that are expected by size, and the most of the search."""
+        """Return how many complete training runs the search still needs.
+
+        Returns:
+            The number that is expected for each batch size, and the largest number of the whole
+            search, including the runs so far.
+        """
         left: dict[int, float] = dict.fromkeys(batch_sizes, 0.0)
         if self._race is None:
             for values in self._values_left():
@@ -166,7 +172,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
         space = self.get_space()
         space.Choice(FACTOR_NAME, list(FACTORS), default=1.0)
         self.update_space(space)
-        for trial in self.trials.values():  # They may be of a grid, without factors.
+        for trial in self.trials.values():  # An earlier grid may have begun them without factors.
             trial.hyperparameters.values.setdefault(FACTOR_NAME, 1.0)
 
     def drop_other_sizes(self, batch_sizes: Sequence[int]) -> None:
@@ -246,9 +252,10 @@ def write_trial(trial: Any, project: Path) -> None:
 
 
 def read_trials(project: Path) -> list[Any]:
-    """Read the trials of a project, also of keras-tuner's own tuners.
+    """Read the trials of a project directory of any tuner of keras-tuner.
 
-    If only one file of a trial can be read, the trial runs again, without its completed runs.
+    If only one of the two files of a trial can be read, the trial continues after the runs that
+    its record has.
     """
     trials = []
     for folder in sorted(project.glob("trial_*")):
@@ -278,7 +285,7 @@ def read_trials(project: Path) -> list[Any]:
 
 
 def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:
-    """Return the metrics and the number of a trial's best epoch, or why there are none."""
+    """Return the metrics and the best epoch of a trial, or a text that says why it has none."""
     if record is None:
         return "kbatch has no saved measurements of this trial."
     if record.status != "completed":
@@ -297,7 +304,7 @@ def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | s
 
 
 def _with_direction(objective: Any) -> Any:
-    """Add the direction to the name of a metric."""
+    """Make an objective with a direction of the name of a metric."""
     if isinstance(objective, list):
         return [_with_direction(part) for part in objective]
     if not isinstance(objective, str):

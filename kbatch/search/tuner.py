@@ -90,10 +90,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
             0.01 for 1 % of accuracy. If None, `Study.decide` chooses it.
         confidence: Confidence level of the decision, above 0.5 and below 1. At 0.95, at most 5 % of
-            searches report a wrong size as certain. It is not the probability that one certain
-            answer is right. Default: 0.95.
-        time_budget_s: Wall-clock seconds for one call of `search`, with its plan. The search ends
-            at most 5 % or one training run later. A later call continues with a new budget.
+            searches report a wrong size as certain. It is a rate over many searches, not the
+            probability that the answer of one search is right. Default: 0.95.
+        time_budget_s: Wall-clock seconds for one call of `search`, including its plan. The call may
+            exceed them by 5 %, or by one training run. A later call continues with a new budget.
             Default: no limit.
         max_trainings: Largest number of complete training runs of a race. A run of 2 of 10 epochs
             counts 0.2. Default: two for each batch size.
@@ -165,7 +165,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         oracle = BatchSizeOracle(objective, self._race, self.time)
         check_tolerance(tolerance, confidence, oracle.objective.name)
         project = tuner_arguments.check_directory(directory, project_name, overwrite=overwrite)
-        # `reload` needs it, which keras-tuner calls before it sets it.
+        # keras-tuner calls `reload`, which reads this attribute, before it sets the attribute.
         self.executions_per_trial = check_size(
             executions_per_trial, "executions_per_trial", unit=""
         )
@@ -178,14 +178,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
             "time_budget_s": time_budget_s,
             "search_learning_rate": search_learning_rate,
         }
-        #: The settings that decisions are made by. They change no training.
+        #: Settings of the race and of the decision. They do not change how a model trains.
         self.decides_by = {name: value for name, value in settings.items() if value is not None}
         self.progress = SearchProgress(verbose=0)
         self.executor, self.max_parallel = executor, max_parallel
         self._live_plots: list[LivePlot] = []
-        # Facts of the space and the model, and the hyperparameters that the model was built with.
+        # A description of the search space and the model, which must be the same when a later call
+        # continues the search, and the hyperparameters of the model that was built for it.
         self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
-        #: The same, with the facts of the arguments of `search`.
+        #: The same, with a description of the arguments of `search`.
         self.identity = self._explored
         if overwrite and (project / LOCK_NAME).exists():
             with search_lock(project):  # keras-tuner deletes the folder: no search may run in it.
@@ -259,14 +260,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 stack.push(lambda error, *_: self._write_progress(None if error else 0.0, False))
                 if parallel is None:
                     # keras-tuner collects garbage in each build, which is slow with many objects.
-                    if gc.get_freeze_count() == 0:  # Otherwise the program froze its own objects.
+                    # `unfreeze` would also unfreeze objects that the user's program has frozen.
+                    if gc.get_freeze_count() == 0:
                         gc.freeze()
                         stack.callback(gc.unfreeze)
                     stack.enter_context(kept_kernels(hypermodel.runs.graph.is_kept))
                     self._make_plan(call)
                     self.oracle.forget_other_policies()
                     self._begin(call)
-                    # `progress` shows what keras-tuner's display and Keras's bar would show.
+                    # `progress` replaces keras-tuner's display and Keras's progress bar.
                     super().search(*args, verbose=0, **kwargs)
                 else:
                     self._begin(call)
@@ -289,6 +291,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
         Args:
             num_trials: How many to return. If fewer trials completed, the list is shorter.
+                Default: 1.
+
+        Returns:
+            A list of `keras_tuner.HyperParameters`.
 
         Raises:
             RuntimeError: If no trial completed. The message gives the causes.
@@ -300,6 +306,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
         Args:
             num_models: How many to return. If fewer trials completed, the list is shorter.
+                Default: 1.
+
+        Returns:
+            A list of compiled models, built under the dtype policies of their trials.
 
         Raises:
             RuntimeError: If no trial completed, or if one of these trials has no checkpoint.
@@ -307,7 +317,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return [self.load_model(trial) for trial in self._best_trials(num_models)]
 
     def load_model(self, trial: Any) -> Any:
-        """Build the model of a trial with the weights of its best epoch. For keras-tuner."""
+        """Build the model of a trial with the weights of its best epoch. keras-tuner calls this."""
         with warnings.catch_warnings():
             # The state of the optimizer is not needed.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
@@ -333,14 +343,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Keep the result of a trial and show it. keras-tuner calls this."""
         super().on_trial_end(trial)
         record = TrialFiles(self, trial).record()
-        if record and record.last.diverged:  # With such data every other trial diverges, too.
+        if record and record.last.diverged:  # With NaN in the data, every other trial diverges too.
             self.oracle.stopped |= any(n.code == "data_not_finite" for n in record.last.notes)
         self.progress.trial_ends(record)
         for plot in self._live_plots:
             plot.show_ended(Path(self.project_dir))
 
     def on_search_end(self) -> None:
-        """Print why the search stopped, and whether no trial completed. keras-tuner calls this."""
+        """Print why the search ended, and the causes if no trial completed. For keras-tuner."""
         super().on_search_end()
         if self.oracle.stopped:
             self.progress.say(
@@ -365,7 +375,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def reload(self) -> None:
         """Read the trials of the project directory, if it holds the same search."""
         search = recorded_search(Path(self.project_dir))
-        # The arguments of `search` are not known yet. It compares them.
+        # The arguments of `search` are not known yet. `_compare_search` compares them later.
         facts = {**search.facts, **self._explored[0]} if search else None
         compare_search(self, self.hypermodel.settings, facts)
         self.oracle.reload()
@@ -381,7 +391,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         }
 
     def _hypermodel_of_default_sizes(self, call: FitCall) -> Any:
-        """Make the hypermodel with the batch sizes that suit the data."""
+        """Make a hypermodel whose batch sizes follow from the number of training examples."""
         sizes = tuner_arguments.default_batch_sizes(
             self._build, call.data, parallel=self.executor is not None
         )
@@ -391,7 +401,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         try:
             self._populate_initial_space()
             self._declare_rates()
-        except BaseException:  # `build` may be fixed, and `search` called again.
+        except BaseException:  # The user may correct `build` and call `search` again.
             self.hypermodel = None
             self.oracle.hyperparameters = keras_tuner.HyperParameters()
             raise
@@ -405,14 +415,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.reload()
 
     def explore(self) -> Any:
-        """Build the model to find the space; return the space and the value of `_explored`."""
+        """Build the model to find the search space. Return the space and the new `_explored`."""
         super()._populate_initial_space()
         values, facts = self.hypermodel.described(Path(self.project_dir))
         space = self.oracle.get_space()
         return space, (identity.space_facts(space) | facts, values)
 
     def _declare_rates(self) -> None:
-        """Declare factors of the learning rate for a race, unless `build` tunes a rate itself."""
+        """Make the learning rate a hyperparameter of a race, unless `build` tunes one itself."""
         names = [parameter.name for parameter in self.oracle.get_space().space]
         asked = self.decides_by.get("search_learning_rate")
         if self._race is None or asked is False:
@@ -424,7 +434,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.oracle.declare_rates()
 
     def _compare_search(self, call: FitCall) -> None:
-        """Refuse to continue another search of the directory; extend the record of this one."""
+        """Compare this search with the one in the directory, and update the recorded settings.
+
+        Raises:
+            InputError: If the directory holds another search.
+        """
         project, (facts, values) = Path(self.project_dir), self._explored
         parts = getattr(self.oracle.objective, "objectives", [self.oracle.objective])
         objective = " and ".join(f"{part.name} ({part.direction})" for part in parts)
@@ -437,7 +451,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         # A process that was killed may have left half-written files.
         delete_files(*project.rglob(DRAFT_NAME), *project.rglob(".*.json.*-*"))
         recorded: Any = search.settings if search else {}
-        # If all trials have ended, no plan is made that would set these.
+        # If all trials have ended, this call makes no plan, so it keeps these of an earlier call.
         names = ("epochs", "short_runs", "training_s")
         self.decides_by = {n: recorded[n] for n in names if n in recorded} | self.decides_by
         self.decides_by["base_added"] = self.hypermodel.base_added
@@ -447,7 +461,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 asked.append(self.executions_per_trial)
             self.decides_by["executions_asked"] = asked
         settings = {**self.hypermodel.settings, **self.decides_by}
-        # If no trial is left to run, nothing else writes settings that only decisions use.
+        # If no trial is left to run, no other code writes the record.
         if search is not None and search.settings != settings:
             write_needed(dataclasses.replace(search, settings=settings), project / RECORD_NAME)
 
@@ -468,12 +482,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             raise keras_tuner.errors.FatalValueError(str(error)) from None
         except keras_tuner.errors.FatalError:
             raise
-        except Exception as error:  # A model may raise anything: its trial raises and records it.
+        except Exception as error:  # A model may raise anything. Its trial will record the error.
             if device_is_lost(error):
                 raise DeviceLostError() from error
 
     def _begin(self, call: FitCall) -> None:
-        """Print before the first training run what the search will cost."""
+        """Begin the race, if there is one, and print the expected cost of the search."""
         sizes, search_time = self.hypermodel.batch_sizes, self.time
         ends_early = any(isinstance(c, (BudgetCallback, StopAtTarget)) for c in call.callbacks)
         self.progress.trials_ended = len(self.oracle.ended_trials)
@@ -502,9 +516,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.progress.say(search_time.price())
 
     def _write_progress(self, left_s: float | None, runs: bool = True) -> None:
-        """Write how far the search has come, for other processes."""
+        """Write how far the search has come, so that `load_study` of another process shows it."""
         write_progress(
-            # `project_dir` would make a moved folder again.
+            # keras-tuner's `project_dir` would create the folder again if the user has moved it.
             Path(self.directory, self.project_name),
             runs=runs,
             search_s=self.time.earlier_s + self.time.spent_s(),
@@ -513,7 +527,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         )
 
     def plan_executions(self, trial: Any) -> AskedRun:
-        """Set how often a trial trains, and return what is asked of its next training run."""
+        """Set the number of training runs of a trial, and return the settings of the next one."""
         if self._race is None:
             return AskedRun(self.executions_per_trial)
         asked = self._race.asked(trial.trial_id, trial.hyperparameters.values)
@@ -530,7 +544,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             reporter = FitReporter(self.progress, execution=number, executions=files.executions)
             callbacks += [tuner_callback(self, trial), reporter]
             keras.backend.clear_session()
-            gc.collect()  # The last step of a run that is repeated may still hold memory.
+            gc.collect()  # If a run is repeated, its first attempt may still hold memory.
             trained = self.hypermodel.runs.run(
                 hp, call.with_callbacks(callbacks), files, number, asked=asked
             )
@@ -544,7 +558,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 return
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
-        """Run a trial and record its error, unless every other trial would fail, too."""
+        """Run a trial and record its error. Raise errors that would end every other trial, too."""
         files = TrialFiles(self, trial)
         try:
             self.run_trial(trial, *args, **kwargs)
@@ -558,13 +572,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.oracle.conclude(trial)
 
     def show_begun(self, trial: Any, *, took_s: float | None = None) -> None:
-        """Show that a trial begins, or that it has taken `took_s` seconds."""
+        """Show that a trial begins. `took_s`: the seconds of a trial that an executor has run."""
         known = self._race is None  # The number of trials of a race is not known.
         total = len(self.oracle.ended_trials) + self.oracle.remaining_trials() if known else None
         self.progress.trial_begins(trial.hyperparameters.values, total=total, took_s=took_s)
 
     def _best_trials(self, number: int) -> list[Any]:
-        """Return the decided trial, which may not have ended in a race, and then the best ones."""
+        """List trials, best first. In a race, the first one may have runs that have not ended."""
         decided = self._decided_trial()
         others = [trial for trial in self.oracle.get_best_trials(10**6) if trial is not decided]
         if decided is None and not others:
@@ -572,7 +586,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return [*([] if decided is None else [decided]), *others][:number]
 
     def _decided_trial(self) -> Any:
-        """Return the trial that the study decides on. If there is none, return None."""
+        """Return the trial that `Study.decide` names, or None if it names none."""
         if not self.oracle.trials:
             return None
         trial = self.study.decide().trial
@@ -593,7 +607,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         )
 
     def _delete_checkpoints(self) -> None:
-        """Keep the weights of the decided and of the best trial only, for `get_best_models`."""
+        """Delete all checkpoints except those that `get_best_models` loads by default."""
         best = (self._decided_trial(), *self.oracle.get_best_trials())
         for trial in self.oracle.ended_trials:
             if trial not in best:

@@ -1,4 +1,4 @@
-"""The arguments of `BatchSizeTuner`: checks, default batch sizes, and short tracebacks."""
+"""Check the arguments of `BatchSizeTuner`, choose its batch sizes, and shorten tracebacks."""
 
 import functools
 import math
@@ -34,7 +34,7 @@ SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
 
 
 def hypermodel_of(build: Any, batch_sizes: Iterable[int] | None) -> BatchSizeHyperModel | None:
-    """Return a hypermodel for one search. If `search` has to choose the sizes, return None."""
+    """Return a hypermodel for one search, or None if `search` will choose its batch sizes."""
     if not isinstance(build, BatchSizeHyperModel):
         return None if batch_sizes is None else BatchSizeHyperModel(build, batch_sizes)
     if batch_sizes is not None:
@@ -55,7 +55,7 @@ def check_objective(objective: Any, build: keras_tuner.HyperModel) -> None:
 
 
 def reason_for_grid(objective: Any, build: keras_tuner.HyperModel) -> GridReason | None:
-    """Return why a search cannot be a race. If it can, return None."""
+    """Return a code for why a search cannot be a race, or None if it can be one."""
     if objective is None:
         return "returned_number"
     if isinstance(objective, (list, tuple)):
@@ -146,7 +146,7 @@ def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
 
 
 def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> None:
-    """Refuse to continue a race that looks for the rate as a search that does not."""
+    """Check that no earlier call of `search` tuned the learning rate, because this one does not."""
     if FACTOR_NAME in names:
         raise InputError(
             "The race in the project directory searched for the learning rate, but this search "
@@ -200,7 +200,7 @@ def default_batch_sizes(
 ) -> tuple[int, ...]:
     """Return the powers of two from 16 to 1,024 with at least eight batches in an epoch."""
     examples = None
-    # If workers train, this process must not take the GPU, which making a dataset would do.
+    # Making a dataset takes the GPU, which the processes of an executor need.
     if not (parallel and gives_batches(data.x)):
         examples = data.count_examples(
             lambda: BatchSizeHyperModel(build, (SMALLEST,)).build(keras_tuner.HyperParameters()),
@@ -222,9 +222,10 @@ def default_batch_sizes(
 
 
 def as_public_method(method: Method) -> Method:
-    """Keep the global dtype policy, and leave the frames of libraries out of tracebacks.
+    """Restore the global dtype policy after a method, and shorten the tracebacks of its errors.
 
-    keras-tuner clears Keras's session, which resets the policy. Frames stay if Keras shows them.
+    keras-tuner clears Keras's session, which resets the policy. Tracebacks lose the frames of
+    libraries, unless `keras.config.disable_traceback_filtering` was called.
     """
 
     @functools.wraps(method)
@@ -243,7 +244,7 @@ def as_public_method(method: Method) -> Method:
 
 
 def _drop_library_frames(error: BaseException) -> None:
-    """Keep only the frames of the user's code, as Keras does, and drop causes without any."""
+    """Leave library frames out of a traceback, and causes that have no other frames."""
     names = ("kbatch", "keras", "keras_tuner", "optree", "tensorflow")
     files = [sys.modules[name].__file__ or "" for name in names if name in sys.modules]
     folders = tuple(os.path.dirname(file) + os.sep for file in files)
