@@ -1,6 +1,6 @@
-"""Executors of training runs: the task that an executor runs, this host, and Ray.
+"""Run training runs in other processes: the task, an executor for this host, and one for Ray.
 
-Nothing here starts TensorFlow. An executor imports this module in its worker, and each task trains
+This module does not import TensorFlow. An executor imports it in its worker, and each task trains
 in a new process that ends with the task.
 """
 
@@ -22,7 +22,7 @@ from kbatch.device.worker import Worker
 from kbatch.errors import WorkerDied
 from kbatch.records.training_run import AskedRun
 
-# Signals that end a process from outside: out of memory, preemption, a time limit, shutdown.
+# Signals by which a system ends a process: out of memory, preemption, a time limit, shutdown.
 _KILL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -32,18 +32,18 @@ class Task(NamedTuple):
     files: dict[str, bytes]  # Files of the project directory that it reads, by relative path.
     trial_id: str
     asked: AskedRun = AskedRun()
-    attempt: int = 0  # Some executors run equal tasks only once.
+    attempt: int = 0  # Makes a repeated task differ, because some executors run equal tasks once.
 
 
 class TaskResult(NamedTuple):
-    """The result of a task, in plain types, so that the search unpickles nothing of a worker."""
+    """The result of a task, in plain types, so that the search need not unpickle other objects."""
 
     files: dict[str, bytes]  # Files of the project directory that it wrote, by relative path.
     # "completed"; "failed": training raised an error, which the record has too; "mistake": the
     # search has to end; "died": the process crashed; "lost": the process was ended from outside.
     status: str = "completed"
     text: str = ""  # The error, or the end of the output of a process that died.
-    exit_code: int = 0  # Of a process that died.
+    exit_code: int = 0  # The exit code of a process that died.
     out_of_memory: bool = False  # Whether a lost task is known to have run out of memory.
 
 
@@ -76,7 +76,7 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
 
 
 def train(project: str, search: bytes, task: Task) -> tuple[str, str]:
-    """Run a task in this process, with TensorFlow; return its status and its error."""
+    """Run a task in this process. Return the `status` and the `text` of its `TaskResult`."""
     try:
         execute, *arguments = pickle.loads(search)
     except (FileNotFoundError, PermissionError) as error:
@@ -114,13 +114,13 @@ class LocalExecutor:
         self._running: set[Worker] = set()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Run `function(*arguments, worker)` in a thread, when a worker is free."""
+        """Call `function(*arguments, worker)` in a thread, as soon as a device is free."""
         return self._threads.submit(self._run, function, arguments)
 
     def close(self) -> None:
         """Cancel queued tasks and end running ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        while self._running:  # Again, because a worker may just be starting its process.
+        while self._running:  # A loop, because a worker may just be starting its process.
             for worker in list(self._running):
                 worker.restart()
             time.sleep(0.05)
@@ -138,7 +138,7 @@ class LocalExecutor:
 def ray_executor(**options: Any) -> Any:
     """Make an executor for `BatchSizeTuner` that runs each training run as a task of Ray.
 
-    Call `ray.init` before. The arrays of `search` go into the object store of Ray once. If Ray
+    Call `ray.init` first. The arrays of `search` are put into the object store of Ray once. If Ray
     loses a task, the tuner submits it once more. Ray itself retries only if you set `max_retries`.
 
     Example:
@@ -150,6 +150,9 @@ def ray_executor(**options: Any) -> Any:
     Args:
         **options: Options of `ray.remote` for each task, such as `num_cpus`, `num_gpus` and
             `memory` in bytes. Default of `num_gpus`: 1 if the cluster has GPUs.
+
+    Returns:
+        An executor, for the argument `executor` of `BatchSizeTuner`.
 
     Raises:
         ImportError: If Ray is not installed.
@@ -172,7 +175,7 @@ class _RayExecutor:
         return self._ray.put(value)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "_RayFuture":
-        if self._ray.cluster_resources().get("GPU"):  # Without a number, each task sees all GPUs.
+        if self._ray.cluster_resources().get("GPU"):  # Without `num_gpus`, each task sees all GPUs.
             self._options.setdefault("num_gpus", 1)
         task = self._ray.remote(**self._options)(function)
         return _RayFuture(self._ray, task.remote(*arguments))

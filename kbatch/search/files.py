@@ -1,4 +1,4 @@
-"""The files of a search and of its trials: settings, records, the weights of the best epoch."""
+"""Read and write the files of a search and its trials: settings, records, checkpoints, the lock."""
 
 import contextlib
 import dataclasses
@@ -42,12 +42,12 @@ CHECKPOINT_NAME = "checkpoint.weights.h5"
 DRAFT_NAME = "draft.weights.h5"
 STATE_NAME = "trial.json"
 ENDED = (TrialStatus.COMPLETED, TrialStatus.FAILED, TrialStatus.INVALID)
-# Metrics that kbatch measures over a whole run. A record has them without the epochs of `fit`.
+# Metrics that kbatch measures over a whole run. A record stores them outside its epochs.
 _MEASURED = (*TIMES, *USAGE_METRICS)
 
 
 class TrialFiles:
-    """Reads and writes the record of a trial. keras-tuner's file has only averages of its runs."""
+    """Reads and writes the record of a trial. keras-tuner's file has only means over its runs."""
 
     def __init__(self, tuner: Any, trial: Any):
         check_local(tuner.project_dir)
@@ -73,7 +73,7 @@ class TrialFiles:
         self.executions: int = getattr(tuner, "executions_per_trial", 1)
 
     def reported(self, results: Any) -> dict[str, float]:
-        """Return the metrics that `fit` returned, without those that kbatch measures."""
+        """Return the metrics that `fit` returned, without the metrics that kbatch measures."""
         lengths = {len(values) for values in getattr(results, "history", {}).values()}
         if len(lengths) > 1:  # keras-tuner mixes up epochs if some were not validated.
             return {}
@@ -81,7 +81,7 @@ class TrialFiles:
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
     def check_search(self, settings: Mapping[str, Any]) -> None:
-        """Refuse to continue another search, and write the record of this one."""
+        """Raise InputError if the directory holds another search, else write the record."""
         # keras-tuner's own tuners may call `fit` with different arguments in each trial.
         facts, values = self.tuner.identity if self.of_kbatch_tuner else ({}, {})
         recorded = compare_search(self.tuner, settings, facts)
@@ -92,11 +92,11 @@ class TrialFiles:
             write_needed(search, self.project / RECORD_NAME)
 
     def record(self) -> TrialRecord | None:
-        """Read the record of the trial. If it has no readable one, return None."""
+        """Read the record of the trial. Return None if it is missing or damaged."""
         return trial_record(self.folder)
 
     def _run(self, number: int) -> ExecutionRecord | None:
-        """Read the record of a training run. If there is none, return None."""
+        """Read the record of a training run by its number, or return None if there is none."""
         record = self.record()
         runs = record.executions[number : number + 1] if record else ()
         return runs[0] if runs else None
@@ -122,12 +122,12 @@ class TrialFiles:
         return completed
 
     def spans_before(self, number: int) -> tuple[tuple[float, ...], ...]:
-        """Return the times of a run before it was interrupted, or while it was short."""
+        """Return the recorded times of a run that is now repeated or continued."""
         run = self._run(number)
         return run.spans if run else ()
 
     def short_run(self, number: int) -> ExecutionRecord | None:
-        """Return a run if it is short, so that it can be continued or repeated."""
+        """Return the record of a run if the run ended as a short one, else None."""
         run = self._run(number)
         return run if run and (run.status, run.length) == ("completed", "short") else None
 
@@ -139,7 +139,7 @@ class TrialFiles:
         self._write_all((*before, execution))
 
     def record_failure(self, hypermodel: Any, hp: Any, error: BaseException) -> None:
-        """Record why the trial ended, unless its last run has recorded it."""
+        """Record the error that ended the trial, unless the record of its last run has it."""
         record, interrupts = self.record(), isinstance(error, KeyboardInterrupt)
         executions = list(record.executions) if record else []
         if executions and self.short_run(len(executions) - 1):
@@ -147,7 +147,7 @@ class TrialFiles:
                 return  # The short run can still be continued.
             executions.pop()
         if executions and not interrupts and _was_interrupted(executions[-1]):
-            executions.pop()  # It is of an earlier call of `search`.
+            executions.pop()  # An earlier call of `search` was interrupted, not this one.
         if not executions or executions[-1].status == "completed":  # The run has no record yet.
             executions.append(
                 ExecutionRecord(
@@ -168,7 +168,7 @@ class TrialFiles:
             self._write_all(tuple(executions))
 
     def check_not_moved(self) -> None:
-        """Refuse to continue if the project directory no longer holds the trial."""
+        """Raise RecordError if the user has moved or deleted the project directory."""
         if not (self.folder / STATE_NAME).exists():
             raise RecordError(
                 f"The project directory {self.project} was moved, renamed or deleted during the "
@@ -190,27 +190,27 @@ def _was_interrupted(run: ExecutionRecord) -> bool:
 
 
 def trial_record(folder: Path) -> TrialRecord | None:
-    """Read the record of a trial from its folder. If it has no readable one, return None."""
+    """Read the record of a trial from its folder. Return None if it is missing or damaged."""
     record = load_if_readable(TrialRecord, folder / RECORD_NAME)
     return record if record is not None and folder.name == f"trial_{record.trial_id}" else None
 
 
 def readable_trials(project: Path | None) -> Iterator[TrialRecord]:
-    """Read the trials of a project in order, without damaged ones, which `load_study` names."""
+    """Read the records of all trials in order, and leave out damaged ones."""
     for file in sorted(project.glob(f"trial_*/{RECORD_NAME}")) if project else ():
         if record := load_if_readable(TrialRecord, file):
             yield record
 
 
 def completed_trials(project: Path | None) -> Iterator[TrialRecord]:
-    """Read the trials of a project that have a completed training run."""
+    """Read the records of the trials that have a completed training run."""
     for record in readable_trials(project):
         if "completed" in {run.status for run in record.executions}:
             yield record
 
 
 def write_progress(project: Path, *, runs: bool = True, **known: float | None) -> None:
-    """Write how far the search of this process has come, and whether it still runs."""
+    """Write how far the search of this process has come. `runs`: whether it still runs."""
     process = (os.getpid(), psutil.Process().create_time()) if runs else (None, None)
     if project.exists():  # It may have been moved.
         progress = Progress(platform.node(), *process, time.time(), **known)
@@ -219,20 +219,21 @@ def write_progress(project: Path, *, runs: bool = True, **known: float | None) -
 
 
 def write_needed(record: object, file: Path) -> None:
-    """Write a record without which the search cannot continue."""
+    """Write a record that the search cannot continue without, or raise RecordError."""
     try:
         write_record(record, file)
     except OSError as error:
         raise RecordError(str(error)) from error
 
 
+# Settings that may change until a first training run has completed.
 _SIZE_SETTINGS = ("batch_sizes", "base_batch_size", "validation_batch_size")
 
 
 def compare_search(
     tuner: Any, settings: Mapping[str, Any], facts: Mapping[str, str] | None = None
 ) -> SearchRecord | None:
-    """Read the record of the search in a directory, and refuse to continue another search."""
+    """Read the record of a directory's search. If it is another search, raise InputError."""
     project, trials = Path(tuner.project_dir), getattr(tuner.oracle, "trials", {})
     search = recorded_search(project)
     # Before the first result, the data, the model and the sizes may still be changed.
@@ -249,7 +250,7 @@ def compare_search(
 
 
 def compare_runs(project: Path, epochs: int, hypermodel: Any) -> None:
-    """Refuse to continue trials of another search if the record of the search is missing."""
+    """Raise InputError if trials without a record of their search have other settings."""
     for record in completed_trials(project):
         for number, run in enumerate(record.executions):
             difference = None
@@ -269,7 +270,7 @@ def compare_runs(project: Path, epochs: int, hypermodel: Any) -> None:
 
 
 def recorded_search(project: Path) -> SearchRecord | None:
-    """Read the record of the search in a directory. If there is none, return None."""
+    """Read the record of the search in a directory, or return None if there is none."""
     file = project / RECORD_NAME
     try:
         return read_record(SearchRecord, file) if file.exists() else None
@@ -278,7 +279,7 @@ def recorded_search(project: Path) -> SearchRecord | None:
 
 
 def trial_files(callbacks: Sequence[Any]) -> TrialFiles:
-    """Find the trial of a `HyperModel.fit` by keras-tuner's callback."""
+    """Return the files of the trial that keras-tuner's callback names."""
     for callback in callbacks:
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):
             return TrialFiles(callback.tuner, callback.trial)
@@ -294,7 +295,7 @@ _PATHS = ((keras.callbacks.ModelCheckpoint, "filepath"), (keras.callbacks.CSVLog
 
 
 def give_own_paths(callbacks: Sequence[Any], *, trial_id: str, execution: int) -> tuple[Note, ...]:
-    """Let callbacks write to one folder for each training run, so that no file is overwritten."""
+    """Let callbacks write to one folder for each training run, so that they overwrite nothing."""
     notes = []
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -316,7 +317,7 @@ def give_own_paths(callbacks: Sequence[Any], *, trial_id: str, execution: int) -
 
 
 def write_checkpoint(model: Any, folder: Path) -> None:
-    """Replace the checkpoint of a trial in one step, so that it is never half written."""
+    """Write the checkpoint of a trial to another file first, so that it is never half written."""
     draft = folder / DRAFT_NAME
     model.save_weights(draft)
     os.replace(draft, folder / CHECKPOINT_NAME)
@@ -328,13 +329,13 @@ def delete_files(*files: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-# Directories that this process has locked: `lockf` does not exclude a process from its own locks.
+# Directories that this process has locked, because `lockf` does not lock out its own process.
 _locked: set[Path] = set()
 
 
 @contextlib.contextmanager
 def search_lock(project: Path) -> Iterator[None]:
-    """Lock a project directory, if the system has locks and this process may write."""
+    """Lock a project directory, if the system has locks and this process may write to it."""
     if project in _locked:
         raise InputError(
             f"Another search of this process runs in the project directory {project}: wait until "

@@ -170,8 +170,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def reset(self) -> None:
         """Forget everything about an earlier search."""
         self.runs = TrialRuns(self)
-        # The dtype policy of completed runs, if the file of the plan is damaged.
-        self._recorded_policy: str | None = None
+        self._recorded_policy: str | None = None  # Of completed runs, if the plan is damaged.
         # The hyperparameters and the description of the first model that was built.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         self._parts = BuiltParts()
@@ -182,8 +181,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def for_search(self) -> "BatchSizeHyperModel":
         """Return a copy with the same settings, for another search. The copies share no state."""
         hypermodel = copy.copy(self)
-        # keras-tuner has set a wrapper as an attribute, which calls the `build` of the original.
-        del vars(hypermodel)["build"]
+        del vars(hypermodel)["build"]  # keras-tuner's wrapper calls the `build` of the original.
         keras_tuner.HyperModel.__init__(hypermodel, self.name)
         hypermodel.reset()
         return hypermodel
@@ -266,13 +264,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return model
 
     def build_run(self, tuner: Any, hp: keras_tuner.HyperParameters, number: int) -> Any:
-        """Build the model of a training run with the `build` of its tuner, which may load weights.
-
-        Args:
-            tuner: The tuner of the trial.
-            hp: The hyperparameters of the trial.
-            number: The number of the run in its trial, from 0.
-        """
+        """Build the model of run `number` of a trial by its tuner, which may load weights."""
         self._run_number = number
         try:
             model = build_again(tuner, hp)
@@ -288,11 +280,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return scaling if reference() is model else None
 
     def check_model(self, model: Any, policy: str) -> None:
-        """Check that kbatch can train a model under a dtype policy.
-
-        Raises:
-            FatalValueError: If it cannot. This error of keras-tuner ends the search.
-        """
+        """Raise `FatalValueError` if kbatch cannot train a model under a dtype policy."""
         try:
             check_trainable(model)
             check_active_policy(model, policy)
@@ -314,11 +302,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.wrapped.declare_hyperparameters(hp)
 
     def declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:
-        """Declare the hyperparameters of kbatch, and return their values in this trial.
-
-        Returns:
-            The batch size, and the dtype policy, or None if the user left the policy to kbatch.
-        """
+        """Declare kbatch's hyperparameters. Return the batch size, and the policy or None."""
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
         declared = [tuple(item.values) for item in hp.space if item.name == "batch_size"]
         if others := [sizes for sizes in declared if sizes != self.batch_sizes]:
@@ -359,10 +343,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return None if self.seed is None else self.seed + number
 
     def restore(self, project: Path | None) -> None:
-        """Restore the seed, plan, base size and validation batch size of an earlier `search`.
-
-        If no seed was given or recorded, draw one.
-        """
+        """Restore seed, plan and base size of an earlier `search`. If it has no seed, draw one."""
         search = project and load_if_readable(SearchRecord, project / RECORD_NAME)
         settings: Mapping[str, Any] = search.settings if search else {}
         if self.seed is None:
@@ -390,12 +371,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self._set_base(settings.get("base_batch_size", self.base_batch_size))
 
     def described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Describe the model, so that an earlier search can be compared with this one.
-
-        Returns:
-            The hyperparameters that the model was built with, from the record of the search if it
-            has them, and the description.
-        """
+        """Return the hyperparameters and the description of a model built with recorded values."""
         search = recorded_search(project)
         values = (search and search.hyperparameters) or None
         if self._first is None or (values is not None and values != self._first[0]):
@@ -454,8 +430,7 @@ class BuiltParts:
         # Layers, weights and optimizers of earlier models, by `id`: a reference, whether a model
         # trained the part, and, if two models have shared a weight, its first values.
         self._known: dict[int, tuple[weakref.ref[Any], bool, np.ndarray | None]] = {}
-        # Seed generators of earlier models, by `id`: a reference, and the initial state.
-        self._seeds: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}
+        self._seeds: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}  # With the first state.
 
     def check(self, model: Any) -> None:
         """Refuse a model that has the optimizer or trained weights of an earlier model."""
@@ -481,8 +456,7 @@ class BuiltParts:
         for seed in (v for v in model.variables if id(v) not in weight_ids):
             reference, state = self._seeds.get(id(seed), (None, None))
             if reference is not None and reference() is seed:
-                # Models may share a generator, for example of a `Dropout` layer in a frozen base.
-                seed.assign(state)
+                seed.assign(state)  # Models may share the `Dropout` layers of a frozen base.
             else:
                 self._seeds[id(seed)] = weakref.ref(seed), np.array(seed.value)
 

@@ -1,4 +1,4 @@
-"""The figure of a search that is drawn while it runs."""
+"""Draw a figure of a search while the search runs."""
 
 import base64
 import dataclasses
@@ -18,12 +18,9 @@ from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.files import TrialFiles
 from kbatch.study.study import Study, load_study
 
-# Drawing takes at most about this share of the time.
-_SHARE = 0.1
-# Half of the pixels of the figure, so that it is sharp on screens with a high resolution.
-_WIDTH_PX = 640
-# This module imports matplotlib, so it is imported only when something is drawn.
-_FIGURES = "kbatch.study.figures.trials"
+_DRAWING_SHARE = 0.1  # The largest share of the time that drawing takes.
+_WIDTH_PX = 640  # Half of the figure's pixels, so that it is sharp on high-resolution screens.
+_FIGURES = "kbatch.study.figures.trials"  # Imported when needed, because it imports matplotlib.
 
 
 class LivePlot(keras.callbacks.Callback):
@@ -39,11 +36,11 @@ class LivePlot(keras.callbacks.Callback):
 
     Args:
         path: File to write at each change, with suffix `.png`, `.svg` or `.pdf`. If None, no file
-            is written.
+            is written. Default: None.
         interval_s: Least seconds between two drawings in a trial. Default: 1.0.
         display: Function that shows the figure, like IPython's `display`. If None, the display of
-            the notebook.
-        now: Returns the time, in seconds.
+            the notebook. Default: None.
+        now: Function that returns the time in seconds. Default: `time.monotonic`.
 
     Raises:
         ValueError: If `path` has another suffix, or if `interval_s` is negative.
@@ -74,19 +71,20 @@ class LivePlot(keras.callbacks.Callback):
         self._uses_notebook_display = display is None
         self._output = None if display is None else NotebookLine(display)
         self._waits_for_cell = False  # Whether the figure is shown again at the end of the cell.
-        # Files of the running trial, the number of its run, and the record of the run so far.
+        # The running trial: its files, the number of its run, and a function that returns the
+        # record of this run so far.
         self._followed: tuple[TrialFiles, int, Callable[[], ExecutionRecord]] | None = None
         self._next_s = 0.0
         self._epoch = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LivePlot":
-        """Return itself: keras-tuner copies callbacks for each execution."""
+        """Return the same object, although keras-tuner copies callbacks for each execution."""
         return self
 
     def follow_trial(
         self, files: TrialFiles, *, number: int, so_far: Callable[[], ExecutionRecord]
     ) -> None:
-        """Follow a training run, whose record so far is `so_far()`. A search calls it."""
+        """Follow a training run, whose record so far is `so_far()`. A search calls this."""
         self._followed = files, number, so_far
         with errors_as_warnings("`LivePlot`"):
             if self._is_visible() and self._output is not None and not files.of_kbatch_tuner:
@@ -98,7 +96,7 @@ class LivePlot(keras.callbacks.Callback):
                     _events().register("post_run_cell", self._end_cell)
 
     def show_ended(self, project: Path) -> None:
-        """Show the trials in a project directory. A search calls it."""
+        """Show the trials in a project directory. A search calls this."""
         with errors_as_warnings("`LivePlot`"):
             if self._is_visible():
                 self._draw(load_study(project), None)
@@ -123,7 +121,7 @@ class LivePlot(keras.callbacks.Callback):
                 return
             files, number, so_far = self._followed
             study, execution = load_study(files.project), so_far()
-            # The file of the running trial has the record of its start, so the run is replaced.
+            # The file of the running trial has only the record of the start of its run.
             trials = tuple(
                 dataclasses.replace(trial, executions=(*trial.executions[:number], execution))
                 if trial.trial_id == files.trial_id
@@ -155,10 +153,10 @@ class LivePlot(keras.callbacks.Callback):
             }
             self._output.show(formats, metadata={"image/png": {"width": _WIDTH_PX}})
         ended_s = self._now()
-        self._next_s = ended_s + max(self._interval_s, (ended_s - began_s) / _SHARE)
+        self._next_s = ended_s + max(self._interval_s, (ended_s - began_s) / _DRAWING_SHARE)
 
     def _is_visible(self) -> bool:
-        # Rich recognises a notebook only while a cell runs. `_end_cell` is called after that.
+        # Keep the display: Rich recognises a notebook only while a cell runs, not in `_end_cell`.
         if self._output is None and Console().is_jupyter:
             self._output = NotebookLine(importlib.import_module("IPython.display").display)
         return self._path is not None or self._output is not None

@@ -107,12 +107,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def trainings_left(
         self, batch_sizes: Sequence[int], executions: int
     ) -> tuple[dict[int, float], float]:
-        """Return how many complete training runs the search still needs.
-
-        Returns:
-            The number that is expected for each batch size, and the largest number of the whole
-            search, including the runs so far.
-        """
+        """Return how many complete runs are left for each size, and the maximum of the search."""
         left: dict[int, float] = dict.fromkeys(batch_sizes, 0.0)
         if self._race is None:
             for values in self._values_left():

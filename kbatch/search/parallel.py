@@ -1,4 +1,4 @@
-"""A search whose training runs are tasks of an executor, several at a time."""
+"""Run the trials of a search as tasks of an executor, several at a time."""
 
 import contextlib
 import json
@@ -34,16 +34,16 @@ from kbatch.training.data.training_data import FitCall
 
 # Large arrays of the data are in this folder of the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"
-_CHECK_S = 0.05
+_CHECK_S = 0.05  # Seconds between two checks whether a task has ended.
 _GPU_IN_USE = (
     "This process already uses the GPU for a model, a tensor or a dataset, so the processes of "
     "trials may not get enough GPU memory. Restart the kernel or the script, and search before "
     "anything else uses TensorFlow."
 )
-# Executors write this in the error of a task that ran out of memory.
+# The error that an executor raises for a task that ran out of memory contains one of these.
 _OUT_OF_MEMORY = re.compile(r"out.?of.?memory|oom.?kill", re.IGNORECASE)
 
-# Yields the next task of a trial, and is sent the future of that task when it is done.
+# A generator that yields the next task of a trial. Send it the future of this task when it is done.
 TrialTasks = Generator[Task, Any, None]
 
 
@@ -57,7 +57,7 @@ class ParallelTrials:
                 "another process: give arrays, or a function `batch_size -> tf.data.Dataset`. "
                 "Received: a tf.data.Dataset."
             )
-        # A `LivePlot` draws in this process.
+        # A `LivePlot` draws in this process, so the tasks do not need it.
         callbacks = [item for item in call.callbacks if not isinstance(item, LivePlot)]
         self._arguments = call.arguments
         self._keywords = {**call.keywords, "verbose": 0, "callbacks": callbacks}
@@ -70,7 +70,8 @@ class ParallelTrials:
             self._max_open = self._executor.workers
         tuner.time.at_once = min(self._max_open, len(tuner.hypermodel.batch_sizes))
         self._search: Any = None  # The pickled search for each task, or the executor's reference.
-        self._open: list[tuple[Any, TrialTasks]] = []  # With the future of the running task.
+        # Trials with a submitted task and its future, and trials whose next task is not submitted.
+        self._open: list[tuple[Any, TrialTasks]] = []
         self._waiting: list[tuple[Task, TrialTasks]] = []
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class ParallelTrials:
         shutil.rmtree(self._project / _DATA_FOLDER, ignore_errors=True)
 
     def run(self) -> None:
-        """Submit training runs and keep their results, until no trial is left."""
+        """Submit the training runs of all trials, and write their results."""
         self._tuner.on_search_begin()
         self._search = self._pickle_search()
         self._tuner.oracle.ongoing_trials.clear()  # An interrupted search may have left some.
@@ -91,7 +92,7 @@ class ParallelTrials:
         self._tuner.on_search_end()
 
     def _submit(self) -> bool:
-        """Submit the next run of each trial and open further trials; return whether any is open."""
+        """Submit tasks of begun trials, then of new trials. Return whether any task is open."""
         while self._waiting:
             self._submit_task(*self._waiting.pop(0))
         while len(self._open) < self._max_open and not self._is_planning():
@@ -110,7 +111,7 @@ class ParallelTrials:
             raise self._executor_error("accepts no more tasks", error) from error
 
     def _is_planning(self) -> bool:
-        """Return whether a task runs that makes the plan, which all other tasks need."""
+        """Return whether a task is making the plan. All other tasks wait for the plan."""
         if not self._open or self._completed() or (self._project / PLAN_NAME).exists():
             return False
         hypermodel = self._tuner.hypermodel
@@ -118,11 +119,11 @@ class ParallelTrials:
         return "auto" in settings or not hypermodel.dtype_policies
 
     def _completed(self) -> str | None:
-        """Return the id of a trial that has a completed run. If there is none, return None."""
+        """Return the id of a trial that has a completed run, or None if there is none."""
         return next((record.trial_id for record in completed_trials(self._project)), None)
 
     def _keep_ended(self) -> None:
-        """Keep the results of the tasks that have ended. If there is none, wait a moment."""
+        """Write the results of the tasks that have ended. If no task has ended, wait a moment."""
         ended, errors = [], []
         for future, tasks in self._open:
             try:
@@ -134,20 +135,20 @@ class ParallelTrials:
             time.sleep(_CHECK_S)
         ended_trials = len(self._tuner.oracle.ended_trials)
         self._tuner.progress.show_counts(len(self._open), ended=ended_trials)
-        # All results are written before an error ends the search.
+        # Write all results before an error ends the search.
         for future, tasks in ended:
             self._open = [entry for entry in self._open if entry[1] is not tasks]
             try:
                 self._waiting.append((tasks.send(future), tasks))
             except StopIteration:
                 pass
-            except Exception as error:  # It ends the search, because every trial would fail.
+            except Exception as error:  # It would end every other trial, too.
                 errors.append(error)
         if errors:
             raise errors[0]
 
     def _tasks_of(self, trial: Any) -> TrialTasks:
-        """Yield the training runs of a trial as tasks, one after the other; keep their results."""
+        """Yield the training runs of a trial as tasks, one by one, and write their results."""
         tuner = self._tuner
         asked = tuner.plan_executions(trial)
         files, begun_s = TrialFiles(tuner, trial), time.monotonic()
@@ -183,7 +184,7 @@ class ParallelTrials:
             tuner.oracle.forget_other_policies()
             lost, record = None, files.record()
             if record is None and result.status == "completed":
-                completed = 0  # The search has moved to float32, so all runs train again.
+                completed = 0  # The search has changed to float32, so all runs train again.
                 continue
             if record is not None:
                 share = len(record.last.epochs) / (record.last.epochs_asked or 1)
@@ -212,18 +213,18 @@ class ParallelTrials:
             return TaskResult({}, "lost", text, out_of_memory=ran_out)
 
     def _files_for(self, files: TrialFiles) -> dict[str, bytes]:
-        """Read the files that a task needs of its search, its trial and a completed trial."""
+        """Read the files that a task needs, from its search, its trial and a completed trial."""
         project, trial_ids = self._project, {files.trial_id, self._completed() or files.trial_id}
         paths = [project / RECORD_NAME, project / PLAN_NAME]
         paths += [project / f"trial_{i}" / n for i in trial_ids for n in (RECORD_NAME, STATE_NAME)]
         contents = {p.relative_to(project).as_posix(): p.read_bytes() for p in paths if p.exists()}
-        if (files.folder / CHECKPOINT_NAME).exists():  # A task only has to know that there is one.
+        if (files.folder / CHECKPOINT_NAME).exists():  # A task needs to know that the file exists.
             contents[f"{files.folder.name}/{CHECKPOINT_NAME}"] = b""
         return contents
 
     def _write(self, result: TaskResult) -> None:
-        """Write the files of a task that are newer than the files here."""
-        # A record states that there are weights, so it is written after them.
+        """Write the files of a task, unless this process has newer ones."""
+        # A record says that its trial has weights, so write the weights first.
         for name, content in sorted(result.files.items(), key=lambda file: RECORD_NAME in file[0]):
             path = Path(name)
             # The record of the search keeps the environment of the first completed run.
@@ -244,7 +245,7 @@ class ParallelTrials:
         )
 
     def _pickle_search(self) -> Any:
-        """Pickle the tuner, without its trials, and the data. This is done once for all tasks."""
+        """Pickle the tuner, without its trials, and the data, once for all tasks."""
         folder = (self._project / _DATA_FOLDER).resolve()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
@@ -282,7 +283,7 @@ def _can_be_pickled(value: Any) -> bool:
 
 
 def _error_of_lost(*results: TaskResult) -> Exception:
-    """Make the error of a training run that was lost twice, with both causes."""
+    """Return an error with both causes, for a training run that was lost twice."""
     causes = " and by ".join(textwrap.shorten(result.text, 120) for result in results)
     kind = MemoryError if any(result.out_of_memory for result in results) else RuntimeError
     error = kind(f"The training run was lost twice, by {causes}")
@@ -293,7 +294,7 @@ def _error_of_lost(*results: TaskResult) -> Exception:
 def execute(
     project: Path, task: Task, tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Run a task in a folder with the files that it needs; return its status and its error."""
+    """Run a task in a folder with its files. Return the `status` and `text` of its `TaskResult`."""
     fail_at_once_without_memory()
     oracle, hypermodel = tuner.oracle, tuner.hypermodel
     move_project(tuner, project)
@@ -305,7 +306,7 @@ def execute(
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
         tuner.run_executions(trial, FitCall.of_search(arguments, keywords), task.asked)
-    except Exception as error:  # A training may raise anything. The search decides what to do.
+    except Exception as error:  # A training may raise anything. `_tasks_of` decides what to do.
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
         return ("mistake", str(error)) if mistake else ("failed", failure_traceback(error))
@@ -315,6 +316,6 @@ def execute(
 
 
 def explored_space(tuner: Any) -> Any:
-    """Find the search space in another process, so that this process does not take the device."""
+    """Find the search space in another process, so that this process does not use the GPU."""
     with Worker(worker_device()) as worker:
         return worker.call(tuner.explore)

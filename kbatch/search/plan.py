@@ -43,8 +43,7 @@ from kbatch.training.model import ModelFacts, is_compiled, replica_count, set_xl
 from kbatch.training.state import kept_seeds
 from kbatch.training.steps_per_execution import Steps, Training, steps_within, why_one
 
-# Codes of the notes that stay when a plan changes.
-ON_POLICY = ("float32_instead", "half_slower", "compiled_by_xla")
+ON_POLICY = ("float32_instead", "half_slower", "compiled_by_xla")  # Notes that a new plan keeps.
 MOMENTS_EVERY = 8  # Updates after which a trial measures the moments of its gradients again.
 # The largest batch is not tried in a worker process if it is expected to take at most this share of
 # the memory limit. The share is small because a peak may be twice as high as expected.

@@ -1,4 +1,4 @@
-"""A race under keras-tuner, and the grid of its space: the next trial, from those on disk alone."""
+"""Choose the next trial of a race or a grid, from the hyperparameters and the recorded trials."""
 
 import dataclasses
 import math
@@ -32,11 +32,12 @@ from kbatch.study.compared_trials import (
 )
 from kbatch.study.decision import race_task
 
-Values = dict[str, Any]
-Key = frozenset[tuple[str, str]]
+Values = dict[str, Any]  # The hyperparameters of a trial, by name.
+Key = frozenset[tuple[str, str]]  # The same, hashable.
 
-# The most combinations of other hyperparameters. Each costs a run at the base size.
+# The most combinations of other hyperparameters. Each one costs a short run at the base size.
 _MOST_SETTINGS = 4
+# A text for each `RaceStep.ended`.
 _ENDS = {
     "settled": "more training runs would hardly change the answer",
     "trainings": "no further training run fits in {most} complete trainings (`max_trainings`)",
@@ -57,8 +58,8 @@ class RaceStrategy:
         # `begin` sets the directory and the settings of the decision.
         self._project = Path()
         self._settings: Mapping[str, Any] = {}
-        self._asked: dict[Key, NextRun] = {}  # The last run that was proposed, by trial.
-        # The last step of the race, and the smallest factor of the rate among the trials then.
+        self._asked: dict[Key, NextRun] = {}  # The last run that was proposed for each trial.
+        # The last step of the race, and the smallest learning rate factor that had been tried.
         self._last: RaceStep | None = None
         self._smallest = 1.0
 
@@ -68,7 +69,7 @@ class RaceStrategy:
         self._project, self._settings = project, settings
 
     def propose(self, space: Any, pending: list[Values], time: SearchTime) -> Values | None:
-        """Return the values to try next. Values of an earlier trial mean that it trains again."""
+        """Return the values of the next run, or None. A trial that has them trains again."""
         following = self._next(space, pending, time)
         if following is None or following[0] in pending:
             return None
@@ -80,10 +81,10 @@ class RaceStrategy:
         return values
 
     def asked(self, trial_id: str, values: Values) -> AskedRun:
-        """Return how the next training run of a trial is to train."""
+        """Return the settings of the next training run of a trial."""
         record = trial_record(self._project / f"trial_{trial_id}")
         run = self._asked.get(key_of(values))
-        if run is None:  # The trial is from an earlier call of `search`, and ends as it is.
+        if run is None:  # The trial is from an earlier call of `search`. It needs no further run.
             return AskedRun(max(1, len(record.executions) if record else 0))
         trials = [*readable_trials(self._project)]
         complete = run.epochs >= self._settings["epochs"]
@@ -100,7 +101,7 @@ class RaceStrategy:
         return race_task([], self._settings).max_trainings
 
     def trainings(self, space: Any, time: SearchTime) -> tuple[float, float]:
-        """Return the complete trainings so far, and how many are expected in all."""
+        """Return how many complete training runs have ended, and how many are expected in total."""
         done = complete_trainings(readable_trials(self._project))
         self.propose(space, [], time)
         if self._last is not None and self._last.ended not in (None, "time"):
@@ -108,7 +109,7 @@ class RaceStrategy:
         return done, max(done + 1, expected_trainings(race_task([], self._settings)))
 
     def ending(self) -> str | None:
-        """Describe why nothing more was proposed."""
+        """Say why the race has ended, or return None if it has not ended."""
         if self._last is None or (ended := self._last.ended) is None:
             return None
         most = setting(self.most_trainings())
@@ -118,9 +119,10 @@ class RaceStrategy:
     def _next(
         self, space: Any, pending: list[Values], time: SearchTime
     ) -> tuple[Values, NextRun] | None:
-        """Return what to run next, with the values of its trial."""
+        """Return the hyperparameters of the next run and the run, or None if there is none."""
         trials = [*readable_trials(self._project)]
-        if "search_learning_rate" not in self._settings:  # Trials of a grid have the rule's rate.
+        # A grid may have begun the search. Its trials have no factor, and train at the rule's rate.
+        if "search_learning_rate" not in self._settings:
             at_rule = {FACTOR_NAME: 1.0}
             trials = [
                 dataclasses.replace(trial, hyperparameters=at_rule | dict(trial.hyperparameters))
@@ -132,7 +134,7 @@ class RaceStrategy:
         chosen, others = settings[0]
         task = race_task([], self._settings)
         if len(settings) > 1:
-            # Each setting has a short run at the base size. The race compares sizes at the best.
+            # Each combination has a short run at the base size. The race continues with the best.
             base = task.base_batch_size
             first = [_at(values, base, 1.0) for values, _ in settings]
             begun = [t.hyperparameters for t in trials] + pending
@@ -150,7 +152,8 @@ class RaceStrategy:
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
         spent = complete_trainings(trial for trial in trials if trial not in same)
         task = race_task(same, self._settings)
-        if not task.search_rate:  # A callback sets the rates of trials with other factors.
+        # If a callback sets the learning rate, trials with other factors did not train by them.
+        if not task.search_rate:
             same = [trial for trial in same if rate_factor(trial) == 1]
         task = dataclasses.replace(task, max_trainings=task.max_trainings - spent)
         left_s = time.left_s()
@@ -172,20 +175,20 @@ class RaceStrategy:
         for trial in same:
             ended = [r for r in trial.executions if is_complete(r) or r.length == "stopped_early"]
             if trial.hyperparameters == values and len(ended) > run.number:
-                # The run completed without a value of the objective.
+                # The run has completed, but has no value of the objective.
                 self._last = RaceStep(None, "failed")
                 return None
         return values, run
 
 
 def _at(values: Values, size: int, factor: float) -> Values:
-    """Return the values at a pair of batch size and factor of the rate."""
+    """Return the values with another batch size and another factor of the learning rate."""
     rate = {FACTOR_NAME: factor} if FACTOR_NAME in values else {}
     return values | {"batch_size": size} | rate
 
 
 def _settings_of(space: Any) -> list[tuple[Values, Values]]:
-    """List each setting of the other hyperparameters, after the first values that have it."""
+    """List the combinations of other hyperparameters as pairs: all values, these values alone."""
     settings: list[tuple[Values, Values]] = []
     for values in grid(space):
         others = other_hyperparameters(values)
@@ -203,13 +206,13 @@ def _settings_of(space: Any) -> list[tuple[Values, Values]]:
 def untried_in_grid(
     space: keras_tuner.HyperParameters, tried: Iterable[Values]
 ) -> Iterator[Values]:
-    """Return the combinations of a space that no trial has, in the order of the grid."""
+    """Return the combinations of a space that no trial has, in the order of `grid`."""
     keys_tried = {in_grid(space, values) for values in tried}
     return (values for values in grid(space) if in_grid(space, values) not in keys_tried)
 
 
 def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Key:
-    """Return the key of a trial's combination, with defaults for parameters that it lacks."""
+    """Return the key of a trial, with defaults for hyperparameters that the trial lacks."""
     combination: Values = {}
     for parameter in space.space:
         if parameter.name not in combination and _is_active(parameter, combination):
@@ -218,7 +221,7 @@ def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Ke
 
 
 def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
-    """Return every combination of a space: defaults first, and the last name changes fastest."""
+    """Return all combinations of a space, defaults first. The last name changes fastest."""
     return _extensions({}, tuple(space.space))
 
 
@@ -243,5 +246,5 @@ def _is_active(parameter: Any, values: Values) -> bool:
 
 
 def key_of(values: Mapping[str, Any]) -> Key:
-    # `True == 1`, but their texts differ.
+    # A text for each value, because `True == 1` and hashes the same.
     return frozenset((name, repr(value)) for name, value in values.items())

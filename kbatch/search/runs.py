@@ -259,13 +259,7 @@ class TrialRuns:
         )
 
     def _train(
-        self,
-        hp: keras_tuner.HyperParameters,
-        model: Any,
-        call: FitCall,
-        files: TrialFiles,
-        number: int,
-        asked: AskedRun,
+        self, hp: Any, model: Any, call: FitCall, files: TrialFiles, number: int, asked: AskedRun
     ) -> Trained:
         """Train a model that was built for a training run."""
         hypermodel, plan, facts = self._hypermodel, self.plan, ModelFacts(model)
@@ -347,13 +341,7 @@ class TrialRuns:
         raise trained.error
 
     def _checked_values(
-        self,
-        trained: Trained,
-        model: Any,
-        hp: keras_tuner.HyperParameters,
-        call: FitCall,
-        files: TrialFiles,
-        number: int,
+        self, trained: Trained, model: Any, hp: Any, call: FitCall, files: TrialFiles, number: int
     ) -> Trained:
         """Note values that were not finite. If float16 may be the cause, ask for another run."""
         record = trained.record

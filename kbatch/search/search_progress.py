@@ -1,4 +1,4 @@
-"""The output of a search while it runs: one line per trial, and a live line with the time left."""
+"""Print one line for each trial of a search, and a live line with the time left."""
 
 import math
 import time
@@ -17,11 +17,10 @@ from kbatch.training.callbacks import numbers_of
 from kbatch.training.learning_rate import peak_learning_rate
 from kbatch.training.model import inner_optimizers
 
-_SHORTEST_PAUSE_S = 0.2
-# Seconds between two writes of the expected time, while a trial runs.
-_KEEP_S = 30.0
+_SHORTEST_PAUSE_S = 0.2  # Seconds between two changes of the live line in an epoch.
+_WRITE_EVERY_S = 30.0  # Seconds between two writes of the time left, while a trial runs.
 _RATE = ", learning rate "
-# Metrics of an epoch that do not show the quality of the model.
+# Entries of the logs that are not shown, because they do not measure the quality of the model.
 _NO_QUALITY = ("samples_per_second", "gradient_variance", "gradient_squared_norm", "learning_rate")
 
 
@@ -29,12 +28,12 @@ class SearchProgress:
     """Prints one line per trial, and a line that changes while a trial runs.
 
     Args:
-        verbose: 0: nothing. 1: trials. 2: also epochs.
-        open_line: Opens the line that changes.
-        now: Returns seconds that never decrease.
-        search_left_s: Returns the seconds until the search is expected to end, from the start of
-            the trial on.
-        keep: Writes the seconds that are left.
+        verbose: 0: print nothing. 1: print trials. 2: also print epochs.
+        open_line: Function that opens the line that changes.
+        now: Function that returns seconds that never decrease.
+        search_left_s: Function that returns the expected seconds from the start of the running
+            trial to the end of the search.
+        keep: Function that writes the seconds that are left to a file.
     """
 
     def __init__(
@@ -48,12 +47,13 @@ class SearchProgress:
     ):
         self._verbose, self._open_line, self._now = verbose, open_line, now
         self._expect_left_s = search_left_s
-        self._keep, self._kept_s = keep, -math.inf
+        self._keep, self._kept_s = keep, -math.inf  # And the time of the last write.
         self._line: ConsoleLine | NotebookLine | None = None
-        self._name = ""
+        self._name = ""  # Of the running trial, as it is printed.
         self.trials_ended = 0  # Including earlier calls. In a race, the number of training runs.
-        self._failures: set[str] = set()
+        self._failures: set[str] = set()  # Texts that were printed, so that each is printed once.
         self._began_s = 0.0
+        # The time of the first report of the trial, and the share that was done then.
         self._first: tuple[float, float] | None = None
         self._total: int | None = None  # Trials of the search. If None, it is unknown.
 
@@ -84,7 +84,7 @@ class SearchProgress:
     def trial_begins(
         self, values: Mapping[str, Any], *, total: int | None = None, took_s: float | None = None
     ) -> None:
-        """Show that a trial begins. With `took_s`, prepare the line of a trial that ran so long."""
+        """Show that a trial begins. If `took_s` is given, only set its name and its duration."""
         number, self._total = self.trials_ended + 1, total
         place = f"training {number}" if total is None else f"trial {number}/{total}"
         shown = {n for n in values if n in ("batch_size", FACTOR_NAME) or names_rate(n)}
@@ -102,16 +102,19 @@ class SearchProgress:
         self._name = f"{name}{_RATE}{setting(learning_rate)}" if learning_rate else name
 
     def show_counts(self, submitted: int, *, ended: int) -> None:
-        """Show how many trials an executor has, and how many have ended."""
-        self._keep_left(_KEEP_S)
+        """Show how many trials are submitted to an executor, and how many have ended."""
+        self._keep_left(_WRITE_EVERY_S)
         left = self._search_left_s(trial_left_s=0.0)
         counts = [f"{submitted} submitted", f"{ended} done"]
         counts += [] if left is None else [left_text(left)]
         self._update("search", None, ", ".join(counts))
 
     def show(self, share: float, metrics: Mapping[str, float], *, ended: str | None = None) -> None:
-        """Show the share of a trial that is done, the metrics of its last epoch, and its number."""
-        self._keep_left(_KEEP_S)
+        """Show the share of a trial that is done, and the metrics of its last epoch.
+
+        If an epoch has just ended, `ended` is its name, which is printed on a line of its own.
+        """
+        self._keep_left(_WRITE_EVERY_S)
         if self._line is None:
             return
         figures = _figures(metrics.get("samples_per_second"), metrics)
@@ -119,8 +122,7 @@ class SearchProgress:
             self.say(", ".join([self._name, ended, *figures]))
         if self._first is None:
             self._first = self._now(), share
-        # The time left follows from the progress since the first report, because building and
-        # tracing came before it.
+        # Only the progress since the first report counts, because building came before it.
         first_s, first_share = self._first
         gained, trial_left_s = share - first_share, None
         left = [percent(share)]
@@ -148,17 +150,17 @@ class SearchProgress:
             self._failures.add(end)
         text = f"{name}, {duration_s:5.1f} s, {end}"
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
-        if left is not None and left >= 1:  # A race may end earlier, when its answer is certain.
+        if left is not None and left >= 1:  # A race may end earlier, if its answer is certain.
             less = ", or less" if name.startswith("training") else ""
             text += f"; about {left_text(left)}{less}"
         self.say(text)
 
     def _keep_left(self, pause_s: float = 1.0) -> None:
-        """Write the seconds that are left, unless they were written just before."""
+        """Write the seconds that are left, unless they were written less than `pause_s` ago."""
         if self._now() - self._kept_s >= pause_s:
             self._kept_s = self._now()
             with errors_as_warnings("The progress"):
-                self._keep(self._search_left_s(trial_left_s=None) or None)  # 0: it has ended.
+                self._keep(self._search_left_s(trial_left_s=None) or None)  # 0 s: it has ended.
 
     def _update(self, name: str, share: float | None, figures: str) -> None:
         with errors_as_warnings("The progress"):
@@ -166,7 +168,7 @@ class SearchProgress:
                 self._line.update(name, share, figures)
 
     def _search_left_s(self, trial_left_s: float | None) -> float | None:
-        """Return the seconds that were expected when the trial began, minus its seconds so far."""
+        """Return the expected seconds until the search ends, or None if they are unknown."""
         if self.trials_ended == self._total:  # The last trial has ended.
             return 0.0
         if (left_s := self._expect_left_s()) is None:
@@ -187,7 +189,7 @@ class FitReporter(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
         self._epoch = epoch
-        # Not in `on_train_begin`: a short run with such a callback cannot be continued.
+        # Not in `on_train_begin`, because a run whose callbacks have this hook cannot be continued.
         optimizer = next(iter(inner_optimizers(self.model)), None)
         self._progress.run_begins(peak_learning_rate(optimizer))
 
@@ -234,7 +236,7 @@ def _figures(
     metrics: Mapping[str, float],
     widths: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[str]:
-    """Format the speed, and the metrics of validation or, without validation, of training."""
+    """Format the speed and the metrics of validation, or of training if there is no validation."""
     validation = {n: v for n, v in metrics.items() if n.startswith("val_")}
     shown = validation or {n: v for n, v in metrics.items() if n not in _NO_QUALITY}
     speed = [] if samples_per_second is None else [f"{samples_per_second:,.0f} samples/s"]

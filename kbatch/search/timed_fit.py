@@ -329,7 +329,6 @@ class TimedFit:
         first = [self.clock, by_function(on_test_end=end_validation)]
         first += watch_rates(self.model, callbacks, self.rate_callbacks)
         first += self._set_steps(batches, call, callbacks)
-        # `clock.last` starts the time of the next step.
         last = [best, by_function(on_epoch_end=check), self.clock.last, end_early]
         began_at, began_s = time.time(), time.perf_counter()
         trained_s = self.clock.train_s or 0.0

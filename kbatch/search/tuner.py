@@ -183,8 +183,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.progress = SearchProgress(verbose=0)
         self.executor, self.max_parallel = executor, max_parallel
         self._live_plots: list[LivePlot] = []
-        # A description of the search space and the model, which must be the same when a later call
-        # continues the search, and the hyperparameters of the model that was built for it.
+        # A description of the search space and a model, and the hyperparameters of that model. If a
+        # later call continues the search, its description must be the same.
         self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
         #: The same, with a description of the arguments of `search`.
         self.identity = self._explored
@@ -260,8 +260,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 stack.push(lambda error, *_: self._write_progress(None if error else 0.0, False))
                 if parallel is None:
                     # keras-tuner collects garbage in each build, which is slow with many objects.
-                    # `unfreeze` would also unfreeze objects that the user's program has frozen.
-                    if gc.get_freeze_count() == 0:
+                    if gc.get_freeze_count() == 0:  # Else `unfreeze` would free the program's own.
                         gc.freeze()
                         stack.callback(gc.unfreeze)
                     stack.enter_context(kept_kernels(hypermodel.runs.graph.is_kept))
@@ -290,11 +289,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         ended. The others follow by their mean objective.
 
         Args:
-            num_trials: How many to return. If fewer trials completed, the list is shorter.
-                Default: 1.
+            num_trials: Largest number of trials. Default: 1.
 
         Returns:
-            A list of `keras_tuner.HyperParameters`.
+            A list of `keras_tuner.HyperParameters`. It is shorter if fewer trials completed.
 
         Raises:
             RuntimeError: If no trial completed. The message gives the causes.
@@ -305,11 +303,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Return the models of the best trials, with the weights of their best epoch.
 
         Args:
-            num_models: How many to return. If fewer trials completed, the list is shorter.
-                Default: 1.
+            num_models: Largest number of models. Default: 1.
 
         Returns:
-            A list of compiled models, built under the dtype policies of their trials.
+            A list of compiled models. It is shorter if fewer trials completed.
 
         Raises:
             RuntimeError: If no trial completed, or if one of these trials has no checkpoint.
@@ -434,11 +431,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.oracle.declare_rates()
 
     def _compare_search(self, call: FitCall) -> None:
-        """Compare this search with the one in the directory, and update the recorded settings.
-
-        Raises:
-            InputError: If the directory holds another search.
-        """
+        """Raise InputError if the directory holds another search, else update its settings."""
         project, (facts, values) = Path(self.project_dir), self._explored
         parts = getattr(self.oracle.objective, "objectives", [self.oracle.objective])
         objective = " and ".join(f"{part.name} ({part.direction})" for part in parts)
