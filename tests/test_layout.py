@@ -11,15 +11,15 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_756,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_744,  # Without docstrings, comments and blank lines.
     "files in kbatch": 129,
     "record types": 81,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 29_517,
-    "kbatch.search.tuner": 20_822,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_834,  # HyperModel
+    "kbatch.search.tuner": 20_821,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_823,  # HyperModel
     "kbatch.memory.find": 8_317,  # find_max_batch_size
     "kbatch.study.study": 5_924,  # load_study
     "kbatch.training.accumulation.accumulate": 3_892,  # accumulate_gradients
