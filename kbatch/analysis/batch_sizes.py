@@ -1,4 +1,4 @@
-"""The batch sizes that a search may try."""
+"""Lists of batch sizes, and checks of arguments that are batch sizes."""
 
 import operator
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Statistical efficiency, goodput, and the steps to a target, by batch size.
+"""Statistical efficiency, goodput, and the number of steps to a target, by batch size.
 
 With noise scale B_noise and a base batch size M0 (Qiao et al. 2021, Pollux, OSDI, section 3.1):
 

@@ -30,7 +30,7 @@ from typing import Literal
 
 Rule = Literal["linear", "sqrt"]
 RULES = ("linear", "sqrt")
-# The hyperparameter of a search that holds the factor of the learning rate.
+# Name of the search's hyperparameter that multiplies the learning rate.
 FACTOR_NAME = "learning_rate_factor"
 # Factors of the rule's learning rate that a search may try.
 FACTORS = tuple(2.0**octave for octave in range(-5, 6))
@@ -89,7 +89,7 @@ def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
 
 
 def check_rule(rule: str | None, name: str, others: tuple[str, ...] = ()) -> str | None:
-    """Check that a learning-rate rule exists, or is one of `others`."""
+    """Check that a learning-rate rule is None, a name in `RULES` or one of `others`."""
     if rule is not None and rule not in (*RULES, *others):
         also = "".join(f"{other!r}, " for other in others)
         raise ValueError(
@@ -167,12 +167,12 @@ class LearningRateScaling:
     learning_rate_ratio: float  #: Factor of the learning rate.
     learning_rate: float  #: The scaled learning rate. Of a schedule, its largest value.
     follow_batch_size: tuple[str, ...] = ()  #: Which other settings followed the batch size.
-    #: The settings of the build function that may follow, by name. Each value appears once.
+    #: Values in the built model of settings that may follow, by name. Each value appears once.
     given: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    #: The same settings, scaled to the batch size.
+    #: The values that `given` has after scaling to the batch size.
     made: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    #: The values of the scaled model, in its order: the learning rate of each optimizer and the
-    #: speed at which its schedule is read, then all numbers that may follow.
+    #: The values of the scaled model: each optimizer's learning rate and the steps of its schedule
+    #: that an update takes, then all other numbers that may follow the batch size.
     values: tuple[float, ...] = ()
 
     def __post_init__(self):

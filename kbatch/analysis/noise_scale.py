@@ -36,9 +36,9 @@ from numpy.typing import ArrayLike
 
 from kbatch.analysis.intervals import FEWEST_VALUES, UNRESOLVED, Estimate, ratio_of_means
 
-# Metrics of an epoch: means of tr(Sigma) and of |G|^2 over its measured updates.
+# Names of an epoch's metrics: means of tr(Sigma) and of |G|^2 over its measured updates.
 MOMENT_METRICS = ("gradient_variance", "gradient_squared_norm")
-# If the correlation of neighbours is estimated as larger, it may be 1.
+# Largest correlation of neighbours that is used. If the estimate is larger, it may be 1.
 _MOST_CORRELATED = 0.95
 
 
@@ -102,11 +102,11 @@ def noise_scale_of_runs(
 
 
 def _noise_scale(runs: Sequence[np.ndarray], *, shortest: int = 1) -> Estimate[float | None]:
-    """Estimate the noise scale from rows tr(Sigma), |G|^2 and weight of consecutive steps."""
+    """Estimate the noise scale. A run has the rows tr(Sigma), |G|^2 and weight, by step."""
     runs = [run for run in runs if run.size]
     if not runs:
         return UNRESOLVED
-    # Blocks are shorter than the length if there would be fewer than three of them.
+    # If there are fewer than three blocks of this length, runs are cut into two or three blocks.
     counts, length = [run.shape[1] for run in runs], max(shortest, _block_length(runs))
     numbers = [max(1, count // length) for count in counts]
     for parts in (2, 3):
@@ -129,7 +129,7 @@ def _block_length(runs: Sequence[np.ndarray]) -> int:
         return 1
     shares = weights / weights.sum()
     means = shares @ variances, shares @ squared_norms
-    # The error of the ratio, v - r n, times a mean that may be 0.
+    # The ratio's error v - r n (r = mean v / mean n) times mean n, which may be 0.
     errors = [run[0] * means[1] - run[1] * means[0] for run in runs]
     joined = np.concatenate(errors)
     spread = joined @ joined / len(joined)
@@ -140,7 +140,7 @@ def _block_length(runs: Sequence[np.ndarray]) -> int:
     return int(2 * (1 + rho) / (1 - rho) - 1)
 
 
-# m >= M by Jensen's inequality. If m is smaller by more than the rounding of float32, it is wrong.
+# m >= M by Jensen's inequality. If m is smaller by more than this share, the input is wrong.
 _ROUNDING = 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Which training run a race of batch sizes needs next, and which size it names.
+"""Choose the next training run of a race of batch sizes, and the size that the race names.
 
 A race looks for the size that trains fastest among those within the tolerance of the best.
 
@@ -6,7 +6,7 @@ A race looks for the size that trains fastest among those within the tolerance o
 2. Complete runs at the base size compare this rate with its neighbours (`_rate_check`).
 3. Complete runs of the largest size, of one in the middle, then of any size follow, each at the
    rate that the rule derives from the rate of the base size (`_comparison`). The next run is the
-   one that tells most, for its seconds, about which sizes are within the tolerance.
+   one that shows most, per second, about which sizes are within the tolerance.
 4. After any run, the race names the fastest size that is probably within the tolerance (`_named`).
 
 The quality is taken to be a smooth curve over the logarithm of the size, which runs measure with
@@ -27,36 +27,36 @@ from scipy import special
 from kbatch.analysis.judge import AS_FAST, Judgement, expected_seconds, hidden_by_examples
 from kbatch.analysis.run_table import Pinned, Run, first_seed, pinned_parts
 
-# A short run trains this share of the epochs, at least two: after one epoch the best rate seems to
-# be an octave higher than it is.
+# A short run trains this share of the epochs, at least two. After one epoch, the best rate seems to
+# be twice as high as it is. An octave is a factor of two.
 SHORT_SHARE, LEAST_SHORT = 0.2, 2
-# Octaves from the rule's rate: the first ones tried, and the most. If the rule's rate is wrong by a
-# factor of 8, two octaves are left beyond the right one.
+# Octaves from the rule's rate: the first ones to try, and the farthest. If the rule's rate is wrong
+# by a factor of 8 (three octaves), two octaves beyond the right rate can still be tried.
 FIRST_OCTAVES, MOST_OCTAVES = (0, -2, 2), 5
 ENOUGH = 0.8  # A size is named if it is within the tolerance with this probability.
-# A run counts as at most this far behind the best, in tolerances plus standard errors: a run that
-# collapsed must not bend the curve of the sizes that matter.
+# A value counts as at most this many tolerances plus standard errors below the best. Otherwise, a
+# run that collapsed would bend the curve at the sizes that matter.
 CLIPPED_TOLERANCES, CLIPPED_ERRORS = 3.0, 3.0
-# The noise of one run, over its standard error by validation examples: below 1, because all runs
-# are validated on the same examples. It is at least this part of the tolerance, since smaller
-# differences do not matter, or the last part if nothing is known of single validation examples.
+# `_Race.error`, the expected noise of a run, is 0.6 times the standard error of its value over
+# validation examples: less than 1, because all runs have the same examples. It is at least 1/8 of
+# the tolerance. If single validation examples are not known, it is half of the tolerance.
 SEEDS_PER_SAMPLE, LEAST_ERROR, UNKNOWN_ERROR = 0.6, 1 / 8, 1 / 2
-# The prior of the curve over sizes, in units of this noise: its amplitudes, its length in octaves,
-# the deviation of its slope over the amplitude, and the deviation of its level, which is free.
+# The prior of the curve over sizes, in units of `error`: possible amplitudes, correlation length in
+# octaves, deviation of the slope over the amplitude, and deviation of the level (nearly flat).
 AMPLITUDES, LENGTH, SLOPE, LEVEL = (1.0, 2.0, 4.0, 8.0), 3.0, 0.5, 100.0
-# The possible noise of one run in the same unit, the deviation of its logarithm around 0, and the
-# share of its variance that runs with the same seed number have in common.
+# Possible noises of a run in the same unit, the deviation of the logarithm of the noise in the
+# prior, and the share of the noise's variance that runs with the same seed have in common.
 NOISES, NOISE_SPREAD, SHARED = (0.5, 0.71, 1.0, 1.41, 2.0), 0.4, 0.25
-DRAWS = 2000  # Draws of the curve. They give probabilities to about one percent.
-CLEAR = 1.0  # A larger rate is skipped if it is worse by these standard errors after a short run.
-# A run is stopped early if it trails by more than the other runs made up for, plus this margin in
-# tolerances. At least two complete runs must show how much others made up for. In replays, a tenth
-# of the stopped runs would have ended within the tolerance. Without a margin it is a third.
+DRAWS = 2000  # Draws of the curve. The error of a probability is then about 0.01.
+CLEAR = 1.0  # A larger rate is skipped if its short run is worse by this many times `error`.
+# A run is stopped early if it is farther behind than any other run that caught up later, plus this
+# margin in tolerances. At least two other complete runs are needed to judge this. In replays, 10 %
+# of the stopped runs would have ended within the tolerance, and a third without the margin.
 STOPPED_MARGIN, LEAST_FINISHED = 2.0, 2
 MOST_NEEDED, LEAST_NEEDED = 2.5, 1.5  # Complete trainings for each size, in most replays.
 # The information of a run is divided by its seconds to this power. With 0, seconds would not count.
 # With 1, a race would take fewer seconds and name slower sizes.
-PRICED = 0.5
+SECONDS_POWER = 0.5
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,17 @@ class NextRun(NamedTuple):
 
     batch_size: int
     factor: float  # Of the learning rate, relative to the rule.
-    number: int  # Of the seed, from 0.
-    epochs: int  # Epochs in all; a short run that is continued trains only the missing ones.
+    number: int  # Number of the seed, from 0.
+    epochs: int  # Epochs at the end. A run that continues a short run trains only the rest.
 
 
 class RaceStep(NamedTuple):
     """The next run, or why the race has ended. Both are None while pending runs must end first."""
 
     run: NextRun | None = None
-    # "settled": the named size is probably within the tolerance, and no faster one is. "trainings"
-    # and "time": the next run does not fit into this budget. "alone": only one size can be trained.
-    # "diverged": every rate diverged. "failed": no run has a value.
+    # "settled": the named size is within the tolerance and no faster one is, at the confidence.
+    # "trainings" and "time": the next run does not fit into this budget. "alone": only one size can
+    # be trained. "diverged": every rate diverged. "failed": no size can be trained.
     ended: Literal["settled", "trainings", "time", "alone", "diverged", "failed"] | None = None
 
 
@@ -101,7 +101,7 @@ def next_run(
     pending: Sequence[NextRun] = (),
     seconds_left: float | None = None,
 ) -> RaceStep:
-    """Return what to run next, or why the race has ended. It depends on the arguments alone.
+    """Return what to run next, or why the race has ended. This is a pure function.
 
     Args:
         task: The fixed settings of the race.
@@ -126,7 +126,7 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
     if belief is not None:
         pairs = {size: (size, 2.0 ** race.octave(size)) for size in race.compared()}
         within = {size: belief.within[size] for size in pairs}
-    else:  # The best rate that has run: no run may be at the vertex.
+    else:  # There are only short runs. Take the best of them, because `vertex` may have no run.
         best_octave = max(race.short_values, key=lambda k: race.short_values[k], default=0)
         alive = race.short_values.get(best_octave, -math.inf) > -math.inf
         pairs = {race.base: (race.base, 2.0**best_octave)} if alive else {}
@@ -141,7 +141,7 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
         values = [run.value for run in race.runs_at_rate(size) if run.value is not None]
         short_value = race.short_values.get(race.octave(size), -math.inf)
         means[size] = float(np.mean(values)) if values else short_value
-    # The curve may lie above the values of a size. Such a size is not certified.
+    # The curve may be above the values of a size. Certify only sizes whose own values are good.
     good = [size for size in sizes if means[size] >= max(means.values()) - task.tolerance]
     certified = [size for size in good if within[size] >= task.confidence]
     runs_at_rate = race.runs_at_rate()
@@ -163,7 +163,7 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
         certain=not obstacle and named in certified and _is_settled(race, within, named),
         obstacle=obstacle,
         rounds={pair: len(race.runs_at_rate(size)) for size, pair in pairs.items()},
-        gaps={},  # Gaps of the curve would differ from the gaps of the values in the table.
+        gaps={},  # Gaps on the curve would differ from those between values in the table.
         costs={pair: race.seconds[size] / fastest for size, pair in pairs.items() if fastest},
         cost_ranges=race.time_ranges,
         pinned=race.pinned,
@@ -182,10 +182,10 @@ def expected_trainings(task: RaceTask) -> float:
 def least_values(task: RaceTask, runs: Sequence[Run], seed: int) -> tuple[float, ...]:
     """Return the values that a complete run must have reached by the end of each epoch.
 
-    A run that has not reached its value is stopped: it trails the run of the named pair with this
-    seed by more than any complete run made up for later. The first third of the epochs decides
-    nothing, because large batches learn slowly at first. Larger values are better. If no run is to
-    be stopped, the result is empty.
+    A run below such a value is stopped: it is farther behind the run of the named pair with this
+    seed than any complete run that caught up later. The first third of the epochs does not count,
+    because large batches learn slowly at first. Values are negated if smaller is better. If there
+    are too few complete runs, the result is empty.
     """
     judgement, sign = judge_race(task, runs), 1.0 if task.larger_is_better else -1.0
     complete = [run for run in runs if run.epochs is None and len(run.curve) == task.epochs]
@@ -210,8 +210,8 @@ def short_epochs(task: RaceTask) -> int:
 def _short_run(race: "_Race") -> RaceStep | None:
     """Return the next rate to try at the base size. If the best rate is known, return None.
 
-    Rates a factor of four apart are tried until the best lies between two worse ones. Then follow
-    its neighbours at a factor of two.
+    The race first tries rates a factor of four apart, until the best is between two worse ones.
+    Then it tries half and twice the best rate.
     """
     if not race.task.search_rate:
         return None
@@ -235,9 +235,9 @@ def _short_run(race: "_Race") -> RaceStep | None:
 def _rate_check(race: "_Race") -> RaceStep | None:
     """Return the next complete run that checks the rate at the base size, if one is needed.
 
-    Large rates look better after short runs than after complete ones, most of all on noisy data.
-    So the next smaller rate is trained too, then smaller ones as long as they are better. If none
-    is better, the next larger rate is trained, unless it was clearly worse after a short run.
+    Large rates look better after short runs than after complete ones, above all on noisy data. So
+    the next smaller rate is trained too, then smaller ones as long as they are better. If none is
+    better, the next larger rate is trained, unless its short run was clearly worse.
     """
     vertex, known = race.vertex, race.base_values
     octaves = [vertex]
@@ -258,7 +258,7 @@ def _rate_check(race: "_Race") -> RaceStep | None:
 
 
 def _comparison(race: "_Race") -> RaceStep:
-    """Return the complete run that tells most about the answer, or why the race has ended."""
+    """Return the complete run that shows most about the answer, or why the race has ended."""
     belief = _believe(race)
     next_runs = [race.next_complete_run(s) for s in race.sizes if s not in race.stopped_sizes]
     options = [run for run in next_runs if not race.exceeded(run)]
@@ -275,13 +275,13 @@ def _comparison(race: "_Race") -> RaceStep:
     if belief is None or first:
         return RaceStep((first or options)[0])
     first = [run for run in options if run.batch_size == named and not run.number]
-    # To first order, how much a run of a size lowers the sum of the variances of `near`, over its
-    # seconds. For each size `near` is 0 or 1.
+    # To first order, a run of a size lowers the sum of the variances of `near` by `information`.
+    # `near` is 1 for each size that is within the tolerance, and 0 for all others.
     moved = (belief.draws - belief.draws.mean(0)).T @ (belief.near - belief.near.mean(0))
     information = ((moved / DRAWS) ** 2).sum(1) / (np.diag(belief.covariance) + belief.noise)
     worth = {
         run: information[race.sizes.index(run.batch_size)]
-        / (race.seconds[run.batch_size] * race.share(run)) ** PRICED
+        / (race.seconds[run.batch_size] * race.share(run)) ** SECONDS_POWER
         for run in first or options
     }
     return RaceStep(max(worth, key=lambda run: worth[run]))
@@ -303,7 +303,7 @@ def _is_settled(race: "_Race", within: Mapping[int, float], named: int) -> bool:
 
 
 class _Race:
-    """The state of a race, derived from its runs: sizes and rates to train, values, and costs."""
+    """The state of a race, derived from its runs. Larger values are better. Rates are octaves."""
 
     def __init__(
         self,
@@ -348,16 +348,16 @@ class _Race:
             if run.epochs is None or run.ended == "stopped_early":
                 complete = run.value is not None and run.epochs is None
                 values.setdefault(_octave(run), []).extend([run.value or 0.0] if complete else [])
-        #: Means of the complete runs at the base size, by octave. One lucky seed must not decide.
+        #: Means of the complete runs at the base size by octave, so that no lucky seed decides.
         self.base_values = {k: float(np.mean(v)) if v else -math.inf for k, v in values.items()}
         self.vertex = self._vertex()
-        #: The octave of the best complete run at the base size, if there is one.
+        #: The best octave by complete runs at the base size, or by short runs if there are none.
         self.checked = max(self.base_values, key=lambda k: self.base_values[k], default=self.vertex)
         self._base_octave = self.checked if self.short < task.epochs else self.vertex
         self.sizes = [size for size in trainable if self.allows(size, self.octave(size))]
         known = task.batch_sizes, task.epochs, task.seconds
         self.seconds, self.time_ranges = expected_seconds(self.runs, *known)
-        #: Sizes that fell behind at their rate: they are neither run again nor named.
+        #: Sizes with a run that was stopped early. They are neither run again nor named.
         stopped = [run for run in self.runs_at_rate() if run.ended == "stopped_early"]
         self.stopped_sizes = {run.batch_size for run in stopped}
 
@@ -373,11 +373,11 @@ class _Race:
         return -MOST_OCTAVES <= octave < self._ceiling(size)
 
     def octave(self, size: int) -> int:
-        """Return the octave of a size's rate: as at the base size, or below what diverged."""
+        """Return the octave of a size's rate: as at the base size, or lower if that diverged."""
         return min(self._base_octave, self._ceiling(size) - 1)
 
     def _standard_error(self) -> float:
-        """Return the noise of one run that is expected before any is repeated."""
+        """Return the expected noise of a run's value, before any run is repeated."""
         scored = [run for run in self.runs if run.value is not None]
         best = max(scored, key=lambda run: run.value or 0.0, default=None)
         error = UNKNOWN_ERROR * self.task.tolerance
@@ -404,7 +404,7 @@ class _Race:
         return [s for s in self.sizes if self.runs_at_rate(s) and s not in self.stopped_sizes]
 
     def runs_at_rate(self, *sizes: int) -> list[Run]:
-        """List the runs that show the quality of some sizes, or of all sizes if none is given."""
+        """List the complete and stopped runs at the rates of the sizes, or of all sizes."""
         return [
             run
             for run in self.runs
@@ -422,7 +422,7 @@ class _Race:
         return NextRun(size, factor, number, self.task.epochs)
 
     def missing_first_runs(self) -> list[NextRun]:
-        """List the first runs of the comparison that are missing: base, far end, and middle."""
+        """List the first runs that are missing at the base size, the far end and the middle."""
         base, last = self.sizes.index(self.base), len(self.sizes) - 1
         far = last if base < last else 0
         places = dict.fromkeys([base, far, (far + base) // 2])
@@ -430,7 +430,7 @@ class _Race:
         return [run for run in runs if run.number == 0]
 
     def share(self, run: NextRun) -> float:
-        """Return the cost of a run in complete trainings, without the epochs of its short run."""
+        """Return the cost of a run in complete trainings, without epochs of its short run."""
         trained = [
             known.epochs or 0
             for known in self.runs
@@ -462,7 +462,7 @@ class _Race:
 
 
 class _Belief(NamedTuple):
-    """The quality of each size, as complete runs of the sizes at their rates show it."""
+    """The probable quality of each size, from the runs of the sizes at their rates."""
 
     mean: Mapping[int, float]
     covariance: np.ndarray
@@ -473,14 +473,14 @@ class _Belief(NamedTuple):
 
 
 def _believe(race: _Race) -> _Belief | None:
-    """Condition the curve over sizes on the complete runs. If there is none yet, return None."""
+    """Fit the curve over sizes to the complete runs. If there is none yet, return None."""
     runs = race.runs_at_rate()
     values = [run.value for run in runs if run.epochs is None and run.value is not None]
     if not values:
         return None
     sizes, error, tolerance = race.sizes, race.error, race.task.tolerance
     low = max(values) - CLIPPED_TOLERANCES * tolerance - CLIPPED_ERRORS * error
-    # A run that was stopped would have become better than it is, but not good enough.
+    # A stopped run would have become better than its last value, but not good enough.
     tops = {"stopped_early": max(values) - tolerance - error}
     y = [max(low, min(run.value or low, tops.get(run.ended, math.inf))) for run in runs]
     y = (np.array(y) - max(values)) / error
@@ -502,7 +502,7 @@ def _believe(race: _Race) -> _Belief | None:
     mean, noise = weights @ curves, float(weights @ noises)
     covariance = np.tensordot(weights, covariances, 1)
     covariance = covariance + (weights[:, None] * (curves - mean)).T @ (curves - mean)
-    for run in race.pending:  # Its value is taken to be the expected one, so the mean stays.
+    for run in race.pending:  # If its value is the expected one, only the variance falls.
         if run.batch_size in sizes and run.epochs == race.task.epochs:
             place = sizes.index(run.batch_size)
             column = covariance[:, place]

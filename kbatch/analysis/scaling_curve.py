@@ -56,12 +56,12 @@ class Timed:
     batch_size: int  #: Examples that go through the device at once.
     outcome: Literal["measured", "out_of_memory", "not_run"] = "measured"
     first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
-    #: Median seconds of a batch in each round. If a call runs several batches, a share of the call.
+    #: Median seconds of a batch in each round. If a call has several batches, its time is divided.
     times_s: tuple[float, ...] = ()
 
     @property
     def measured(self) -> bool:
-        """Whether there are times."""
+        """Whether the size was measured, so that there are times."""
         return self.outcome == "measured"
 
     @property
@@ -95,7 +95,7 @@ def timed_columns(timed: Timed, time: str) -> dict[str, float | None]:
     }
 
 
-# A departure below this share changes no decision on a batch size.
+# If the line is wrong by less than this share, no decision on a batch size changes.
 _NEGLIGIBLE = 0.02
 # Huber's constant: residuals up to this many standard deviations have full weight. The fit is then
 # 99 % efficient for normal errors.
@@ -113,8 +113,8 @@ class Line:
     slope: float  # b, in units of y per unit of x.
     covariance: np.ndarray  # Covariance of (a, b), of shape (2, 2).
     degrees_of_freedom: int  # Measurements minus two.
-    noise: float | None  # Relative deviation of measurements at one x. If none repeats, None.
-    worst: float  # Largest distance of a centre from the line, as a share of its value.
+    noise: float | None  # Relative deviation of measurements at one x; None if each x has one.
+    worst: float  # Largest distance of the median at one x from the line, as a share of it.
     holds: bool | None  # Whether `worst` is within the noise or 2 %. If unknown, None.
 
     @property
@@ -181,7 +181,7 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
         weights = np.minimum(1.0, limit / np.maximum(np.abs(residuals), 1e-300))
         if np.max(np.abs(residuals - previous)) <= 1e-8:
             break
-    # The covariance of an M-estimate, whose psi is weights * residuals.
+    # The covariance of an M-estimate (Huber), whose function psi is weights * residuals.
     full = float(np.mean(weights == 1.0))
     variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
     intercept, slope = (coefficients * unit).tolist()
@@ -190,7 +190,7 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def departure(places: np.ndarray, residuals: np.ndarray) -> tuple[float | None, float, bool | None]:
-    """Return the noise, the worst departure of a centre, and whether the curve holds."""
+    """Return the fields `noise`, `worst` and `holds` of a `Line`, from residuals by place."""
     distinct, index, counts = np.unique(places, return_inverse=True, return_counts=True)
     groups = [residuals[index == i] for i in range(len(distinct))]
     centres = np.abs([np.median(group) for group in groups])
@@ -198,8 +198,8 @@ def departure(places: np.ndarray, residuals: np.ndarray) -> tuple[float | None, 
     spare = len(places) - len(distinct)
     if spare == 0:
         return None, worst, None
-    # Shamos's median of differences. Deviations of two or three values from their own median would
-    # be too small.
+    # The median of differences (Shamos). Deviations of two or three values from their own median
+    # would be too small.
     pairs = [(group, np.triu_indices(len(group), 1)) for group in groups]
     differences = np.concatenate([np.abs(group[i] - group[j]) for group, (i, j) in pairs])
     noise = _DEVIATION / math.sqrt(2) * float(np.median(differences))
@@ -283,7 +283,7 @@ def fit_rounds(timings: Sequence[Timed]) -> Latency:
     return fit_latency(sizes, [time_s for times_s in rounds for time_s in times_s])
 
 
-# Relative distance from an integer that is rounding.
+# A value this close to an integer, relative to its size, counts as that integer.
 _ROUNDING = 1e-9
 
 
@@ -352,7 +352,7 @@ def _of_ratio(
 
 
 def _whole(size: Estimate[float | None], whole: Callable[[float], int]) -> Estimate[float | None]:
-    """Round a size by `whole`, unless it is an integer except for the error of its last digits."""
+    """Round a size with the function `whole`. A size very close to an integer is that integer."""
     if size.value is None or size.value < 1 - _ROUNDING:
         return dataclasses.replace(size, value=None)
     nearest = round(size.value)
@@ -369,7 +369,7 @@ def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> Estimate[f
     best = int(np.argmax(scores))
     if error is None:
         return Estimate(int(sizes[best]))
-    # The error of a difference of two sizes, in quadrature.
+    # The relative error of a difference of two sizes is the root of the sum of squared errors.
     behind = 1 - scores / scores[best]
     near = sizes[behind <= errors * np.hypot(error, error[best])]
     return Estimate(int(sizes[best]), float(near[0]), float(near[-1]))
@@ -385,15 +385,15 @@ def _error(latency: Latency) -> np.ndarray | None:
     return np.minimum(half_width, 0.9)
 
 
-# A slow group that is slower by less is noise of the calls themselves.
+# If the slow group is slower by less than 10 %, it is noise of the calls themselves.
 _LEAST_SLOWDOWN = math.log1p(0.10)
-# Twice the logarithm of the likelihood ratio from which two groups fit much better than one. With
-# three more parameters it is 12 by chance once in 100 fits.
+# Two groups fit much better than one if twice the log-likelihood ratio is above this. With three
+# more parameters, chance alone does this once in 100 fits.
 _LEAST_GAIN = 12.0
-# Two groups have two peaks if their distance is above this, in units of their scatter (Ashman, Bird
-# and Zepf 1994, AJ 108, 2348).
+# Least distance of the centres of two groups that makes two peaks, in units of their scatter
+# (Ashman, Bird and Zepf 1994, AJ 108, 2348).
 _LEAST_DISTANCE = 2.0
-_LEAST_SPREAD = 0.01  # Least scatter: few rounds may show less by chance.
+_LEAST_SPREAD = 0.01  # Least scatter of a group. A few rounds may scatter less by chance.
 # The fit ends after this many steps, or when no centre moves by more than `_SAME`, in logarithms.
 _MOST_STEPS = 200
 _SAME = 1e-6
@@ -435,7 +435,7 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     calm = (parts[0] > parts[1]) | (logs <= centres[sizes])
     least_distance = max(_LEAST_SLOWDOWN, _LEAST_DISTANCE * scatter)
     separate = gain >= _LEAST_GAIN and higher[1, 0] > least_distance
-    # A line needs three rounds. If few rounds are fast, the slow ones are the model's usual times.
+    # A line needs three rounds. If few rounds are fast, the slow times are the usual ones.
     if not separate or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
         return all_rounds
     return [
