@@ -77,7 +77,7 @@ def in_parts(kind: Kind, **options) -> tuple[str, float]:
     if not seen:
         keras.utils.set_random_seed(0)
         seen = parts_note(kind.build(), a_batch(kind.data(2 * ROWS))) is not None
-    return "differs, and says so" if seen else "differs silently", difference
+    return "differs, with a warning" if seen else "differs silently", difference
 
 
 def moved(kind: Kind, micro_batch_size=None, **options) -> list[np.ndarray]:
@@ -131,7 +131,7 @@ def first_sentence(error) -> str:
     return re.split(r"[:.] ", str(error).strip())[0]
 
 
-HEAD = """| Kind | What is difficult | Searched | One update in parts | In parts with `exact=True` |
+HEAD = """| Kind | What is difficult | Searched | With micro-batches | With `exact=True` |
 |---|---|---|---|---|
 """
 
