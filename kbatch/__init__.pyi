@@ -18,10 +18,10 @@ from kbatch.input_pipeline.result import InputPipelineProfile as InputPipelinePr
 from kbatch.memory.figure import plot_memory as plot_memory
 from kbatch.memory.find import find_max_batch_size as find_max_batch_size
 from kbatch.memory.result import MaxBatchSizeResult as MaxBatchSizeResult
-from kbatch.page.result import write_report as write_report
 from kbatch.recommendation.figure import plot_limits as plot_limits
 from kbatch.recommendation.measure import recommend as recommend
 from kbatch.recommendation.result import Recommendation as Recommendation
+from kbatch.report import write_report as write_report
 from kbatch.search.executors import ray_executor as ray_executor
 from kbatch.search.hypermodel import BatchSizeHyperModel as BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot as LivePlot

@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_744,  # Without docstrings, comments and blank lines.
-    "files in kbatch": 129,
+    "lines of code in kbatch": 22_750,  # Without docstrings, comments and blank lines.
+    "files in kbatch": 130,
     "record types": 81,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 29_517,
-    "kbatch.search.tuner": 20_821,  # BatchSizeTuner
+    "lines of tests": 29_519,
+    "kbatch.search.tuner": 20_758,  # BatchSizeTuner
     "kbatch.search.hypermodel": 14_823,  # HyperModel
-    "kbatch.memory.find": 8_317,  # find_max_batch_size
-    "kbatch.study.study": 5_924,  # load_study
+    "kbatch.memory.find": 8_254,  # find_max_batch_size
+    "kbatch.study.study": 5_861,  # load_study
     "kbatch.training.accumulation.accumulate": 3_892,  # accumulate_gradients
 }
 TO_DO = {
@@ -61,6 +61,7 @@ ORDER = (
     "study",
     "search",
     "recommendation",
+    "report",
     "cli",
     "__main__",
 )

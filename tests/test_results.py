@@ -19,9 +19,10 @@ import kbatch
 from kbatch.cli.main import load_result
 from kbatch.errors import RecordError
 from kbatch.page.document import document_files, shown_columns, table_text
-from kbatch.page.result import FIGURES, Result, write_report
+from kbatch.page.result import FIGURES, Result
 from kbatch.records.json_codec import write_record
 from kbatch.records.notes import KINDS, Note, most_important
+from kbatch.report import write_report
 from kbatch.study.study import Study
 
 of_every_form = pytest.mark.parametrize("result", FORMS.values(), ids=FORMS)

@@ -35,9 +35,9 @@ def add_demo(commands: Any) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from kbatch.page.result import write_report
     from kbatch.plotting.canvas import save_figure
     from kbatch.records.training_run import RECORD_NAME
+    from kbatch.report import write_report
 
     options.output.mkdir(parents=True, exist_ok=True)
     folder = options.output / "demo-search"

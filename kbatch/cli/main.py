@@ -285,7 +285,7 @@ def _add_report(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from kbatch.page.result import write_report
+    from kbatch.report import write_report
 
     records = _named_by_path(options.records, [load_result(path) for path in options.records])
     for record in records:

@@ -7,7 +7,7 @@ from html_page import Page
 from records_factory import make_study, make_trial
 
 from kbatch.page.document import document_files
-from kbatch.page.result import write_report
+from kbatch.report import write_report
 from kbatch.study.comparison import compare
 from kbatch.study.study import Study
 

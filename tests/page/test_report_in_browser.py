@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from record_samples import RECORDS
 
-from kbatch.page.result import write_report
+from kbatch.report import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 pytestmark = [

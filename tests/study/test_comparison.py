@@ -10,8 +10,8 @@ from records_factory import make_environment, make_execution, make_search, make_
 
 import kbatch
 from kbatch.cli.main import SHARED_FIGURES, STUDY_FIGURES, main
-from kbatch.page.result import write_report
 from kbatch.records.training_run import Outcomes
+from kbatch.report import write_report
 from kbatch.study.comparison import differences
 from kbatch.study.trial import Objective
 
