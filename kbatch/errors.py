@@ -48,7 +48,7 @@ class TargetTooLow(ValueError):
         smaller = "" if batch_size == 1 else "measure smaller batch sizes, "
         super().__init__(
             f"The latency target must be at least {reachable_ms:.3g} ms, because batch size "
-            f"{batch_size} takes so long at the {quantile:g} quantile: {smaller}give a higher "
+            f"{batch_size} takes that long ({quantile:g} quantile): {smaller}give a higher "
             f"target, or use a faster model or call path. Received: a target of {latency_ms:g} ms."
         )
         self.reachable_ms = reachable_ms

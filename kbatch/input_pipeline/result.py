@@ -337,7 +337,7 @@ class InputPipelineProfile(Result):
         if self.verdict == "undetermined":
             low, high = ratio.ends
             if not self.is_even:
-                return f"{words}, but it paused too rarely to judge; give a larger `time_budget_s`"
+                return f"{words}, but it was too short to judge; give a larger `time_budget_s`"
             if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
                 return f"pipeline and train step are equally fast within 5 %{no_overlap}"
             return f"{words}, too close to decide{no_overlap}; give a larger `time_budget_s`"

@@ -59,7 +59,7 @@ def plot_limits(
     for limit in within:
         draw.guide(panel, limit)
     draw.names_above(panel, begins, panel.get_xlim())
-    title = "Batch size: cannot tell"
+    title = "Batch size not known"
     if (size := recommendation.batch_size) is not None:
         names = " or ".join(LIMIT_NAMES[limit] for limit in recommendation.binding)
         title = f"Start with batch size {size:,}, limited by {names}"

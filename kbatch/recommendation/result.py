@@ -421,7 +421,7 @@ class Recommendation(Result):
         rate, size = max((size / time_s, size) for size, time_s in self._whole_s.items())
         fastest = f"at most {format_number(rate)} samples/s, at {size:,}"
         if saturation.value is None:
-            return None, f"larger batches took no longer, up to the largest one: {fastest}"
+            return None, f"even the largest batch took no longer than small ones: {fastest}"
         beyond = ", more than were timed" if saturation.value > max(self._whole_s) else ""
         begins = format_number(saturation.value, 2)
         return saturation, f"{fastest}; 90 % of the peak needs {begins} examples at once{beyond}"

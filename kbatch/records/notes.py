@@ -137,7 +137,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     # Notes of a search: limits of its answer, then advice for a better one.
     "trials_missing": (
-        "Trials are missing ({count:,}): their files are damaged or lost. One may be the best."
+        "Trials are missing ({count:,}): their files are damaged or lost. The best may be missing."
     ),
     "left_out": "Left out: {first}",
     "to_be_certain": "{how}.",
@@ -301,8 +301,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         'give `BatchSizeHyperModel(build, batch_sizes, dtype_policy="float32")`.'
     ),
     "data_not_copied": (
-        "The `PyDataset` cannot be copied ({error}), so a run reads it as the previous run left "
-        "it. Give a function that makes it, `batch_size -> PyDataset`."
+        "The `PyDataset` cannot be copied ({error}), so each run reads on where the previous run "
+        "stopped. Give a function `batch_size -> PyDataset`, which makes a new one."
     ),
     "own_path": "`{callback}` writes one file for each trial: {own} instead of {given}.",
     # Reasons, each the end of a sentence: why a search for memory ended at its size.

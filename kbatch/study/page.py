@@ -198,7 +198,7 @@ def _use(decision: Decision, trial: TrialRecord) -> tuple[str, ...]:
     """Write the lines that train with the answer."""
     size = decision.batch_size
     if trial.last.plan is None:  # A custom `HyperModel.fit` trained.
-        return (f"To train with it, call your HyperModel's `fit` with `batch_size={size}`.",)
+        return (f"To train, call your HyperModel's `fit` with `batch_size={size}`.",)
     form, *arguments = trial.last.data or ("arrays", "y")
     data = "x" if form == "arrays" else "data"
     data += f", y, {size}" if "y" in arguments else f", batch_size={size}"

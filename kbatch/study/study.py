@@ -352,15 +352,15 @@ def _value_text(value: object) -> str:
 def _plan_text(plan: Plan) -> str:
     """Describe a plan for the settings of a report."""
     most, cut = plan.micro_batch_size, plan.reason in ("given", "cut")
-    size = f"micro-batches of up to {most:,}" if cut and most else "batches are not cut"
+    size = f"micro-batches of up to {most:,}" if cut and most else "batches are not split"
     why = {
         "given": "as given",
-        "fits": "the largest one fits",
-        "cut": "the most that fit",
+        "fits": "the largest batch fits",
+        "cut": "the most examples that fit",
         "own_step": "the model has its own train step",
         "whole": "the model takes batches of one size",
     }
-    parts = {None: "", True: ", checked to train as whole batches do", False: ", not exact"}
+    parts = {None: "", True: ", equal to whole batches", False: ", not equal to whole batches"}
     policy = plan.dtype_policy or "the policy of each trial"
     plan_text = f"version {plan.number}, made in {plan.duration_s:.1f} s"
     return f"{plan_text}: {policy}; {size} ({why[plan.reason]}){parts[plan.parts_equal]}"

@@ -339,7 +339,7 @@ def test_scalar_loss_warns_of_division_by_zero_on_a_part():
     model = keras.Sequential([layers.Input((7,)), layers.Embedding(20, 4), softmax("tags")])
     model.compile("sgd", models.TokenLoss(), run_eagerly=True)
     kbatch.accumulate_gradients(model, 8)
-    with pytest.warns(UserWarning, match=r"is not finite on a part.*`loss_denominator`"):
+    with pytest.warns(UserWarning, match=r"is not finite for a micro-batch.*`loss_denominator`"):
         model.fit(*first_rows((IDS, MASKED["tags"]), 32), verbose=0)
 
 

@@ -98,7 +98,7 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
         return fit, f"{text}; B_crit is larger than these batch sizes can show{bound}."
     deviates = " Trials deviate from the curve by more than noise." if fit.holds is False else ""
     return fit, (
-        f"{text}. S_min, the fewest updates: {format_number(fit.fewest_steps)}. B_crit, the "
+        f"{text}. S_min, fewest updates to the target: {format_number(fit.fewest_steps)}. B_crit, "
         f"critical batch size: {format_number(critical.value)}{in_brackets(critical)}.{deviates}"
     )
 

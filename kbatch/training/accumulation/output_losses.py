@@ -153,7 +153,7 @@ def _share(
         )
     if custom is None:
         return tf.math.divide_no_nan(counted, total)
-    message = "The sum of `loss_denominator` over a batch must be positive."
+    message = "The sum of `loss_denominator` over a batch must be positive"
     check = tf.debugging.assert_positive(total, message)
     with tf.control_dependencies([] if check is None else [check]):
         return counted / total

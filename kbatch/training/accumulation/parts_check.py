@@ -54,7 +54,7 @@ def parts_note(model: keras.Model, rows: Any) -> Note | None:
     batch = _compared_rows(keras.utils.unpack_x_y_sample_weight(rows))
     compile_loss = internals.compile_loss_of(model)
     if int(forms.row_count(batch)) < 2:
-        return _not_compared("a batch of one example has no parts")
+        return _not_compared("a batch of one example cannot be split")
     try:
         if not (model.built and (compile_loss is None or compile_loss.built)):
             with model.distribute_strategy.scope():
@@ -103,7 +103,7 @@ def _compared(model: keras.Model, batch: Any) -> Note | None:
     name = passes.name(kind, index)
     if not np.isfinite(difference):
         return _not_compared(
-            f"{name} is not finite on a part, perhaps after a division by 0 (`loss_denominator`)"
+            f"{name} is not finite for a micro-batch, perhaps by division by 0 (`loss_denominator`)"
         )
     rows = int(forms.row_count(batch))
     percent = f"{100 * difference:{'.2g' if difference < 0.99 else ',.0f'}}"

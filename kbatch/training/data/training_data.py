@@ -352,10 +352,10 @@ class TrainingData:
         share = max(counts[in_validation].sum(), 0.5) / counts.sum()
         log_chance += len(validated) * math.log(share)
         if unseen > _UNSEEN_SHARE:
-            what = f"training lacks the classes of {percent(unseen)} of the validation examples"
+            what = f"{percent(unseen)} of validation examples have a class that training lacks"
         elif log_chance < _LOG_CHANCE:
             count = len(np.unique(validated))
-            what = f"the validation examples are of {count} of {len(classes)} classes"
+            what = f"validation examples have only {count} of {len(classes)} classes"
         else:
             return None
         return Note.of("split_by_class", what=what)
