@@ -172,8 +172,8 @@ def gradient_moments(
     examples, micros = (np.broadcast_to(np.asarray(v, float), m.shape) for v in sizes.values())
     if len(m) and (np.all(micros <= 1) or np.any(micros > examples)):
         raise ValueError(
-            "The noise scale compares gradients of micro-batches and of whole batches: split "
-            "each batch into at least two micro-batches. Received: "
+            "A noise scale needs batches of at least two micro-batches: `accumulation_steps` must "
+            "be at least 2 and at most `batch_size`. Received: "
             f"accumulation_steps={accumulation_steps}, batch_size={batch_size}."
         )
     usable = np.isfinite(m) & np.isfinite(batch) & (micros > 1)

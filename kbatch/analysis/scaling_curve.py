@@ -161,8 +161,8 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     places, index = np.unique(x, return_inverse=True)
     if len(x) < 3 or len(places) < 2:
         raise ValueError(
-            "Fitting a line needs at least three measurements at two or more batch sizes: measure "
-            f"more. Received: {len(x)} measurements, number of batch sizes {len(places)}."
+            "A fit needs at least three measurements at two or more batch sizes: measure more. "
+            f"Received: measurements: {len(x)}, batch sizes: {len(places)}."
         )
     count, unit = len(y), np.array([1.0, 1 / np.max(x)])
     # The unit of a residual is the median at its x. If it were the fitted value, a wrong line could

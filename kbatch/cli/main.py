@@ -302,7 +302,7 @@ def load_result(path: Path) -> Any:
     """Load a study from the folder of its search, or any result from its JSON file."""
     from kbatch.errors import RecordError
     from kbatch.page.result import FIGURES as RESULTS
-    from kbatch.records.json_codec import read_json, shown
+    from kbatch.records.json_codec import damaged, read_json, shown
     from kbatch.study.study import load_study
 
     if not path.is_file():
@@ -310,10 +310,10 @@ def load_result(path: Path) -> Any:
     try:
         kind = shown(read_json(path)["kind"], str)
     except (KeyError, TypeError) as error:
-        raise RecordError(f"{path} is damaged or not a file of kbatch.") from error
+        raise damaged(str(path)) from error
     if kind not in RESULTS:
         raise RecordError(
-            f"{path} holds a {kind}, but the file must hold one of {', '.join(RESULTS)}. For a "
+            f"{path} is of type {kind}, not one of {', '.join(RESULTS)}. For a "
             "study, give the folder of its search (`directory/project_name`)."
         )
     public = importlib.import_module("kbatch")
@@ -359,8 +359,8 @@ def _plot(options: argparse.Namespace) -> None:
     name, output = options.figure, options.output or Path(f"kbatch-{options.figure}.png")
     if options.target is not None and name != "time-to-target":
         raise ValueError(
-            "`--target` needs `--figure time-to-target`. "
-            f"Received: --target {options.target} for {name!r}."
+            "`--target` works with `--figure time-to-target` only. "
+            f"Received: --figure {name} --target {options.target}."
         )
     load = MaxBatchSizeResult.load if name == "memory" else load_study
     results = _named_by_path(options.studies, [load(path) for path in options.studies])

@@ -106,9 +106,7 @@ class GpuMonitor:
 
     def __init__(self, *, interval_s: float = 0.1, now: Callable[[], float] = time.perf_counter):
         if not interval_s > 0:
-            raise ValueError(
-                f"`interval_s` must be a positive number of seconds. Received: {interval_s=}."
-            )
+            raise ValueError(f"`interval_s` must be positive. Received: {interval_s=}.")
         self.usage: UsageRecord | None = None
         self.unavailable: str | None = None
         self._now = now
@@ -187,7 +185,7 @@ class GpuMonitor:
         import pandas as pd
 
         if self.usage is None:
-            raise RuntimeError("Leave the `with` block first: the usage is computed at its end.")
+            raise RuntimeError("Call `GpuMonitor.to_dataframe` after the `with` block.")
         names = [field.name for field in dataclasses.fields(GpuSample)]
         rows = [
             (", ".join(gpu.tensorflow_devices), *dataclasses.astuple(sample))

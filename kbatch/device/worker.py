@@ -145,7 +145,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def _ask(self, kind: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Any:
         if (running := self._running) is None:  # Another thread has ended it.
-            raise WorkerDied(-signal.SIGKILL, "not known, because another thread ended it")
+            raise WorkerDied(-signal.SIGKILL, "unknown, because another thread ended this process")
         process, calls, answers = running
         for file in self.folder.glob("array-*.npy"):  # Files of the previous call.
             file.unlink()
@@ -154,7 +154,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         except (OSError, MemoryError):  # A fault of the machine, not of the value.
             raise
         except Exception as error:  # A pickler raises whatever the object's own code raises.
-            raise UnsendableError(f"Model or data cannot be sent to a process: {error}") from error
+            raise UnsendableError(f"Model and data must be picklable. Received: {error}") from error
         try:
             calls.send_bytes(message)
             while not answers.poll(_POLL_S):

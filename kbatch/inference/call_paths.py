@@ -188,8 +188,8 @@ def _random_inputs(model: Any) -> Any:
     tensors: Any = getattr(model, "inputs", None)
     if not tensors:
         raise InputError(
-            "Without `x`, kbatch makes random inputs, but this model has no input shapes: "
-            "give `kbatch.profile_inference(model, x)` some rows, or use `keras.Input`. "
+            "Without `x`, kbatch makes random inputs, but this model has no input shapes: call "
+            "`kbatch.profile_inference(model, x)` with some rows, or use `keras.Input`. "
             f"Received: model={model.name!r}, x=None."
         )
     structure = declared_structure(model)
@@ -214,8 +214,8 @@ def random_rows(tensors: Any, indices: Mapping[int, int] = MappingProxyType({}))
         features = tuple(tensor.shape[1:])
         if None in features or tensor.dtype == "string":
             raise InputError(
-                "Without `x`, the model's inputs must be numbers of a fixed shape: give `x`, some "
-                "rows of inputs (`kbatch.profile_inference(model, x)`). Received: input "
+                "Without `x`, the model's inputs must be numbers of a fixed shape: call "
+                "`kbatch.profile_inference(model, x)` with some rows. Received: input "
                 f"{tensor.name!r} of shape {tuple(tensor.shape)} and dtype {tensor.dtype}, x=None."
             )
         shape, count = (MOST_ROWS, *features), indices.get(id(tensor))
@@ -388,7 +388,7 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
     ]
     if others:
         raise PolicyUnsupported(
-            f"layers of model {model.name!r} set a policy of their own, so leave out their "
+            f"layers of model {model.name!r} have their own dtype policy: leave out their "
             f"`dtype` ({', '.join(others)})"
         )
     return copy

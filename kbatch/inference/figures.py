@@ -130,8 +130,8 @@ def plot_inference_memory(
     """
     if not any(record.peak_bytes for record in profile.memory):
         raise ValueError(
-            "The profile must hold measured memory: call `profile_inference` with "
-            f"`measure_memory=True`. Received: {len(profile.memory)} measurements of memory."
+            "No memory was measured: call `profile_inference` with `measure_memory=True`. "
+            f"Received: {len(profile.memory)} sizes, none measured."
         )
     return draw_sweep(
         ax,

@@ -226,7 +226,7 @@ def _load_folder(path: Path) -> tuple[Function, dict[str, Any]]:
     loaded: Any = tf.saved_model.load(str(path))
     if not (names := list(loaded.signatures)):
         raise InputError(
-            "The folder must hold a SavedModel with a signature: export the model by "
+            "The folder must hold a SavedModel with a signature: export the model with "
             f"`model.export`. Received: {path}"
         )
     serve = loaded.signatures["serving_default" if "serving_default" in names else names[0]]

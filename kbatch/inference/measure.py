@@ -162,8 +162,8 @@ def profile_inference(
     functions = None if isinstance(model, keras.Model) else functions_by_name(model)
     if functions is not None and (paths != ("compiled",) or dtype_policies is not None):
         raise InputError(
-            "Call paths and dtype policies need a single keras.Model: leave out `call_paths` and "
-            "`dtype_policies` for functions and other formats. "
+            "`call_paths` and `dtype_policies` require that `model` is a keras.Model: leave them "
+            "out for a function, a dict, and a file of another format. "
             f"Received: call_paths={paths}, dtype_policies={dtype_policies!r}."
         )
     if latency_slo_ms is not None:

@@ -450,17 +450,17 @@ class InferenceProfile(Result):
         timings, needed = self.answering, calls_for_quantile(quantile)
         if timings and is_bulk(*self.series[0]):
             raise ValueError(
-                "`latency_quantile` needs the time of single batches, but this call path times all "
-                'batches together. Measure another call path, such as "compiled". '
-                f"Received: call path {timings[0].call_path!r}."
+                "The time of a single batch is unknown, because this call path was timed over many "
+                'batches at once: measure another call path, such as "compiled". '
+                f"Received: call_path={timings[0].call_path!r}."
             )
         known = self._enough_calls(quantile)
         if len(known) < 2:
             missing = {t.batch_size: t.missing_calls(quantile) for t in timings}
             raise ValueError(
-                f"The {quantile:g} quantile needs {needed} calls at two or more batch sizes. "
+                f"The {quantile:g} quantile needs {needed} timed calls at each of two batch sizes. "
                 f"Profile with `quantile={quantile:g}` and fewer `batch_sizes`, or a larger "
-                f"`time_budget_s`. Received: missing calls of each batch size: {missing}."
+                f"`time_budget_s`. Received: missing calls by batch size: {missing}."
             )
         return fit_quantile(known, quantile)
 

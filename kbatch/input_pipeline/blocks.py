@@ -44,8 +44,8 @@ def epochs_of(pipeline: Iterable[Any]) -> Generator[tuple[int, Any], None, None]
             raise _data_error(error, batches) from error
         if batches == 0:
             raise InputError(
-                "The data must have a batch in each epoch. If they come from a function, it must "
-                "make a new generator at each call. "
+                "The data must have a batch in each epoch: a function that is given to "
+                "`from_generator` must return a new generator at each call. "
                 f"Received: no batch in epoch {epoch} (the first is 0)."
             )
 

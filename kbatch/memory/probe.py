@@ -55,7 +55,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
             if not ran_out_of_memory(error):
                 raise
             limit = self.limit_bytes
-            limit_text = "all of the device" if limit is None else memory_text(limit)
+            limit_text = "the whole device" if limit is None else memory_text(limit)
             raise _out_of_memory(
                 "The model could not be built, because its weights and the optimizer's variables "
                 "need more memory than there is. Use a smaller model or more memory. `nvidia-smi` "

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
-from kbatch.errors import RecordError
-from kbatch.records.json_codec import DAMAGED, read_record, shown, write_record
+from kbatch.records.json_codec import DAMAGED, damaged, read_record, write_record
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important, printable
 
@@ -80,7 +79,7 @@ class Result(ABC):
         try:  # Values that contradict each other raise an error when they are shown.
             _ = (str(result), result.use, result.settings, result.figures())
         except DAMAGED as error:
-            raise RecordError(f"{printable(str(path))} is damaged: {shown(error, str)}.") from error
+            raise damaged(printable(str(path)), error) from error
         return result
 
     def __repr__(self) -> str:

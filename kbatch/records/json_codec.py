@@ -50,25 +50,27 @@ def read_record(kind: type[Record], path: Path) -> Record:
         version, kind_name = document["kbatch_schema"], document["kind"]
         if (version, kind_name) == (SCHEMA_VERSION, kind.__name__):
             return decode(kind, document["record"])
-    except DAMAGED as error:
-        # Only the text of a `ValueError` helps a user. Other errors name Python objects.
-        reason = f": {shown(error, str)}" if type(error) is ValueError else ""
-        raise RecordError(f"{name} is damaged or not a file of kbatch{reason}.") from error
+    except DAMAGED as error:  # Only the text of a `ValueError` helps a user.
+        raise damaged(name, error if type(error) is ValueError else "") from error
     if version == SCHEMA_VERSION:
-        raise RecordError(f"{name} holds a {shown(kind_name, str)}, not a {kind.__name__}.")
+        raise RecordError(f"{name} is of type {shown(kind_name, str)}, not {kind.__name__}.")
     raise RecordError(
-        f"{name} has schema version {shown(version)}, but the installed kbatch reads version "
-        f"{SCHEMA_VERSION}. Install the version of kbatch that wrote the file, or repeat "
-        "the measurement with another file or folder."
+        f"{name} has schema version {shown(version)}, not {SCHEMA_VERSION}: install the version of "
+        "kbatch that wrote it, or measure again and write to another file or folder."
     )
+
+
+def damaged(name: str, reason: object = "") -> RecordError:
+    because = f": {shown(reason, str).removesuffix('.')}" if reason else ""
+    return RecordError(f"{name} is damaged, or kbatch did not write it{because}.")
 
 
 def check_local(path: str | Path) -> None:
     """Raise an `InputError` for a URL. `Path("gs://a")` would be a local folder named `gs:`."""
     if _URL_SCHEME.match(str(path)):
         raise InputError(
-            "kbatch reads and writes local files only. Give a local path, and copy the "
-            f"file from or to other storage yourself. Received: {str(path)!r}."
+            "A path must be local, not a URL: copy the file from or to remote storage yourself. "
+            f"Received: {str(path)!r}."
         )
 
 
@@ -81,8 +83,7 @@ def read_json(path: Path) -> typing.Any:
     try:
         return json.loads(path.read_bytes().decode())
     except (OSError, RecursionError, ValueError) as error:
-        reason = shown(error, str)
-        raise RecordError(f"{name} is damaged or not a file of kbatch: {reason}.") from error
+        raise damaged(name, error) from error
 
 
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
@@ -193,8 +194,5 @@ def write_whole_file(path: Path, data: bytes) -> None:
             draft.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"kbatch cannot write here ({error.strerror}): give a writable directory",
-            path,
-        ) from error
+        text = f"kbatch cannot write here ({error.strerror}): give a writable directory"
+        raise OSError(error.errno, text, path) from error

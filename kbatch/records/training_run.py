@@ -416,7 +416,7 @@ class SearchRecord:
         confidence: Any = self.settings.get("confidence", 0.95)
         if not 0.5 < confidence < 1:
             raise ValueError(
-                f"`confidence` must be above 0.5 and below 1. Received: confidence={confidence}."
+                f"`confidence` must be above 0.5 and below 1. Received: {confidence=}."
             )
 
     def difference(

@@ -229,7 +229,7 @@ def check_epoch_end(
     numbers = numbers_of(logs)
     if missing := [name for name in metrics if name not in numbers]:
         near = difflib.get_close_matches(missing[0], numbers, n=1)
-        advice = f"did you mean {near[0]!r}" if near else "compile the model with it"
+        advice = f"{f'give {near[0]!r}, or ' if near else ''}compile the model with it"
         if missing[0].startswith("val_") and not any(n.startswith("val_") for n in numbers):
             advice = "give `validation_data` or `validation_split`"
         raise InputError(

@@ -259,13 +259,13 @@ def compare_runs(project: Path, epochs: int, hypermodel: Any) -> None:
             elif run.epochs_asked not in (None, epochs):
                 difference = f"epochs={epochs}, but {run.epochs_asked}"
             elif run.seed != hypermodel.seed_of(number):
-                difference = f"seed={hypermodel.seed}, but {run.seed} in run {number}"
+                difference = f"seed={hypermodel.seed}, but {run.seed}"
             if difference:
                 raise InputError(
                     f"The project directory {project} holds trials of another search, and its "
                     f"{RECORD_NAME} is missing: give the arguments of that search, another "
                     "`project_name`, or `overwrite=True` to start over. Received: "
-                    f"{difference} of trial {record.trial_id}."
+                    f"{difference} in run {number} of trial {record.trial_id}."
                 )
 
 
@@ -337,10 +337,7 @@ _locked: set[Path] = set()
 def search_lock(project: Path) -> Iterator[None]:
     """Lock a project directory, if the system has locks and this process may write to it."""
     if project in _locked:
-        raise InputError(
-            f"Another search of this process runs in the project directory {project}: wait until "
-            "it ends, or give another `project_name`. Received: a search within a search."
-        )
+        raise _locked_error(project, "this process")
     _locked.add(project)
     with contextlib.ExitStack() as stack:
         stack.callback(_locked.discard, project)
@@ -351,16 +348,19 @@ def search_lock(project: Path) -> Iterator[None]:
         yield
 
 
+def _locked_error(project: Path, owner: str) -> InputError:
+    return InputError(
+        f"Another search runs in the project directory {project}: wait until it ends, or "
+        f"give another `project_name`. Received: a directory that {owner} uses."
+    )
+
+
 def _lock_file(file: Any, project: Path) -> None:
     try:
         # Unlike with `flock`, a forked child does not hold the lock, and may outlive this process.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.seek(0)
-        raise InputError(
-            f"Another search runs in the project directory {project}: wait until it ends, or "
-            "give another `project_name`. Received: a lock of process "
-            f"{file.read(32).strip() or 'unknown'}."
-        ) from None
+        raise _locked_error(project, f"process {file.read(32).strip() or 'unknown'}") from None
     file.truncate(0)
     print(os.getpid(), file=file, flush=True)

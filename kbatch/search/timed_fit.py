@@ -213,8 +213,8 @@ class TimedFit:
         counts = (epochs, initial_epoch, 1 if steps_per_epoch is None else steps_per_epoch)
         if not (all(map(is_integer, counts)) and 0 <= initial_epoch < epochs and counts[2] >= 1):
             raise InputError(
-                "`epochs` must be an integer of at least 1 and above `initial_epoch`, and "
-                "`steps_per_epoch` must be None or at least 1. Received: epochs="
+                "`initial_epoch` must be at least 0 and below `epochs`. `steps_per_epoch` must be "
+                "at least 1 or None. All must be integers. Received: epochs="
                 f"{epochs!r}, initial_epoch={initial_epoch!r}, steps_per_epoch={steps_per_epoch!r}."
             )
         batches = data.batches(
@@ -298,9 +298,9 @@ class TimedFit:
             callback.count_by(self.clock)
         targets = [callback.target for callback in callbacks if isinstance(callback, StopAtTarget)]
         if len(targets) > 1 or (self.settings.to_target and not targets):
-            needed = "at most one" if targets else "for the objective `seconds_to_target` a"
+            needed = "one `StopAtTarget` only" if targets else "a `StopAtTarget` for this objective"
             raise InputError(
-                f"`callbacks` must hold {needed} `StopAtTarget`: give `callbacks="
+                f"`callbacks` must hold {needed}: give `callbacks="
                 f"[kbatch.StopAtTarget(monitor, value)]`. Received: {len(targets)} of them."
             )
         self.target = targets[0] if targets else None

@@ -323,9 +323,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             except OSError as error:
                 raise RuntimeError(
                     f"The checkpoint of trial {trial.trial_id} cannot be read: train a model built "
-                    "with `get_best_hyperparameters()`. kbatch keeps one checkpoint of the "
-                    "recommended trial and one of the trial with the best objective, but none if "
-                    f"`HyperModel.fit` does not call `model.fit`. Received: {error}."
+                    "with `get_best_hyperparameters()`. kbatch keeps the checkpoints of the "
+                    "recommended trial and of the trial with the best objective, if they called "
+                    f"`model.fit`. Received: {error}."
                 ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

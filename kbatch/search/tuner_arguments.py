@@ -185,7 +185,7 @@ def check_directory(
         # A search that has ended can be read from a read-only disk.
         is_recorded = (folder / RECORD_NAME).exists() and not overwrite
         if not is_recorded and not os.access(folder, os.W_OK):
-            raise PermissionError("it cannot be written")
+            raise PermissionError("the folder is not writable")
     except OSError as error:
         raise ValueError(
             "`directory` must be a folder in which the search can write: give another "

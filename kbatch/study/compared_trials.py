@@ -216,10 +216,7 @@ def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
             f"Received: tolerance={tolerance!r}."
         )
     if not isinstance(confidence, (int, float)) or not 0.5 < confidence < 1:
-        raise ValueError(
-            "`confidence` must be above 0.5 and below 1, such as 0.95. "
-            f"Received: confidence={confidence!r}."
-        )
+        raise ValueError(f"`confidence` must be above 0.5 and below 1. Received: {confidence=}.")
 
 
 def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -> float:

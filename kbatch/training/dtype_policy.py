@@ -103,8 +103,8 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
     if active != policy:
         raise ValueError(
             "The model must have the dtype policy of its trial: set `dtype_policy` of "
-            "`BatchSizeHyperModel` instead of a policy in the build function. If the function "
-            "loads a model, give the policy that it was saved with. "
+            "`BatchSizeHyperModel` instead of a policy in the build function. If this function "
+            "loads a saved model, give the policy of the saved model. "
             f"Received: policy of the model={active!r}, of the trial={policy!r}."
         )
     if policy == "mixed_float16" and not loss_scaled(model):

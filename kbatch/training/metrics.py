@@ -80,8 +80,8 @@ def required_direction(metric: str, *, remedy: str, received: str) -> Direction:
     similar = difflib.get_close_matches(name, common, n=1)
     meant = f"Did you mean {metric.replace(name, similar[0])!r}? " if similar else ""
     raise InputError(
-        f"{meant}The name {metric!r} does not show the direction of the metric, that is whether "
-        f"larger or smaller values are better: {remedy}. Received: {received}."
+        f"{meant}The name {metric!r} does not say whether larger or smaller values are better: "
+        f"{remedy}. Received: {received}."
     )
 
 

@@ -105,7 +105,7 @@ def test_fit_line_resists_one_outlier():
 
 
 def test_fit_line_refuses_too_few_sizes():
-    with pytest.raises(ValueError, match="3 measurements, number of batch sizes 1"):
+    with pytest.raises(ValueError, match="measurements: 3, batch sizes: 1"):
         fit_line([4, 4, 4], [1.0, 2.0, 1.0])
 
 

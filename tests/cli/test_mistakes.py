@@ -23,9 +23,9 @@ MISTAKES = {
     "report nowhere": "no kbatch study in nowhere",
     "report empty": r"tuner\.search",
     "report nothing.json": r"nothing\.json",
-    "report text.json": r"is damaged or not a file of kbatch\.$",
-    "report good.json text.json": "is damaged or not a file of kbatch",
-    "report trial.json": "holds a TrialRecord",
+    "report text.json": r"is damaged, or kbatch did not write it\.$",
+    "report good.json text.json": "is damaged, or kbatch did not write it",
+    "report trial.json": "of type TrialRecord",
     "report good.json -o report.pdf": r"`--output` must end in `\.html` \(one file\) or `\.md`",
     "export empty -o trials.csv": r"tuner\.search",
     "export good.json -o trials.xlsx": r"\.csv or \.json",
@@ -33,7 +33,7 @@ MISTAKES = {
     "plot good.json --figure time-to-target": "--target 0.95",
     "plot good.json --figure gpu-timeline": "NVIDIA GPU",
     "plot good.json --figure memory": "MaxBatchSizeResult",
-    "plot good.json --figure pareto --target 0.5": r"--target 0\.5 for 'pareto'",
+    "plot good.json --figure pareto --target 0.5": r"pareto --target 0\.5",
     **{
         f"plot good.json --width={width}": "width must be between 3.25 and 40 inches"
         for width in ("0", "-3", "nan", "1e9")

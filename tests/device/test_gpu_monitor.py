@@ -197,7 +197,7 @@ def test_gpu_monitor_used_too_early_or_twice(monkeypatch, clock):
     assert (monitor.usage, monitor.gpus) == (None, None)
     with pytest.raises(RuntimeError, match="inside `with monitor:`"):
         monitor.sample()
-    with monitor, pytest.raises(RuntimeError, match="Leave the `with` block"):
+    with monitor, pytest.raises(RuntimeError, match="after the `with` block"):
         monitor.to_dataframe()
     with pytest.raises(RuntimeError, match="Create a new"), monitor:
         pass

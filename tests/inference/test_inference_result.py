@@ -294,8 +294,8 @@ def test_predict_memory_bytes_follows_the_line():
 NO_ANSWER = [
     *(((), {"latency_ms": t}, "positive number of milliseconds") for t in (0, -1, np.inf, np.nan)),
     *(((), {"latency_ms": 5, "quantile": q}, "between 0 and 1") for q in (0, 1, 1.5)),
-    ((), {"latency_ms": 5, "quantile": 0.99}, rf"needs 299 calls.*1: {299 - 120}"),
-    ((make_timing(8, path="predict"),), {"latency_ms": 5}, "time of single batches"),
+    ((), {"latency_ms": 5, "quantile": 0.99}, rf"needs 299 timed calls.*1: {299 - 120}"),
+    ((make_timing(8, path="predict"),), {"latency_ms": 5}, "time of a single batch"),
 ]
 
 

@@ -360,7 +360,7 @@ def test_loss_denominator_is_ignored_for_sum():
         (3.0, ValueError, r"must be a function.*Received: loss_denominator=3.0"),
         ({"tags": "tokens"}, ValueError, "must be a function"),
         ({"tag": token_count}, ValueError, r"\['tags', 'value'\].*Received: .*\['tag'\]"),
-        ({"tags": lambda y, p: y}, ValueError, r"scalar.*Received: a value of shape"),
+        ({"tags": lambda y, p: y}, ValueError, r"one number.*Received: a value of shape"),
         ({"tags": lambda y, p: -token_count(y, p)}, tf.errors.InvalidArgumentError, "positive"),
     ],
     ids=["number", "text", "name", "vector", "negative"],

@@ -332,11 +332,11 @@ class Ragged(Stepping):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Ragged, "not support ragged.*lambda.*a RaggedTensor"),
+        (Ragged, "a RaggedTensor that is passed to lambda"),
         (Penalised, "gradient penalty"),
         (Early, r"before an optimizer updates.*early.*\(Early\)"),
-        (Reduced, r"one value per row.*\(Reduced\) with shape \(\)"),
-        (Halved, r"one value per row.*\(Halved\) with shape"),
+        (Reduced, r"the rows of the batch.*\(Reduced\) with shape \(\)"),
+        (Halved, r"the rows of the batch.*\(Halved\) with shape"),
     ],
 )
 def test_exact_refuses_steps_it_cannot_repeat(kind, said):

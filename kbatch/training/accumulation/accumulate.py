@@ -126,8 +126,8 @@ def accumulate_gradients(
     if not is_integer(moments_every) or moments_every < 0:
         kind = ValueError if is_integer(moments_every) else TypeError
         raise kind(
-            "`moments_every` must be an integer: the number of updates from one measurement to the "
-            f"next, or 0 to measure nothing. Received: moments_every={moments_every!r}."
+            "`moments_every` must be an integer of at least 0. Gradient noise is measured once in "
+            f"`moments_every` updates, or never if it is 0. Received: {moments_every=}."
         )
     Accumulation(size, loss_denominator, int(moments_every), exact, by_user=True).apply(model)
     if not exact:

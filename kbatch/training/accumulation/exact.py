@@ -49,8 +49,8 @@ _SECOND_DERIVATIVE = (
     "used as values. Received: the gradient of a gradient."
 )
 _NO_ROWS = (
-    "`exact=True` requires outputs whose first axis is the rows: return one value per row from the "
-    "layer, and reduce or reshape it in the loss. Received: an output of"
+    "With `exact=True`, the first axis of each layer's output must be the rows of the batch: "
+    "reduce or reshape that axis in the loss. Received: an output of"
 )
 
 
@@ -266,9 +266,9 @@ class _LayerCall:
             values = getattr(leaf, "flat_values", getattr(leaf, "values", None))
             if not isinstance(leaf, tf.Tensor) and _is_differentiable(values):
                 raise ValueError(
-                    "`exact=True` does not support ragged or sparse tensors that one layer passes "
-                    "to another: make them dense, or write one custom layer that contains both "
-                    f"{self.name} and the layer before it. Received: a {type(leaf).__name__}."
+                    "With `exact=True`, no layer may pass a ragged or sparse tensor to another: "
+                    "make it dense, or write one custom layer that contains both layers. "
+                    f"Received: a {type(leaf).__name__} that is passed to {self.name}."
                 )
         self._masked = [i for i in places if internals.mask_of(self._leaves[i]) is not None]
         masks = (internals.mask_of(self._leaves[i]) for i in self._masked)

@@ -174,7 +174,7 @@ def _denominator(
         counted: Any = tf.cast(custom(y_true, y_pred), tf.float32)
         if counted.shape.rank != 0:
             raise ValueError(
-                "`loss_denominator` must return a scalar for the given rows: sum over them. "
+                "`loss_denominator` must return one number for all rows together, such as a sum. "
                 f"Received: a value of shape {counted.shape}."
             )
         return counted

@@ -92,7 +92,7 @@ def training_dataset(
     """
     if batch_size is None or not is_integer(batch_size) or batch_size < 1:
         raise InputError(
-            "`batch_size` must be an integer of at least 1. If `decision.batch_size` is None, the "
+            "`batch_size` must be an integer of at least 1. `decision.batch_size` is None if the "
             f"search completed no training run. Received: batch_size={batch_size!r}."
         )
     size = int(batch_size)
