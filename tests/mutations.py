@@ -110,7 +110,7 @@ MUTATIONS = [
     Mutation("round(execution_s / step_s)", "round(execution_s * step_s)", STEPS),
     Mutation("self._budget.updates - self._clock.updates", "self._budget.updates", STEPS),
     # 55 to 60: the rules of the learning rate, and what follows the batch size.
-    Mutation("return math.sqrt(kappa)", "return kappa", "learning_rates"),
+    Mutation('"sqrt": math.sqrt(kappa)', '"sqrt": kappa', "learning_rates"),
     Mutation("beta_1**2 + (1 - beta_1**2) / 100", "0.0", "learning_rates"),
     Mutation("most) / learning_rate_ratio", "most)", "learning_rates"),
     Mutation("momentum ** batch_size_ratio(", "momentum * batch_size_ratio(", "learning_rates"),

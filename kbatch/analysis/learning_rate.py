@@ -69,13 +69,7 @@ def scale_learning_rate(
 def learning_rate_ratio(*, batch_size: int, base_batch_size: int, rule: str | None) -> float:
     """Return the factor that a rule applies to the learning rate."""
     kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
-    match check_rule(rule, "rule"):
-        case "linear":
-            return kappa
-        case "sqrt":
-            return math.sqrt(kappa)
-        case _:
-            return 1.0
+    return {"linear": kappa, "sqrt": math.sqrt(kappa), None: 1.0}[check_rule(rule, "rule")]
 
 
 def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:

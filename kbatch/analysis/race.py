@@ -154,6 +154,8 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
     else:
         obstacle = hidden_by_examples(runs_at_rate, tolerance=task.tolerance, error=least)
     fastest = min(race.seconds[size] for size in sizes)
+    timed = {run.pair for run in race.runs if run.seconds and run.epochs is None and fastest}
+    costs = {pair: race.seconds[pair[0]] / fastest for pair in timed if pair[0] in race.seconds}
     return Judgement(
         pairs=tuple(pairs.values()),
         leader=pairs[leader],
@@ -164,7 +166,7 @@ def judge_race(task: RaceTask, runs: Sequence[Run]) -> Judgement | None:
         obstacle=obstacle,
         rounds={pair: len(race.runs_at_rate(size)) for size, pair in pairs.items()},
         gaps={},  # Gaps on the curve would differ from those between values in the table.
-        costs={pair: race.seconds[size] / fastest for size, pair in pairs.items() if fastest},
+        costs=costs if costs.keys() >= {*pairs.values()} else {},
         cost_ranges=race.time_ranges,
         pinned=race.pinned,
         left_out=tuple((size, 1.0) for size in task.batch_sizes if size not in sizes),

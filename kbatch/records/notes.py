@@ -231,8 +231,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "too few to be sure: up to {rate} of further runs may fail (95 % confidence)."
     ),
     "times_corrected": (
-        "Training times in the table are corrected for changes of the machine's speed during the "
-        "search. Without this correction, {times}."
+        "Training times and samples/s in tables and figures are corrected for changes of the "
+        "machine's speed during the search. Without this correction, {times}."
     ),
     "times_scatter": (
         "Batch size {base} takes {ratio} times as long as {size} (interval {low} to {high}), so "

@@ -10,7 +10,7 @@ import numpy as np
 
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.run_table import Run
-from kbatch.page.numbers import at_most, count_range, join_words, pluralize, setting, where_measured
+from kbatch.page.numbers import count_range, pluralize, setting, where_measured
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 from kbatch.records.training_run import TIMES, Budget, ExecutionRecord, NoOutcomes, epochs_to_target
@@ -302,11 +302,7 @@ def differing(trials: Iterable[TrialRecord]) -> tuple[str, ...]:
     """Name the hyperparameters in which trials differ, and the dtype policy if it differs."""
     trials = tuple(trials)
     names = dict.fromkeys(name for trial in trials for name in _others(trial))
-    return tuple(
-        name
-        for name in (*names, "dtype_policy")
-        if len({value_of(trial, name) for trial in trials}) > 1
-    )
+    return tuple(n for n in (*names, "dtype_policy") if len({value_of(t, n) for t in trials}) > 1)
 
 
 def value_of(trial: TrialRecord, name: str) -> bool | int | float | str | None:
@@ -333,15 +329,6 @@ def value_text(value: bool | int | float | str | None) -> str:
 def missing_text(missing: int) -> str:
     """Say that trials of a study are missing; empty if none is."""
     return Note.of("trials_missing", count=missing) if missing else ""
-
-
-def sizes_text(sizes: Sequence[int], trials: Iterable[TrialRecord]) -> str:
-    """Name batch sizes. Three or more that follow each other are a range, such as "16 to 64"."""
-    tried = sorted({trial.batch_size for trial in trials})
-    places = [tried.index(size) for size in sizes]
-    if len(sizes) > 2 and places[-1] - places[0] == len(sizes) - 1:
-        return f"{sizes[0]:,} to {sizes[-1]:,}"
-    return join_words(at_most([f"{size:,}" for size in sizes]))
 
 
 def trained_runs(trials: Iterable[TrialRecord]) -> list[ExecutionRecord]:

@@ -209,8 +209,7 @@ class Comparison(Result):
             answer = next((row for row in table if row["verdict"] == "take"), {})
             row: Row = {"study": study.name} | {name: texts[number] for name, texts in different}
             row |= {"batch size": decision.batch_size, "learning rate": decision.learning_rate}
-            ends = {name: name.removesuffix(", low").removesuffix(", high") for name in answer}
-            row |= {name: answer[name] for name, column in ends.items() if column in shown}
+            row |= {n: value for n, value in answer.items() if n.partition(", ")[0] in shown}
             gain, quality, speed = self._verdict(study)
             row |= ranged_columns(f"better by{unit}", gain and gain.times(factor))
             rows.append(row | {"verdict": f"{quality}, {speed}" if speed else quality})

@@ -17,6 +17,7 @@ from kbatch.study.compared_trials import (
     LeftOutReason,
     Unpaired,
     comparable_trials,
+    compared_settings,
     ends_by_time,
     is_time,
     other_hyperparameters,
@@ -339,9 +340,6 @@ def _race(
     runs, unpaired = runs_of(raced) if raced else ([], None)
     if (judgement := judge_race(task, runs)) is None:
         return None
-    timed = {run.pair for run in runs if run.seconds and run.epochs is None}
-    if not timed >= {*judgement.pairs}:
-        judgement = dataclasses.replace(judgement, costs={})
     compared, others, left_out = [], [], []
     for trial in raced:
         complete = with_complete_runs(trial)
@@ -397,16 +395,41 @@ def race_task(
 def seconds_of(decision: Decision) -> dict[str, float]:
     """Return the training time of each compared trial by its id; empty if times do not compare.
 
-    The answer has the mean time of its own runs. Ratios of times are from the judgement, which
-    allows for a machine whose speed changed during the search.
+    A size that a race trained only at another rate has a time too. The answer has the mean time of
+    its own runs. Ratios of times are from the judgement, which allows for a machine whose speed
+    changed during the search. If the objective is a time, all times are as measured.
     """
     judgement, answer = decision.judgement, decision.trial
     measured_s = answer and answer.mean(training_seconds)
-    if judgement is None or not measured_s or not judgement.costs:
+    if answer is None or judgement is None or not measured_s or not judgement.costs:
         return {}
+    if is_time(answer.objective):
+        return {t.trial_id: s for t in decision.trials if (s := t.mean(training_seconds))}
     least_s = measured_s / judgement.costs[judgement.named]
-    pairs = {t.trial_id: (t.batch_size, rate_factor(t)) for t in decision.trials}
+    others = (trial for trial, why in decision.left_out if why in ("another_rate", "far_rate"))
+    pairs = {t.trial_id: (t.batch_size, rate_factor(t)) for t in (*decision.trials, *others)}
     return {name: least_s * judgement.costs[p] for name, p in pairs.items() if p in judgement.costs}
+
+
+def shown_speed(
+    decision: Decision, trial: TrialRecord
+) -> tuple[float | None, Estimate[float] | None]:
+    """Return the training time and the samples/s of a trial, as tables and figures show them.
+
+    Their product is the number of examples. The samples/s of a batch size do not depend on the
+    learning rate. They are as measured if `seconds_of` has no time of the size, and for other
+    settings than the answer's.
+    """
+    judged, seconds = decision.as_judged(trial), seconds_of(decision)
+    rates, count = judged.throughput, judged.mean(lambda e: e.examples_seen)
+    timed = (*decision.trials, *(left_out for left_out, _ in decision.left_out))
+    alike = [t for t in timed if t.trial_id in seconds and t.batch_size == trial.batch_size]
+    alike = [t for t in alike if compared_settings(t) == compared_settings(trial)]
+    same = alike[0].mean(lambda e: e.examples_seen) if alike else None
+    if not (same and count and rates) or is_time(trial.objective):
+        return seconds.get(trial.trial_id) or judged.mean(training_seconds), rates
+    rate = same / seconds[alike[0].trial_id]
+    return count / rate, rates.times(rate / rates.value)
 
 
 def speed_against(

@@ -119,13 +119,12 @@ def _certainty(decision: Decision, is_race: bool) -> Iterator[Note]:
         answer_s = seconds[answer.trial_id]
         if faster := [t for t in better if AS_FAST * seconds.get(t.trial_id, answer_s) < answer_s]:
             yield Note.of("shown_better", sizes=_sizes(faster), named=f"{answer.batch_size:,}")
-        times = []
-        for trial in decision.trials:
-            measured_s, shown_s = trial.mean(training_seconds), seconds.get(trial.trial_id)
-            if measured_s and shown_s and abs(math.log(measured_s / shown_s)) > 0.25:
-                took = f"{duration_text(measured_s)}, not {duration_text(shown_s)}"
-                times.append(f"batch size {trial.batch_size:,} took {took}")
-        if times:
+        pairs = [(t, t.mean(training_seconds), seconds.get(t.trial_id)) for t in decision.trials]
+        if times := [
+            f"batch size {t.batch_size:,} took {duration_text(s)}, not {duration_text(shown_s)}"
+            for t, s, shown_s in pairs
+            if s and shown_s and abs(math.log(s / shown_s)) > 0.25
+        ]:
             yield Note.of("times_corrected", times=join_words(times))
     if not decision.certain and judgement.coarse:
         yield Note.of("coarse_target")

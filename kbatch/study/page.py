@@ -38,11 +38,10 @@ from kbatch.study.compared_trials import (
     rates_of_settings,
     tolerance_text,
     trained_runs,
-    training_seconds,
     trial_name,
     value_of,
 )
-from kbatch.study.decision import Decision, Page, Row, seconds_of, speed_against
+from kbatch.study.decision import Decision, Page, Row, shown_speed, speed_against
 from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.metrics import is_accuracy, is_fraction, metric_words
@@ -251,16 +250,14 @@ def _trainings(trials: Sequence[TrialRecord]) -> str:
     return setting(round(complete_trainings(trials), 1))
 
 
-def searched_text(trials: Sequence[TrialRecord]) -> str:
+def runs_text(trials: Sequence[TrialRecord]) -> str:
     """Count the training runs, and name the ends of incomplete ones."""
     runs = [run for trial in trials for run in trial.executions]
     ends = Counter(map(run_end, runs))
-    incomplete = join_words(
-        [f"{n:,} {end}" for end, n in ends.items() if end != "complete"] or [""]
-    )
+    others = join_words([f"{n:,} {end}" for end, n in ends.items() if end != "complete"] or [""])
     sizes = pluralize(len({trial.batch_size for trial in trials}), "batch size")
     count = pluralize(len(runs), "training run")
-    return f"{count} of {sizes}{f' ({incomplete})' if incomplete else ''}."
+    return f"{count} of {sizes}{f' ({others})' if others else ''}."
 
 
 def run_end(run: ExecutionRecord) -> str:
@@ -313,9 +310,8 @@ def _page_rows(
     order = sorted(trials, key=lambda t: (_is_compared(decision, t), t.last.length != "short"))
     last = {trial.batch_size: trial for trial in order}
     rows = [_row(decision, trial, differing(trials)) for trial in last.values()]
-    rows += [
-        {"batch size": size, "runs": 0, "verdict": "not trained"} for size in {*sizes} - {*last}
-    ]
+    blank = {"runs": 0, "verdict": "not trained"}
+    rows += [{"batch size": size} | blank for size in {*sizes} - {*last}]
     return _same_columns(sorted(rows, key=lambda row: row["batch size"]))
 
 
@@ -334,7 +330,7 @@ def rows_of(
         row |= {"micro-batch size": trial.last.micro_batch_size} if cut else {}
         if quality is not None and quality.name != trial.objective.name:
             row |= ranged_columns(quality.name, trial.metric(quality.name))
-        row |= ranged_columns("samples/s", trial.throughput)
+        row |= ranged_columns("samples/s", shown_speed(decision, trial)[1])
         judgement, pair = decision.judgement, (trial.batch_size, rate_factor(trial))
         if judgement is not None and judgement.gaps and _is_compared(decision, trial):
             gap = Estimate(0.0) if pair == judgement.leader else judgement.gaps.get(pair)
@@ -364,8 +360,7 @@ def _row(decision: Decision, trial: TrialRecord, names: Iterable[str]) -> Row:
         row[objective.name] = judged.metrics.get(objective.name) if complete else None
         title = "judged (95 % interval)"
     row |= ranged_columns(title, judged.judged() if complete else None)
-    seconds = seconds_of(decision).get(trial.trial_id) or judged.mean(training_seconds)
-    row["training time (s)"] = seconds if complete else None
+    row["training time (s)"] = shown_speed(decision, trial)[0] if complete else None
     return row | {"runs": len(judged.executions), "verdict": _verdict(decision, trial)}
 
 

@@ -36,16 +36,9 @@ from kbatch.study.compared_trials import (
     trained_runs,
     training_seconds,
 )
-from kbatch.study.decision import Decision, decide, frame_of
+from kbatch.study.decision import Decision, decide, frame_of, seconds_of, shown_speed
 from kbatch.study.limits import notes_of
-from kbatch.study.page import (
-    is_unfinished,
-    rows_of,
-    run_end,
-    running_text,
-    searched_text,
-    with_page,
-)
+from kbatch.study.page import is_unfinished, rows_of, run_end, running_text, runs_text, with_page
 from kbatch.study.trial import (
     OWN_COLUMNS,
     Objective,
@@ -61,6 +54,8 @@ if TYPE_CHECKING:
 
 # A search on another host is assumed to have ended if it has written nothing for this time.
 _SILENT_S = 600.0
+# What the table and the figures of a report show.
+_CORRECTED = "corrected for changes of the machine's speed, except in the table of all runs"
 # Two start times of a process may differ by this much, because the clock may have been set.
 _SAME_START_S = 5.0
 
@@ -138,10 +133,11 @@ class Study(Result):
             return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
         texts = {
-            "searched": searched_text(self.trials),
+            "searched": runs_text(self.trials),
             "cost": self.decide().page.cost.partition(" Notes: ")[0],  # A report lists the notes.
             "compared": " · ".join(conditions(self.trials, self.environment)),
             "plan": "" if self.plan is None else _plan_text(self.plan),
+            "training time, samples/s": _CORRECTED if seconds_of(self.decide()) else "",
             **{name: _value_text(value) for name, value in settings.items()},
             "training data": f"{count_range(examples, 'example')} an epoch" if examples else "",
             "optimizer": different(run.optimizer for run in runs),
@@ -225,7 +221,8 @@ class Study(Result):
         `accumulation_steps`, `steps_per_execution`, `batch_size_seen`, `dtype_policy`,
         `optimizer`, `learning_rate` (before callbacks, the highest of a schedule),
         `samples_per_second` with `samples_per_second_low` and `_high` (a 95 % interval over three
-        runs or more, quartiles over the windows of a single one), `first_step_s`,
+        runs or more, quartiles over the windows of a single one; as in `study.table()`, they follow
+        from times that are corrected for changes of the machine's speed), `first_step_s`,
         `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
         `overflowed_updates` (skipped by the loss scale), `seconds_to_target`, `noise_scale` of the
         late half of training in examples, with `noise_scale_low` and `_high` (a 95 % interval, or
@@ -241,15 +238,16 @@ class Study(Result):
         Returns:
             The trials by batch size, then trial id.
         """
-        return _frame_of((trial, trial_row(trial)) for trial in self.trials)
+        rates = {t.trial_id: shown_speed(self.decide(), t)[1] for t in self.trials}
+        return _frame_of((t, trial_row(t, rates=rates[t.trial_id])) for t in self.trials)
 
     def runs_to_dataframe(self) -> "pd.DataFrame":
         """Make a table with one row for each training run, short and failed runs included.
 
         Instead of `executions` it has the columns `run` (number within the trial, from 0), `seed`
         and `length` ("complete", "short" if the run looked for a learning rate, or
-        "stopped_early"). All other columns are the same as in `to_dataframe`, with the values of
-        the run.
+        "stopped_early"). All other columns are the same as in `to_dataframe`, with the values that
+        were measured in the run.
 
         Example:
 

@@ -80,8 +80,6 @@ class TrialRecord:
         name = self.objective.name
         if (value := self.metrics.get(name, self.judged_value)) is not None:
             parts.append(f"{name} {value:.4g}")
-        if self.samples_per_second is not None:
-            parts.append(f"{self.samples_per_second:.4g} samples/s")
         return f"<TrialRecord {self.trial_id!r}: {', '.join(parts)}>"
 
     # Figures and tables read these properties often, so they are computed once.
@@ -256,10 +254,11 @@ def single_runs(trials: Iterable[TrialRecord]) -> list[tuple[TrialRecord, int]]:
     ]
 
 
-def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
-    """Make the row of a trial. If `number` is given, make the row of its only run."""
-    first = trial.executions[0]
-    rates, scale = trial.throughput, trial.noise_scale
+def trial_row(
+    trial: TrialRecord, number: int | None = None, rates: Estimate[float] | None = None
+) -> dict[str, object]:
+    """Make the row of a trial with these samples/s. If `number` is given, it is its only run."""
+    first, scale, rates = trial.executions[0], trial.noise_scale, rates or trial.throughput
     # Counts of a single run remain integers.
     mean = trial.mean if number is None else lambda quantity: quantity(first)
     times = ("first_step_s", "data_wait_share", "train_s", "total_s")

@@ -177,9 +177,7 @@ def test_next_run_drops_a_size_that_cannot_be_trained(ended, dropped):
 
 
 def test_race_continues_after_a_dead_network_and_a_chance_failure():
-    search = Search(
-        lambda size, octave: None if (size, octave) == (512, 1) else level(size, octave)
-    )
+    search = Search(lambda size, k: None if (size, k) == (512, 1) else level(size, k))
     while (run := search.step().run) is not None:
         search.end(run)
         dead = search.runs[-1].ended == "diverged"

@@ -182,9 +182,7 @@ def test_differences_found_in_records():
     assert list(table["optimizer.momentum"].fillna("")) == ["", "0.9"]
     assert list(table["x"]) == ["10 rows", "20 rows"]
     many = [search({f"argument {n}": value for n in range(9)}) for value in "12"]
-    comparison = kbatch.compare(
-        *(study_of(f"{n}", 0.9, search=each) for n, each in enumerate(many))
-    )
+    comparison = kbatch.compare(*(study_of(f"{n}", 0.9, search=s) for n, s in enumerate(many)))
     assert len([name for name in comparison.table() if name.startswith("argument")]) == 6
     assert comparison.use.endswith(
         "The studies also differ in argument 6, argument 7 and argument 8."

@@ -90,10 +90,8 @@ def test_decide_single_size():
     study = make_study(runs(16, range(3), range(3)), other)
     assert (study.decide().batch_size, study.decide().certain) == (16, False)
     assert "no other batch size can be compared" in study.decide().reason
-    assert [row["verdict"] for row in study.decide().page.rows if row["runs"]] == [
-        "take",
-        "other settings",
-    ]
+    verdicts = [row["verdict"] for row in study.decide().page.rows if row["runs"]]
+    assert verdicts == ["take", "other settings"]
 
 
 def test_decide_time_budget_takes_best_mean():

@@ -271,9 +271,7 @@ def test_verdict_best_value_is_highest_judged_value():
     decision = pages(*trials)
     # A race takes as best the size that is ahead on its curve.
     curve = dataclasses.replace(decision, best=decision.trials[1])
-    named = [
-        with_page(one, trials, [], (), None).page.rows[0]["verdict"] for one in (decision, curve)
-    ]
+    named = [with_page(d, trials, [], (), None).page.rows[0]["verdict"] for d in (decision, curve)]
     assert all("as accurate (best value)" in verdict for verdict in named)
 
 
@@ -355,12 +353,19 @@ def test_race_times_follow_runs_without_a_sudden_load(order, slow, planned_s):
     assert speed.value == pytest.approx(seconds[64] / seconds[32]) == pytest.approx(1, rel=0.1)
     assert speed.low < 1 < speed.high < 2 * speed.low
     assert ("times_corrected" in codes(decision)) is (slow > 1)
-    # Samples/s are measurements, whatever the times are corrected to.
-    rates = [trial.samples_per_second for trial in study.trials]
-    assert list(table["samples/s"]) == pytest.approx(rates)
+    # Samples/s follow these times in tables, figures and exports, whatever the rate of a trial.
+    rates = table["samples/s"]
+    assert list(rates * seconds) == pytest.approx([2874, 2874])
     upper, _ = kbatch.plot_trials(study).figure.axes
     drawn = [list(line.get_ydata()) for line in upper.lines if len(line.get_xdata()) == 2]
-    assert pytest.approx(rates) in drawn
+    assert pytest.approx(list(rates)) in drawn
+    once = timed(64, 400.0, factor=0.25)
+    study = dataclasses.replace(study, trials=(*study.trials, once))
+    exported, (*_, point) = study.to_dataframe()["samples_per_second"], pareto_points(study)[1]
+    assert list(exported) == pytest.approx([rates[32], rates[64], rates[64]], rel=0.1)
+    assert exported[1] == exported[2] and point[1].value in list(exported)
+    (seen,) = study.runs_to_dataframe()["samples_per_second"][-1:]
+    assert seen == pytest.approx(400)
 
 
 def test_page_added_base_size_is_not_yours():
@@ -376,9 +381,7 @@ def test_page_row_is_of_compared_rate():
     lost = make_trial(64, 800, factor=4.0, count=4)
     nan = dataclasses.replace(lost.executions[1], epochs=make_epochs([math.nan]), outcomes=None)
     lost = dataclasses.replace(lost, executions=(*lost.executions[:3], nan))
-    decision = pages(
-        make_trial(32, 800, factor=2.0), make_trial(64, 800, factor=2.0, rate=3000.0), lost
-    )
+    decision = pages(make_trial(32, 800, factor=2), make_trial(64, 800, factor=2, rate=3000), lost)
     assert verdicts(decision) == ["as accurate, 3.0 times slower", "take"]
 
 
@@ -499,11 +502,7 @@ def test_page_sentences_agree_with_table(first):
         assert [row["batch size"] for row in taken] == (
             [f"{decision.batch_size:,}"] if decision.batch_size else []
         )
-        assert (
-            len({note.code for note in decision.notes})
-            <= len(decision.notes)
-            == len({*decision.notes})
-        )
+        assert len({*codes(decision)}) <= len(decision.notes) == len({*decision.notes})
         assert f"Notes: {len(decision.notes)}" in page.cost or not decision.notes
         if not taken:
             assert decision.trial is None and not page.use

@@ -80,8 +80,12 @@ def test_to_dataframe_is_mean_of_runs():
     runs = [make_execution(rate=rate, accuracies=curve) for rate, curve in curves.items()]
     study = make_study(make_trial(64, *runs))
     row, rows = study.to_dataframe().iloc[0], study.runs_to_dataframe()
-    for column in ("samples_per_second", "val_accuracy", "updates", "epochs", "data_wait_share"):
+    for column in ("val_accuracy", "updates", "epochs", "data_wait_share"):
         np.testing.assert_allclose(row[column], rows[column].mean())
+    seconds = rows["examples_seen"] / rows["samples_per_second"]  # As in the table of the study.
+    expected = rows["examples_seen"].sum() / seconds.sum()
+    np.testing.assert_allclose(row["samples_per_second"], expected)
+    np.testing.assert_allclose(study.table()["training time (s)"], seconds.mean())
     ends = [row["samples_per_second_low"], row["samples_per_second_high"]]
     logs = mean_interval(np.log([*curves]))
     ratios = np.exp(np.subtract(logs.ends, logs.value))

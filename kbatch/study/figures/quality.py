@@ -23,6 +23,7 @@ from kbatch.study.compared_trials import (
     with_complete_runs,
 )
 from kbatch.study.comparison import Studies, studies_of
+from kbatch.study.decision import shown_speed
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
@@ -213,7 +214,7 @@ def pareto_points(*studies: Study) -> tuple[Objective, list[Point]]:
             if trial.status == "completed"
             and trial not in far
             and quality is not None
-            and (rate := trial.throughput) is not None
+            and (rate := shown_speed(decision, trial)[1]) is not None
             and (value := common.quality_of(decision.as_judged(trial), quality)) is not None
         ]
         if not points:
@@ -420,7 +421,7 @@ def plot_learning_curves(
     common.write_title(panels[0], title, shown, sizes)
     banded = any(value.ends for _, curve in curves for _, value in curve)
     bands = "Bands: 95 % interval of the mean over training runs." if banded else ""
-    tracing = "Training time includes tracing, but no validation." if "seconds" in budgets else ""
+    tracing = "Time as measured, with tracing, without validation." if "seconds" in budgets else ""
     notes = ("" if several else common.far_off_note(shown), bands, tracing)
     common.write_conditions(panels, shown, *notes, caption=caption and ax is None)
     return panels[0]

@@ -87,10 +87,7 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
     met = {size: spent for size, (met, spent) in points.items() if met}
     runs = [(size, _updates(epochs)) for size, spent in met.items() for epochs in spent]
     if len(met) < 3:
-        return None, (
-            "No curve is fitted, because a curve needs three batch sizes that met the target. "
-            f"Only {len(met)} did."
-        )
+        return None, f"No fitted curve: it needs three sizes that met the target, not {len(met)}."
     fit = fit_steps_to_target(*zip(*runs, strict=True))
     critical, text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
     if critical.value is None:

@@ -13,14 +13,9 @@ from kbatch.page.numbers import at_most, format_number, join_words, pluralize, s
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import MUTED, figure_bytes, series_style
 from kbatch.plotting.draw import batch_axis
-from kbatch.study.compared_trials import (
-    as_compared,
-    differing,
-    is_complete,
-    setting_texts,
-    sizes_text,
-)
+from kbatch.study.compared_trials import as_compared, differing, is_complete, setting_texts
 from kbatch.study.comparison import Studies, studies_of
+from kbatch.study.decision import shown_speed
 from kbatch.study.figures import common
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
@@ -40,12 +35,12 @@ _ASIDE = 0.07
 def plot_trials(studies: Studies, ax: Axes | None = None, *, caption: bool = True) -> Axes:
     """Plot samples/s and the quality of the model by batch size.
 
-    The upper panel shows the throughput. The lower one shows `study.quality_metric`, such as the
-    validation accuracy. The line joins the trial of each batch size that `study.decide()` compares,
-    or the best one. Grey dots are other trials. Failed trials have a mark at the bottom edge, and
-    the answer has a label. Bars are intervals over training runs, or over the timing windows and
-    validation examples of a single run. A mark is hollow if the trial still runs, is a short run,
-    or trained only at a learning rate far from the best one.
+    The upper panel shows the samples/s of `study.table()`. The lower one shows
+    `study.quality_metric`, such as the validation accuracy. The line joins the trial of each batch
+    size that `study.decide()` compares, or the best one. Grey dots are other trials. Failed trials
+    have a mark at the bottom edge, and the answer has a label. Bars are intervals over training
+    runs, or over the timing windows and validation examples of a single run. A mark is hollow if
+    the trial still runs, is a short run, or trained only at a learning rate far from the best one.
 
     If there are several studies, each has a line and a ring at its answer, and the legend names
     both. Other trials are left out.
@@ -90,7 +85,7 @@ def draw_trials(
     for number, study in enumerate(studies):
         decision, trials = study.decide(), as_compared(study.trials)
         completed = [trial for trial in trials if trial.status == "completed"]
-        rates = {t.trial_id: t.throughput for t in completed}
+        rates = {t.trial_id: shown_speed(decision, t)[1] for t in completed}
         qualities = {
             t.trial_id: common.quality_of(decision.as_judged(t), quality) if quality else None
             for t in completed
@@ -123,14 +118,12 @@ def draw_trials(
                 if trial.trial_id not in chosen and not several:
                     others.setdefault(panel, []).append((*place, trial.trial_id in short))
         suffix = f" of {study.name}" if several else ""
-        values += [
-            (f"{t.batch_size:,}{suffix}", value) for t in shown if (value := qualities[t.trial_id])
-        ]
+        values += [(f"{t.batch_size:,}{suffix}", v) for t in shown if (v := qualities[t.trial_id])]
         with_bars += [decision.as_judged(t) for t in shown if t.trial_id not in short]
         if hollow_ids - {running} and running is None:
             marks.append(f"Hollow: {'short runs' if chosen & short else LEFT_OUT['far_rate']}.")
         if missing := {t.batch_size for t in completed} - {t.batch_size for t in shown}:
-            sizes = sizes_text(sorted(missing), trials)
+            sizes = join_words(at_most([f"{size:,}" for size in sorted(missing)]))
             marks.append(f"No complete run: batch size {sizes}{suffix}.")
     failed = [(t.batch_size, t.outcome) for t in all_trials if t.status != "completed"]
     labelled = draw.missing((upper, lower), failed) and not several
