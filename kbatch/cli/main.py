@@ -252,7 +252,7 @@ def _add_recommend(commands: Any) -> None:
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     seconds = {"dest": "time_budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
     add("--budget", **seconds, help="time budget in seconds (default: %(default)s)")
-    add("--seed", type=int, metavar="N", help="seed of the run that measures noise")
+    add("--seed", type=int, metavar="N", help="seed of the run that measures gradient noise")
     add("-o", "--output", type=Path, metavar="FILE", help="JSON file for the result")
     add("--figure", type=Path, metavar="FILE", help=".png, .svg or .pdf file for the figure")
     _add_verbose(add)

@@ -238,7 +238,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Batch size {base} takes {ratio} times as long as {size} (interval {low} to {high}), so "
         "either size may be the faster one."
     ),
-    "devices_differ": "Trials ran on {devices}. Compare speeds only between equal devices.",
+    "devices_differ": "Trials ran on {devices}. Compare speeds on one kind of device only.",
     "shared_device": (
         "Up to {workers} workers shared the device, so each of them trained more slowly. To "
         "compare sizes by speed, search again with one worker for each device."
@@ -259,7 +259,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "parts_differ": _parts_differ,
     "parts_not_compared": "It was not checked whether micro-batches change the result: {found}.",
     "cut_to_fit": (
-        "Only {size} examples fit in memory at once ({reason}). Larger batches are split.{more}"
+        "Only {size} examples fit in memory at once, so micro-batches have at most {size}.{more}"
     ),
     "memory_ran_out": (
         "Memory ran out in training with micro-batches of {before} examples. Later runs use at "
@@ -289,7 +289,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "blocks_lack_a_class": (
         "kbatch estimates noise from {blocks} blocks of validation examples, but {lacking} of them "
-        "lack a class. Shuffle or use more: one example may change the metric by {step}."
+        "lack a class. Shuffle or use more examples: one may change the metric by {step}."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (
@@ -301,8 +301,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         'give `BatchSizeHyperModel(build, batch_sizes, dtype_policy="float32")`.'
     ),
     "data_not_copied": (
-        "The `PyDataset` cannot be copied ({error}), so each run reads on where the previous run "
-        "stopped. Give a function `batch_size -> PyDataset`, which makes a new one."
+        "The `PyDataset` cannot be copied ({error}), so each run gets it as the previous run left "
+        "it. Give a function `batch_size -> PyDataset`, which makes a new one."
     ),
     "own_path": "`{callback}` writes one file for each trial: {own} instead of {given}.",
     # Reasons, each the end of a sentence: why a search for memory ended at its size.
@@ -317,11 +317,11 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "out_of_memory": "out of memory",
     "beyond_target": "batches take longer than the latency target",
     "beyond_bulk_call": 'more than the {examples} examples of a "predict" call (`bulk_examples`)',
-    "warm_up_time_spent": "half of the time budget was spent on preparing other sizes",
+    "warm_up_time_spent": "preparing other sizes took half of the time budget",
     "too_slow_to_time": "too slow for the time budget",
     "one_step_as_fast": "one step at a time is as fast as several would be",
     "memory_expected": "expected to need {expected}, more than {share:.0%} of {limit}",
-    "memory_time_spent": "the time for measuring memory was spent",
+    "memory_time_spent": "the time for memory measurements was used up",
     "memory_ran_out_at": "memory ran out at batch size {size}",
     "data_gave_fewer": "the data function gave {rows} examples",
     # Why a limit of the batch size is not known.
@@ -330,7 +330,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "ran_out_of_memory": "it ran out of memory",
     "nothing_ran": "not even the smallest batch size could be run",
     # Why a change to an input pipeline was not tried, or what it requires.
-    "no_time_for_changes": "no time: all changes take about {needed} s, half of `time_budget_s`",
+    "no_time_for_changes": "trying all takes about {needed} s, above half of `time_budget_s`",
     "change_failed": "failed: {error}",
     "data_error": "the data raised an error: {error}",
     "has_prefetch": "the pipeline ends with `.prefetch()`",

@@ -493,12 +493,12 @@ def _most_that_fit(
     ) as probes:
         # The answer is not confirmed: if memory runs out later, the plan is halved.
         experiment = MaxBatchExperiment(probes, MEMORY_WINDOW, rows)
-        largest, reason = experiment.largest() or experiment.search()
+        largest, _ = experiment.largest() or experiment.search()
     most = experiment.fitting(largest)
     if own or not experiment.is_bound(most) or most >= rows:
         return most, "own_step" if own else "fits", None
     shared = (f" {note}" for note in experiment.facts.notes if note.code == "gpu_shared")
-    return most, "cut", Note.of("cut_to_fit", size=most, reason=reason, more=next(shared, ""))
+    return most, "cut", Note.of("cut_to_fit", size=most, more=next(shared, ""))
 
 
 def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:

@@ -144,7 +144,7 @@ class SearchProgress:
         if record and (rate := record.learning_rate):
             name += f"{_RATE}{setting(rate)}"
         elif record and FACTOR_NAME in record.hyperparameters:
-            name += f"{_RATE}{setting(rate_factor(record))} times the rule"
+            name += f"{_RATE}{setting(rate_factor(record))} times the rule's"
         if record and record.failure:
             end = f"{record.outcome} as before" if end in self._failures else end
             self._failures.add(end)

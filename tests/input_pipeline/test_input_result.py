@@ -40,7 +40,7 @@ def test_table_orders_changes_and_claims_only_clear_gains():
         ("thread pool", "no clear gain"),
         ("prefetch", "no clear gain"),
         ("any order", "1.43 times slower"),
-        ("more workers", "not tried: no time: all changes take about 9 s, half of `time_budget_s`"),
+        ("more workers", "not tried: trying all takes about 9 s, above half of `time_budget_s`"),
     ]
     gain = table.loc["parallel map"]
     ends = ["times as fast", "times as fast, low", "times as fast, high"]

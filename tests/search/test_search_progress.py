@@ -104,7 +104,7 @@ def test_trial_ends_without_a_learning_rate_shows_its_factor(clock):
     assert line.lines[1].endswith("; about 42 s left, or less")  # Of a race.
     assert " left" not in line.lines[2]
     assert " left" not in line.lines[3]  # It was the last trial, however long the budget is.
-    assert ", learning rate 4 times the rule, " in line.lines[0]
+    assert ", learning rate 4 times the rule's, " in line.lines[0]
 
 
 def test_fit_reporter_shows_the_share_of_the_trial(shown, line):
