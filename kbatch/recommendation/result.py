@@ -419,7 +419,7 @@ class Recommendation(Result):
         if saturation is None:
             return None, "too few sizes were timed without micro-batches, or in too few rounds"
         rate, size = max((size / time_s, size) for size, time_s in self._whole_s.items())
-        fastest = f"at most {format_number(rate)} samples/s, at {size:,}"
+        fastest = f"at most {format_number(rate)} samples/s, at batch size {size:,}"
         if saturation.value is None:
             return None, f"even the largest batch took no longer than small ones: {fastest}"
         beyond = ", more than were timed" if saturation.value > max(self._whole_s) else ""

@@ -46,7 +46,7 @@ _PINNED = {
 _TO_BE_CERTAIN = {
     None: "{more} may make the answer certain",
     "alone": "To be certain, train another batch size with the same settings",
-    "one_execution": "{more} shows what another seed changes",
+    "one_execution": "{more} shows how much the seed changes",
     "pinned": "To make seeds differ, shuffle the data, or leave `set_random_seed` out of `build`",
     "few_examples": "To be certain, use more validation examples, especially of rare classes",
     "heavy_tails": "To be certain, use a metric that weighs examples equally, such as accuracy",
@@ -121,7 +121,7 @@ def _certainty(decision: Decision, is_race: bool) -> Iterator[Note]:
             yield Note.of("shown_better", sizes=_sizes(faster), named=f"{answer.batch_size:,}")
         pairs = [(t, t.mean(training_seconds), seconds.get(t.trial_id)) for t in decision.trials]
         if times := [
-            f"batch size {t.batch_size:,} took {duration_text(s)}, not {duration_text(shown_s)}"
+            f"batch size {t.batch_size:,} took {duration_text(s)} (not {duration_text(shown_s)})"
             for t, s, shown_s in pairs
             if s and shown_s and abs(math.log(s / shown_s)) > 0.25
         ]:
@@ -236,12 +236,14 @@ def _use(decision: Decision, run: ExecutionRecord) -> Iterator[Note]:
         if name not in ("micro_batch_size", "learning_rate"):
             values = given.get(name), value if isinstance(value, tuple) else (value,)
             texts = [join_words(map(_setting_text, part)) for part in values if part]
-            parts.append(f"`{name}` {' -> '.join(texts)}")
+            parts.append(f"`{name}` {'from' if texts[1:] else 'to'} {' to '.join(texts)}")
     if parts:
         steps, more = decision.settings.get("steps_per_execution"), ""
         if steps:
-            more = f" Callbacks then see only every {ordinal(steps)} batch. To keep the value that "
-            more += "you gave to `compile`, call `apply(..., steps_per_execution=False)`."
+            more = (
+                f" Callbacks then see only every {ordinal(steps)} batch. To keep the model's own "
+            )
+            more += "`steps_per_execution`, call `apply(..., steps_per_execution=False)`."
         yield Note.of("also_set", settings=join_words(parts), more=more)
     trained = (*decision.trials, *(trial for trial, _ in decision.left_out))
     whole = max((t.batch_size for t in trained if t.last.accumulation_steps == 1), default=0)

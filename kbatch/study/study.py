@@ -139,10 +139,10 @@ class Study(Result):
             "plan": "" if self.plan is None else _plan_text(self.plan),
             "training time, samples/s": _CORRECTED if seconds_of(self.decide()) else "",
             **{name: _value_text(value) for name, value in settings.items()},
-            "training data": f"{count_range(examples, 'example')} an epoch" if examples else "",
+            "training data": f"{count_range(examples, 'example')} per epoch" if examples else "",
             "optimizer": different(run.optimizer for run in runs),
             "jit_compile": different(run.jit_compile for run in runs),
-            "seeds of the executions": different(run.seed for run in runs),
+            "seeds of the training runs": different(run.seed for run in runs),
         }
         return {name: text for name, text in texts.items() if text}
 

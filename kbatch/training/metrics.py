@@ -96,9 +96,7 @@ def is_fraction(metric: str) -> bool:
 
 def metric_words(metric: str) -> str:
     """Write out the name of a metric: "validation accuracy" for `val_accuracy`."""
-    if metric == "samples_per_second":
-        return "throughput"
+    if metric in ("samples_per_second", "seconds_to_target"):
+        return "throughput" if metric == "samples_per_second" else "time to the target"
     words = metric.removeprefix("val_").replace("_", " ")
-    if metric == "seconds_to_target":
-        return words
     return f"{'validation' if metric.startswith('val_') else 'training'} {words}"

@@ -64,7 +64,7 @@ def test_max_batch_result_fits_bounded_by_measured_sizes():
     found = result(probes=probes, max_batch_size=639, memory_window=(0.8, 0.9))
     assert found.fits[8].value == found.fits[8].high == 0
     assert found.fits[16].low >= 639 and found.fits[24].high < 1361
-    assert found.use.count("GB") == 6 and f"24 GB {found.fits[24].value:,} (" in found.use
+    assert found.use.count("GB") == 6 and f"24 GB: {found.fits[24].value:,} (" in found.use
     flat = tuple(ProbeRecord(size, 10**9, "fits", 1.0) for size in (1, 9))
     for probes in (flat, flat[:1]):
         found = result(probes=probes, max_batch_size=1)

@@ -52,8 +52,8 @@ def test_notes_of_problems_and_trials():
 def test_settings_of_a_search():
     settings = make_study().settings
     assert settings["batch_sizes"] == "[16, 32, 64, 128]"
-    assert settings["seed"] == settings["seeds of the executions"] == "0"
-    assert settings["training data"] == "1,437 examples an epoch"
+    assert settings["seed"] == settings["seeds of the training runs"] == "0"
+    assert settings["training data"] == "1,437 examples per epoch"
 
 
 def beside(**changed):

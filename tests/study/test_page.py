@@ -141,9 +141,9 @@ def test_page_takes_smallest_of_fastest_sizes():
     )
     assert page.cost == "Search: 12 complete trainings, which took 48 s. Notes: 3 (decision.notes)."
     assert codes(decision) == ["rate_unchecked", "also_set", "batches_whole"]
-    assert "`steps_per_execution` 8" in decision.notes[1]
+    assert "`steps_per_execution` to 8" in decision.notes[1]
     assert "every 8th batch" in decision.notes[1]
-    assert "`beta_2` 0.999 -> 0.998" in decision.notes[1]
+    assert "`beta_2` from 0.999 to 0.998" in decision.notes[1]
     assert str(decision).splitlines()[0] == page.sentences[0]
     text = decision._repr_html_().replace("\N{NO-BREAK SPACE}", " ")
     assert html.escape("\n".join(line.strip() for line in page.use[1:])) in text
@@ -205,7 +205,7 @@ def test_note_also_set_has_old_and_new_value():
     scaling = LearningRateScaling("sqrt", 32, 32, 2.0, 0.02, (name,), **decays)
     decision = make_study(trial_of(32, scaling=scaling)).decide()
     assert decision.settings["weight_decay"] == pytest.approx(0.002)
-    assert any("`weight_decay` 0.004 -> 0.002" in note for note in decision.notes)
+    assert any("`weight_decay` from 0.004 to 0.002" in note for note in decision.notes)
 
 
 def test_note_rate_unchecked():

@@ -117,10 +117,10 @@ def write_title(
 
 
 def answer_text(decision: Decision) -> str:
-    """Name the answer, such as "batch size 256 at 0.004"; empty if there is none."""
+    """Name the answer, such as "batch size 256, learning rate 0.004"; empty if there is none."""
     if decision.batch_size is None:
         return ""
-    rate = f" at {setting(decision.learning_rate)}" if decision.learning_rate else ""
+    rate = f", learning rate {setting(decision.learning_rate)}" if decision.learning_rate else ""
     doubt = "" if decision.certified else " (not certain)"
     return f"batch size {decision.batch_size:,}{rate}{doubt}"
 
@@ -186,7 +186,7 @@ def bars_text(trials: Sequence[TrialRecord], quality: Objective | None) -> str:
         if len(trial.executions) >= FEWEST_VALUES:
             over_runs |= any(interval and interval.ends for interval in intervals)
         else:
-            texts = "quartiles of the timing windows", "95 % over validation examples"
+            texts = "quartiles of throughput", "95 % interval over validation examples"
             pairs = zip(texts, intervals, strict=True)
             of_few_runs |= dict.fromkeys(text for text, value in pairs if value and value.ends)
     few = " and ".join(of_few_runs)
