@@ -240,9 +240,7 @@ def _use(decision: Decision, run: ExecutionRecord) -> Iterator[Note]:
     if parts:
         steps, more = decision.settings.get("steps_per_execution"), ""
         if steps:
-            more = (
-                f" Callbacks then see only every {ordinal(steps)} batch. To keep the model's own "
-            )
+            more = f" Callbacks then see only every {ordinal(steps)} batch. To keep the model's "
             more += "`steps_per_execution`, call `apply(..., steps_per_execution=False)`."
         yield Note.of("also_set", settings=join_words(parts), more=more)
     trained = (*decision.trials, *(trial for trial, _ in decision.left_out))
