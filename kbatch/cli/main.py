@@ -392,7 +392,7 @@ def _add_export(commands: Any) -> None:
     add("-o", "--output", type=Path, help=table)
     tracker = (
         "send the runs to this tracker, except runs that it already has. Environment variables "
-        "such as MLFLOW_TRACKING_URI configure it. Without -o, no table is written"
+        "such as MLFLOW_TRACKING_URI configure it. With --to, only -o writes a table"
     )
     add("--to", choices=("mlflow", "wandb"), help=tracker)
 
