@@ -59,7 +59,7 @@ MUTATIONS = [
     Mutation("return tf.reduce_sum(valid * weights)", "return tf.reduce_sum(weights)", LOSSES),
     Mutation("mask_of, (y_pred, values))", "mask_of, (y_pred,))", LOSSES),
     Mutation("return tf.math.divide_no_nan(counted, total)", "return rows_share", LOSSES),
-    Mutation("            or _may_vary(loss)\n", "", LOSSES),
+    Mutation("            or _is_custom(loss)\n", "", LOSSES),
     # 17 to 24: BatchNormalization once an update, the loss scale, the moments.
     Mutation("difference**2 * share * (1.0 - share)", "difference**2 * share", NORM),
     Mutation("mean = layer.momentum * mean +", "mean = mean +", NORM),

@@ -30,10 +30,10 @@ _CLOSE = 1e-4
 # With fewer blocks, the spread over blocks is not known well enough.
 _FEWEST_BLOCKS = 4
 # Block sums are kept for more epochs than needed up to this number of values: 16 MiB.
-_MOST_NUMBERS = 2**22
+_MOST_KEPT = 2**22
 _MOST_HASHED = 2**16  # Numbers of each weight that a fingerprint includes.
 # If the most common class has a smaller share, an accuracy of an untrained model is visibly low.
-_COMMON = 0.8
+_COMMON_SHARE = 0.8
 
 
 class BestEpoch(keras.callbacks.Callback):
@@ -57,15 +57,15 @@ class BestEpoch(keras.callbacks.Callback):
         self._first: Validated | None = None
         # Block sums of the epochs that may be among the best, by their places in `_values`.
         self._blocks: dict[int, np.ndarray] = {}
-        self._dead: set[int] = set()  # Places of epochs with constant or infinite outputs.
+        self._dead_epochs: set[int] = set()  # Places of epochs with constant or infinite outputs.
         self._validated_last = -1  # Place of the last epoch that was validated.
-        self._asked = 0  # Epochs of all calls of `fit` so far, including the current one.
+        self._epochs_asked = 0  # Epochs of all calls of `fit` so far, including the current one.
         self._reason: NoOutcomes | None = None  # Why there are no outcomes, by code.
 
     def on_train_begin(self, logs: Any = None):
         """Make a fingerprint of the weights, and let validation keep the sums of the metric."""
         model: Any = self.model
-        self._asked = len(self._values) + ((self.params or {}).get("epochs") or 0)
+        self._epochs_asked = len(self._values) + ((self.params or {}).get("epochs") or 0)
         if self.initial_weights is None and model.weights:
             digest = hashlib.blake2b(digest_size=8)
             for weight in model.weights:
@@ -106,7 +106,7 @@ class BestEpoch(keras.callbacks.Callback):
         names = [n for n in logs if n.startswith("val_") or n == self._objective.name]
         metric = self._objective.or_quality(names)
         if self._metric is None or (self._metric != metric == self._objective):
-            self._metric, self._best, self._values, self._dead = metric, {}, [], set()
+            self._metric, self._best, self._values, self._dead_epochs = metric, {}, [], set()
         if self._metric is None:
             return
         value = logs.get(self._metric.name, np.nan)
@@ -114,7 +114,7 @@ class BestEpoch(keras.callbacks.Callback):
         if validated is not None:
             self._validated_last = len(self._values) - 1
             if self._sums is not None and self._sums.is_dead():
-                self._dead.add(self._validated_last)
+                self._dead_epochs.add(self._validated_last)
         if validated is not None and math.isfinite(value):
             self._reason = self._reason or self._add(validated, value)
         if self._metric.is_better(value, self._best.get("value")):
@@ -137,13 +137,13 @@ class BestEpoch(keras.callbacks.Callback):
         elif validated[1:] != self._first[1:]:
             return "shuffled"
         self._blocks[len(self._values) - 1] = block_sums.astype(np.float32)
-        if len(self._blocks) > max(fifth_of(self._asked), _MOST_NUMBERS // block_sums.size):
+        if len(self._blocks) > max(fifth_of(self._epochs_asked), _MOST_KEPT // block_sums.size):
             del self._blocks[min(self._blocks, key=lambda k: metric.sign * self._values[k])]
         return None
 
     def is_dead(self) -> bool:
         """Return whether outputs were constant or infinite at the end or in a judged epoch."""
-        return not self._dead.isdisjoint({self._validated_last, *self._best_places()})
+        return not self._dead_epochs.isdisjoint({self._validated_last, *self._best_places()})
 
     def notes(self) -> tuple[Note, ...]:
         """Return the notes on the metric."""
@@ -153,7 +153,7 @@ class BestEpoch(keras.callbacks.Callback):
         notes = self._sums.notes(block_sums.sum(0, dtype=float))
         share, name = self._first and self._first.most_common, self._metric.name
         value = float(np.mean([self._values[place] for place in self._best_places()]))
-        if share and share >= _COMMON and is_accuracy(name) and value <= share * (1 + 1e-6):
+        if share and share >= _COMMON_SHARE and is_accuracy(name) and value <= share * (1 + 1e-6):
             shown = {"value": format_number(value, 4), "share": format_number(share, 4)}
             notes += (Note.of("most_common_class", words=metric_words(name), **shown),)
         return notes
@@ -188,7 +188,7 @@ class BestEpoch(keras.callbacks.Callback):
         values = np.mean([pseudo_values(sums, self._sums.metric) for sums in blocks], axis=0)
         if not np.isfinite(values).all():
             return Outcomes(metric=name, reason="not_finite")
-        _, examples, key, rarest, lacking, _ = self._first
+        _, examples, key, rarest, lacking_blocks, _ = self._first
         if rarest is None and all((sums == sums.round()).all() for sums in blocks):
             rarest = sum(examples)  # Each example is right or wrong.
         return Outcomes(
@@ -198,7 +198,7 @@ class BestEpoch(keras.callbacks.Callback):
             key=key,
             values=tuple(values.tolist()),
             step=None if rarest is None else 1 / max(1, rarest),
-            lacking_blocks=lacking,
+            lacking_blocks=lacking_blocks,
         )
 
     def _best_places(self) -> list[int]:
@@ -242,5 +242,5 @@ def metrics_of_parts(model: Any, batch_size: int) -> list[str]:
     """List the metrics that are means over micro-batches, because their functions need all rows."""
     step: Any = installed_step(model)
     names: set[str] = getattr(step, "batch_metrics", set())
-    cut = names and step.how.micro_batch_size * replica_count(model) < batch_size
+    cut = names and step.accumulation.micro_batch_size * replica_count(model) < batch_size
     return sorted(names) if cut else []

@@ -86,7 +86,7 @@ class TrialFiles:
         facts, values = self.tuner.identity if self.of_kbatch_tuner else ({}, {})
         recorded = compare_search(self.tuner, settings, facts)
         environment = read_environment() if recorded is None else recorded.environment
-        settings = {**settings, **getattr(self.tuner, "decides_by", {})}
+        settings = {**settings, **getattr(self.tuner, "study_settings", {})}
         search = SearchRecord(settings, environment, facts, values)
         if search != recorded:
             write_needed(search, self.project / RECORD_NAME)
@@ -121,7 +121,7 @@ class TrialFiles:
             os.replace(self._file, self._file.with_name(f"{RECORD_NAME}.unread"))
         return completed
 
-    def spans_before(self, number: int) -> tuple[tuple[float, ...], ...]:
+    def earlier_spans(self, number: int) -> tuple[tuple[float, ...], ...]:
         """Return the recorded times of a run that is now repeated or continued."""
         run = self._run(number)
         return run.spans if run else ()

@@ -43,14 +43,14 @@ FIRST_ROWS, TIMED_ROWS = 2, 32
 # The most tries of a first update. Each try that overflows halves the loss scale.
 _MOST_TRIES = 20
 # At most this number of updates is timed as one execution of at most these seconds.
-_TOGETHER, _TOGETHER_S = 8, 0.05
+_MOST_JOINED, _JOINED_S = 8, 0.05
 # A longer update may have been disturbed. It is timed again this often, unless it takes more than
 # these seconds.
 _REPETITIONS, _SURELY_LONG_S = 3, 0.5
 TOO_SLOW = 2.0  # Ratio of the times in float16 and float32 from which kbatch trains in float32.
 # If a slow update of `FIRST_ROWS` in float16 takes longer than the first, no others are timed. An
 # update with more rows takes at most the second.
-_LONG_S, _LONGEST_S = 0.03, 0.2
+_SLOW_FIRST_S, _LONGEST_S = 0.03, 0.2
 # Timing ends when one answer is this number of rounds ahead, or after the most rounds.
 _ROUNDS_AHEAD, _MOST_ROUNDS = 2, 5
 
@@ -134,11 +134,11 @@ class Updates:
             self.run.memory.reset()
             step_s = _execution_s(step, batches)
             for _ in range(_REPETITIONS):
-                if _TOGETHER_S / 2 < step_s < _SURELY_LONG_S:
+                if _JOINED_S / 2 < step_s < _SURELY_LONG_S:
                     step_s = min(step_s, _execution_s(step, batches))
-            together = min(_TOGETHER, int(_TOGETHER_S / step_s))
-            if together > 1:
-                step_s = min(step_s, _execution_s(step, batches, together) / together)
+            joined_steps = min(_MOST_JOINED, int(_JOINED_S / step_s))
+            if joined_steps > 1:
+                step_s = min(step_s, _execution_s(step, batches, joined_steps) / joined_steps)
             peak = max(self.run.memory.peak_bytes, self.run.variables_bytes(), 1)
             self._peak_bytes[rows] = max(peak, self._peak_bytes.get(rows, 0))
         self.seconds[rows] = min(step_s, self.seconds.get(rows, step_s))
@@ -206,7 +206,7 @@ def check_float16(
     `timed`, return the time of an update, divided by its time in float32.
     """
     largest, ratio = batch_sizes[-1], None
-    rows = half.run.data.largest_rows(EXACT, half.model)
+    rows = half.run.data.largest_rows(EXACT_UP_TO, half.model)
     if rows is not None:
         check_large_inputs(half.model, full().model, rows)
     half.check(FIRST_ROWS, largest)
@@ -230,7 +230,7 @@ def slowdown(
     """
     try:
         few_s = half_s(FIRST_ROWS)
-        if few_s > max(_LONG_S, TOO_SLOW * (few_full_s := full_s(FIRST_ROWS))):
+        if few_s > max(_SLOW_FIRST_S, TOO_SLOW * (few_full_s := full_s(FIRST_ROWS))):
             return few_s / few_full_s
         most = TIMED_ROWS * _LONGEST_S / half_s(min(batch_size, TIMED_ROWS))
         rows = min(batch_size, max(TIMED_ROWS, int(most)))
@@ -247,9 +247,9 @@ def slowdown(
 
 
 # A loss scale of 2^15 reaches 1 after this number of overflows. More are not a matter of the start.
-_STARTS = 15
+_START_OVERFLOWS = 15
 # The share of updates that may overflow later: Keras doubles the scale every 2,000 updates.
-_RARE = 1 / 200
+_RARE_SHARE = 1 / 200
 
 
 def lost_updates(model: Any, epochs: Sequence[EpochRecord]) -> int:
@@ -261,15 +261,15 @@ def lost_updates(model: Any, epochs: Sequence[EpochRecord]) -> int:
     # Keras lowers the scale for some epochs while the gradients grow.
     half = max(start, len(lost) // 2)
     later, in_each_epoch = sum(lost[half:]), len(lost) > 2 and min(lost) > 0
-    often = later > _RARE * sum(batches[half:]) and (in_each_epoch or later > 3)
+    often = later > _RARE_SHARE * sum(batches[half:]) and (in_each_epoch or later > 3)
     updates = sum(batches) - sum(lost)
     # Within one epoch, the counter of the loss scale shows when the last update overflowed.
     since_last = updates
     if model.optimizer.built:  # `int` fails for the variables of a `MirroredStrategy`.
         since_last = np.asarray(keras.ops.convert_to_numpy(model.optimizer.step_counter)).item()
     is_late = 2 * since_last < updates > 20
-    late = len(lost) == 1 and lost[0] > 3 and lost[0] > _RARE * updates and is_late
-    return sum(lost) if often or late or sum(lost[:start]) > _STARTS else 0
+    late = len(lost) == 1 and lost[0] > 3 and lost[0] > _RARE_SHARE * updates and is_late
+    return sum(lost) if often or late or sum(lost[:start]) > _START_OVERFLOWS else 0
 
 
 def overflow_text(model: Any, epochs: Sequence[EpochRecord]) -> str | None:
@@ -385,9 +385,9 @@ def _all_finite(outputs: Any) -> bool:
 
 
 # Float16 rounds integers above the first number, and numbers above the second are infinite.
-EXACT, _LARGEST = 2048, 65_504
+EXACT_UP_TO, _LARGEST = 2048, 65_504
 # A change of outputs, as a share of their spread, that rounding of measurements does not cause.
-_CHANGED = 0.05
+_CHANGED_SHARE = 0.05
 
 
 def check_large_inputs(half: Any, full: Any, batch: Any) -> None:
@@ -404,7 +404,7 @@ def check_large_inputs(half: Any, full: Any, batch: Any) -> None:
     differs = changed is None
     if changed is not None:
         spread = np.abs(exact - exact.mean(0)).mean()
-        differs = np.abs(exact - changed).mean() > _CHANGED * spread
+        differs = np.abs(exact - changed).mean() > _CHANGED_SHARE * spread
     halved, others = _outputs_of(half, x), _outputs_of(half, rounded)
     rounds = halved is None or (others is not None and np.array_equal(halved, others))
     if differs and rounds:

@@ -46,7 +46,7 @@ from kbatch.training.steps_per_execution import Steps
 
 _LARGEST_VALIDATION_BATCH = 256
 # A drawn seed is below this, so that it is short to read and to type.
-_SEEDS = 10_000
+_SEED_LIMIT = 10_000
 
 
 class BatchSizeHyperModel(keras_tuner.HyperModel):
@@ -164,7 +164,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             steps_per_execution, "steps_per_execution", unit=""
         )
         self.seed = check_seed(seed)
-        self._check_trained_as_written()
+        self._check_settings_of_own_fit()
         self.reset()
 
     def reset(self) -> None:
@@ -172,8 +172,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.runs = TrialRuns(self)
         self._recorded_policy: str | None = None  # Of completed runs, if the plan is damaged.
         # The hyperparameters and the description of the first model that was built.
-        self._first: tuple[dict[str, Any], dict[str, str]] | None = None
-        self._parts = BuiltParts()
+        self._first_model: tuple[dict[str, Any], dict[str, str]] | None = None
+        self._built_parts = BuiltParts()
         self._run_number = 0  # The run of a trial, from 0, whose seed `build` uses.
         # A weak reference to the model that was built last, and its scaling.
         self._last_scaling: tuple[Callable[[], Any], LearningRateScaling | None] | None = None
@@ -247,9 +247,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 factor=hp.get(FACTOR_NAME) if self.searches_rate else 1.0,
                 base_model=base_model,
             )
-        if self._first is None:
+        if self._first_model is None:
             facts = model_facts(model, with_policy=bool(self.dtype_policies))
-            self._first = dict(hp.values), facts
+            self._first_model = dict(hp.values), facts
         self._last_scaling = weakref.ref(model), scaling
         return model
 
@@ -258,7 +258,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         model = build_under(self.wrapped, hp, self.seed_of(self._run_number), policy)
         if isinstance(model, keras.Model):
             try:
-                self._parts.check(model)
+                self._built_parts.check(model)
             except InputError as error:
                 raise keras_tuner.errors.FatalValueError(str(error)) from None
         return model
@@ -353,7 +353,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self.seed = next((run.seed for run in runs), None)
         if self.seed is None:
             # `keras.utils.set_random_seed` seeds this generator.
-            self.seed = random.randrange(_SEEDS)
+            self.seed = random.randrange(_SEED_LIMIT)
         if project is None or search is None:
             return
         self.runs.plan = load_if_readable(Plan, project / PLAN_NAME)
@@ -370,19 +370,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if extends and self._requested_base is None:
             self._set_base(settings.get("base_batch_size", self.base_batch_size))
 
-    def described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    def describe_model(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the hyperparameters and the description of a model built with recorded values."""
         search = recorded_search(project)
         values = (search and search.hyperparameters) or None
-        if self._first is None or (values is not None and values != self._first[0]):
+        if self._first_model is None or (values is not None and values != self._first_model[0]):
             hp = keras_tuner.HyperParameters()
             hp.values = dict(values or {})
-            self._first = None
+            self._first_model = None
             self.build(hp)
-        assert self._first is not None
-        return self._first
+        assert self._first_model is not None
+        return self._first_model
 
-    def _check_trained_as_written(self) -> None:
+    def _check_settings_of_own_fit(self) -> None:
         """Check that no setting is given that kbatch cannot apply to a custom `fit`."""
         settings = {
             "micro_batch_size": isinstance(self.micro_batch_size, int),
@@ -428,9 +428,10 @@ class BuiltParts:
 
     def __init__(self):
         # Layers, weights and optimizers of earlier models, by `id`: a reference, whether a model
-        # trained the part, and, if two models have shared a weight, its first values.
-        self._known: dict[int, tuple[weakref.ref[Any], bool, np.ndarray | None]] = {}
-        self._seeds: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}  # With the first state.
+        # trained the part, and, if two models have shared a weight, its first values. The same of
+        # seed generators, with their first states.
+        self._earlier_parts: dict[int, tuple[weakref.ref[Any], bool, np.ndarray | None]] = {}
+        self._generators: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}
 
     def check(self, model: Any) -> None:
         """Refuse a model that has the optimizer or trained weights of an earlier model."""
@@ -438,7 +439,7 @@ class BuiltParts:
         trained = {id(part) for part in (*optimizers, *model.trainable_weights)}
         trained |= {id(layer) for layer in layers if any(id(w) in trained for w in layer.weights)}
         for part in (*layers, *optimizers, *weights):
-            reference, was_trained, values = self._known.get(id(part), (None, False, None))
+            reference, was_trained, values = self._earlier_parts.get(id(part), (None, False, None))
             is_trained = id(part) in trained
             if reference is not None and reference() is part:
                 if is_trained or was_trained:
@@ -451,14 +452,14 @@ class BuiltParts:
                         raise _reuse_error(model, part)
             else:
                 values = None
-            self._known[id(part)] = weakref.ref(part), is_trained, values
+            self._earlier_parts[id(part)] = weakref.ref(part), is_trained, values
         weight_ids = {id(weight) for weight in weights}
         for seed in (v for v in model.variables if id(v) not in weight_ids):
-            reference, state = self._seeds.get(id(seed), (None, None))
+            reference, state = self._generators.get(id(seed), (None, None))
             if reference is not None and reference() is seed:
                 seed.assign(state)  # Models may share the `Dropout` layers of a frozen base.
             else:
-                self._seeds[id(seed)] = weakref.ref(seed), np.array(seed.value)
+                self._generators[id(seed)] = weakref.ref(seed), np.array(seed.value)
 
     def __reduce__(self):
         return BuiltParts, ()  # Another process builds its own models.

@@ -44,7 +44,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
     ):
         # By default, keras-tuner ends a search after three failed trials in a row.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
-        self._race, self._time = race, search_time or SearchTime()
+        self._race, self._search_time = race, search_time or SearchTime()
         self.stopped = False  # True if every trial would diverge, because the data contain NaN.
         self.verbose = 0  # keras-tuner's own display clears notebook cells.
 
@@ -114,11 +114,11 @@ class BatchSizeOracle(keras_tuner.Oracle):
                 left[values["batch_size"]] += executions
             done = complete_trainings(readable_trials(project_directory(self)))
             return left, done + sum(left.values())
-        done, expected = self._race.trainings(self.get_space(), self._time)
+        done, expected = self._race.done_and_expected(self.get_space(), self._search_time)
         # About half of the runs of a race have the base size, because it looks for the rate there.
         half = (expected - done) / 2
         left = dict.fromkeys(batch_sizes, half / len(batch_sizes))
-        left[self._time.base_batch_size] += half
+        left[self._search_time.base_batch_size] += half
         return left, self._race.most_trainings()
 
     def conclude(self, trial: Any) -> None:
@@ -140,7 +140,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
                     self.score_trial(trial)
                 self._save_trial(trial)
 
-    def forget_other_policies(self) -> None:
+    def reopen_other_policies(self) -> None:
         """Let trials that trained before the search moved to float32 train again."""
         plan = load_if_readable(Plan, project_directory(self) / PLAN_NAME)
         if plan is None or plan.dtype_policy is None or plan.number == 1:
@@ -200,12 +200,12 @@ class BatchSizeOracle(keras_tuner.Oracle):
             return None
         if self._race:
             pending = [trial.hyperparameters.values for trial in self.ongoing_trials.values()]
-            values = self._race.propose(self.get_space(), pending, self._time)
+            values = self._race.propose(self.get_space(), pending, self._search_time)
         else:
             running = {trial.trial_id for trial in self.ongoing_trials.values()}
             begun = [self.trials[trial_id] for trial_id in sorted(self.trials.keys() - running)]
             begun = [t.hyperparameters.values for t in begun if t.status not in ENDED]
-            fits = self._time.fits
+            fits = self._search_time.fits
             untried = (v for v in (*begun, *self._untried()) if fits(v.get("batch_size", 0)))
             values = next(untried, None)
         if values is None:
@@ -223,11 +223,11 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def _untried(self) -> Iterable[Values]:
         tried = [trial.hyperparameters.values for trial in self.trials.values()]
         untried = untried_in_grid(self.get_space(), tried)
-        if self._time.budget_s is None:
+        if self._search_time.budget_s is None:
             return untried
         # The budget may end the search after any trial, so the base size is trained first, and
         # then the sizes near it.
-        base = self._time.base_batch_size
+        base = self._search_time.base_batch_size
         return sorted(
             untried, key=lambda v: (abs(math.log(v["batch_size"] / base)), -v["batch_size"])
         )

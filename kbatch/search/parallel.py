@@ -181,7 +181,7 @@ class ParallelTrials:
                 if result.status == "lost" and lost is not None:
                     failure = _error_of_lost(lost, result)
                 files.record_failure(tuner.hypermodel, trial.hyperparameters, failure)
-            tuner.oracle.forget_other_policies()
+            tuner.oracle.reopen_other_policies()
             lost, record = None, files.record()
             if record is None and result.status == "completed":
                 completed = 0  # The search has changed to float32, so all runs train again.
@@ -195,7 +195,7 @@ class ParallelTrials:
             if record is None or record.status != "completed":
                 break
         trial.message = result.text if result.status == "failed" else None
-        tuner.show_begun(trial, took_s=time.monotonic() - begun_s)
+        tuner.show_trial_begins(trial, took_s=time.monotonic() - begun_s)
         tuner.oracle.conclude(trial)
         tuner.on_trial_end(trial)
 

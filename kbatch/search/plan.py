@@ -1,7 +1,7 @@
-"""The plan of a search, made once before its first trial.
+"""Make the plan of a search, once before its first trial.
 
-A plan holds what all training runs have in common: the dtype policy, how many examples go through
-a device at once, and how long a train step takes. It is measured on models that are built for it.
+A plan holds what all training runs have in common: the dtype policy, the micro-batch size, and how
+long a train step takes. kbatch measures it on models that it builds for this purpose.
 """
 
 import dataclasses
@@ -39,34 +39,33 @@ from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import HALF
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import ModelFacts, is_compiled, replica_count, set_xla, uninstall_step
+from kbatch.training.model import ModelFacts, is_compiled, limit_xla, replica_count, uninstall_step
 from kbatch.training.state import kept_seeds
-from kbatch.training.steps_per_execution import Steps, Training, steps_within, why_one
+from kbatch.training.steps_per_execution import Steps, Training, steps_within, why_single_step
 
 ON_POLICY = ("float32_instead", "half_slower", "compiled_by_xla")  # Notes that a new plan keeps.
-MOMENTS_EVERY = 8  # Updates after which a trial measures the moments of its gradients again.
-# The largest batch is not tried in a worker process if it is expected to take at most this share of
-# the memory limit. The share is small because a peak may be twice as high as expected.
+MOMENTS_EVERY = 8  # A trial measures the moments of its gradients in every eighth update.
+# If the largest batch is expected to take at most this share of the memory limit, it is not tried
+# in another process. The share is small, because a peak may be twice as high as expected.
 _SURE_SHARE = 0.25
 
 # Seconds outside the train steps, on two idle cores of a server: building a model and writing its
 # files, once per training run; callbacks and the start of a validation, once per epoch.
-_RUN_S, _EPOCH_S = 0.07, 0.015
-# A validation step over a train step: the backward pass takes two thirds of a train step.
-_FORWARD = 1 / 3
+_PER_RUN_S, _PER_EPOCH_S = 0.07, 0.015
+_VALIDATION_SHARE = 1 / 3  # Of the time of a train step. The backward pass takes the other 2 / 3.
 
-# XLA saves at most this share of the seconds of a step, and takes at least these seconds to compile
-# one shape of a net with `_SMALL_NET` trainable weights. A deeper net takes proportionally longer.
+# Limits of XLA on a net with `_SMALL_NET` trainable weights: the largest share of the step time
+# that XLA saves, and the least seconds to compile one shape, in proportion to the weights.
 _MOST_SAVED, _LEAST_COMPILE_S, _SMALL_NET = 0.75, 0.6, 10
-_TRIED = 4  # Shapes that XLA compiles in the time in which steps are timed with and without it.
+_TRIED_SHAPES = 4  # Timing steps with and without XLA takes as long as compiling four shapes.
 _XLA_ROUNDS = 3  # Rounds in which steps are timed with and without XLA, in turns.
-_SLOWER = 1.1  # A note says how long float16 takes from this ratio to float32 on.
+_NOTED_RATIO = 1.1  # If float16 takes this many times as long as float32, a note says so.
 
 Build = Callable[[str], keras.Model]  # Builds a new model under a dtype policy.
 
 
 class PlanSettings(NamedTuple):
-    """The settings of a search that its plan follows from."""
+    """The settings of a search that decide its plan."""
 
     batch_sizes: tuple[int, ...]
     micro_batch_size: int | Literal["auto"] | None = None
@@ -84,29 +83,29 @@ def make_plan(
     batch_size: int,
     known: Plan | None = None,
 ) -> Plan:
-    """Measure what a search needs to know before it trains.
+    """Make the plan of a search, or change it for larger batch sizes.
 
-    A model that works only for batches of `batch_size` is measured with these. By its plan each
-    trial trains and validates on whole batches of its size.
+    If a model works only for batches of `batch_size`, kbatch measures only such batches. With the
+    resulting plan, each trial trains and validates on whole batches.
 
     Args:
-        build: Builds a model under a policy. The models are measured and not trained.
-        data: The training data, before batching.
+        build: Function that builds a model under a dtype policy.
+        data: The training data.
         settings: The settings of the search.
-        build_elsewhere: The same as `build`, and can be pickled for another process.
-        batch_size: The size that `build` builds for.
-        known: The plan so far, if larger batch sizes have been added since. It keeps its policy.
+        build_elsewhere: The same as `build`, but can be pickled for another process.
+        batch_size: The batch size that `build` builds for, in examples.
+        known: The plan before larger batch sizes were added. Its policy stays. Default: None.
     """
     measure = functools.partial(_measured_plan, build, data, settings, build_elsewhere, known)
     try:
         return measure(None)
     except Exception as error:  # A model for one batch size may raise anything.
-        other_cause = not may_be_float16(error) or isinstance(error, PolicyUnsupported)
+        other_cause = not may_be_from_float16(error) or isinstance(error, PolicyUnsupported)
         if other_cause or isinstance(settings.micro_batch_size, int):
             raise
         try:
             return measure(batch_size)
-        except Exception:  # Then the batch size was not the cause.
+        except Exception:  # The batch size was not the cause.
             raise error from None
 
 
@@ -127,9 +126,9 @@ def _measured_plan(
         counted = only_rows is None and _chooses_steps(model, settings)
         return Updates(model, data, counted=counted, only_rows=only_rows)
 
-    with kept_seeds():  # Training draws the random numbers that it would draw without a plan.
+    with kept_seeds():  # Training then draws the same random numbers as without a plan.
         policy, notes = _policy(updates_of, model_of, settings, known)
-        # If the policy is a hyperparameter, the first policy represents all.
+        # If the policy is a hyperparameter, only the first policy is measured.
         model = model_of(policy or settings.dtype_policies[0])
         updates = functools.partial(updates_of, model.dtype_policy.name)
         facts, asked = ModelFacts(model), settings.micro_batch_size
@@ -156,7 +155,7 @@ def _measured_plan(
             jit_compile=None if known is None else known.jit_compile,
             step_s=None if only_rows else _step_s(updates, model, most, settings),
         )
-        size = size_of(plan, facts, plan.largest_batch_size)
+        size = micro_batch_size_of(plan, facts, plan.largest_batch_size)
         if is_cut(facts, size, plan.largest_batch_size):
             note = compare_parts(model, data, size)
             plan = dataclasses.replace(plan, parts_equal=note is None, parts_note=note)
@@ -174,15 +173,15 @@ def choose_xla(
     shapes: float,
     left_s: float | None,
 ) -> Plan:
-    """Let XLA compile the steps of a search if that takes less time than it saves.
+    """Let XLA compile the steps of a search if that saves time, and return the plan that says so.
 
     Args:
-        plan: A plan that has timed steps.
-        model: A model that trains by the plan. Its steps are compiled if the plan says so.
+        plan: A plan with a step time.
+        model: A model for this plan. If XLA is chosen, its steps are compiled afterwards.
         data: The training data.
-        batch_sizes: The sizes of the search.
-        expected_s: Returns the seconds that the train steps of the search take by a plan.
-        shapes: How many shapes XLA would compile, including the shapes that are timed here.
+        batch_sizes: The batch sizes of the search, in examples, ascending.
+        expected_s: Function of a plan that returns the seconds of all train steps of the search.
+        shapes: Number of shapes that XLA would compile, including those that are timed here.
         left_s: Seconds that are left to the search. If None, it has no limit.
     """
     began_s, plain_s = time.perf_counter(), expected_s(plan)
@@ -190,14 +189,15 @@ def choose_xla(
     most = min(plan.micro_batch_size or batch_sizes[-1], batch_sizes[-1])
     sizes = sorted({min(batch_sizes[0], most), most})
     least_s = _LEAST_COMPILE_S * shapes * max(1.0, len(model.trainable_weights) / _SMALL_NET)
-    saved_s, tried_s = _MOST_SAVED * share * plain_s, _TRIED * least_s / shapes
-    # The mean of what XLA saves, if each share of the steps up to the most is equally likely.
+    saved_s, tried_s = _MOST_SAVED * share * plain_s, _TRIED_SHAPES * least_s / shapes
+    # The expected gain, if XLA saves U seconds, uniform in [0, saved_s], and compiles only if U is
+    # larger than least_s: the mean of max(U - least_s, 0).
     gain_s = (saved_s - least_s) ** 2 / (2 * saved_s) if saved_s > least_s else 0.0
     compiled: Plan | None = None
     if gain_s > tried_s and model_supports_jit(model):
         before = vars(model).get("train_step"), model.train_function
         try:
-            set_xla(model, True)
+            limit_xla(model, True)
             plain = Updates(model, data, counted=True, compiled=False)
             by_xla = Updates(model, data, counted=True)
             for rows in sizes:
@@ -205,7 +205,7 @@ def choose_xla(
                     plain.step_s(rows)
                     by_xla.step_s(rows)
                 gain = 1 - by_xla.seconds[rows] / plain.seconds[rows]
-                # About half of the first seconds at the smallest size is to trace the graph.
+                # About half of the seconds of the first step are tracing, the rest is compiling.
                 least_s = max(least_s, (shapes - 1) * by_xla.first_s[rows] / 2)
                 if rows < most and gain * share * plain_s < least_s:
                     break
@@ -222,7 +222,7 @@ def choose_xla(
             raise
         except Exception:  # XLA cannot compile every model, and raises errors of many kinds.
             pass
-        if compiled is None:  # The model trains by the graph that was traced before.
+        if compiled is None:  # Give the model its graph from before the timing.
             uninstall_step(model)
             if before[0] is not None:
                 model.train_step = before[0]
@@ -233,13 +233,13 @@ def choose_xla(
 
 
 def outgrown(plan: Plan, settings: PlanSettings) -> bool:
-    """Return whether the search has larger batch sizes than the plan was made for."""
+    """Return whether larger batch sizes have been added, which may not fit in memory."""
     larger = settings.batch_sizes[-1] > plan.largest_batch_size
     return settings.micro_batch_size == "auto" and larger and most_in_memory(plan) is None
 
 
-def size_of(plan: Plan, facts: ModelFacts, batch_size: int) -> int:
-    """Return how many examples of a device's share of a batch go through it at once."""
+def micro_batch_size_of(plan: Plan, facts: ModelFacts, batch_size: int) -> int:
+    """Return the micro-batch size on one replica for a batch size, in examples."""
     rows, most = facts.rows(batch_size), plan.micro_batch_size
     if facts.cut_by_user is not None:
         return min(facts.cut_by_user.micro_batch_size, rows)
@@ -249,28 +249,29 @@ def size_of(plan: Plan, facts: ModelFacts, batch_size: int) -> int:
 
 
 def is_cut(facts: ModelFacts, size: int, batch_size: int) -> bool:
-    """Return whether a batch is cut into parts that may train differently from the whole batch."""
+    """Return whether a batch is cut in a way that may change the training."""
     exact = facts.cut_by_user is not None and facts.cut_by_user.exact
     return size < facts.rows(batch_size) and not exact
 
 
 def most_in_memory(plan: Plan) -> int | None:
-    """Return the most examples that fit in memory at once. If all fit, return None."""
+    """Return the most examples that fit in memory at once, or None if the largest batch fits."""
     most = plan.micro_batch_size
     reached = plan.reason == "own_step" and most is not None and most < plan.largest_batch_size
     return most if reached or plan.reason == "cut" else None
 
 
 def halved(plan: Plan, facts: ModelFacts, rows: int, size: int) -> Plan | None:
-    """Return the plan after `size` of `rows` examples ran out of memory in training.
+    """Return a plan with smaller micro-batches, after memory ran out in training.
 
-    If no plan helps, because the size was given or single examples ran out of memory, return None.
+    `rows` is the batch size on one replica, and `size` is its micro-batch size. If the user gave
+    the micro-batch size, or single examples ran out of memory, return None.
     """
     whole = plan.reason == "own_step" or facts.own_step
     most, known = rows - 1 if whole else size // 2, plan.micro_batch_size
     if facts.cut_by_user is not None or plan.reason == "given" or known is None or most < 1:
         return None
-    if known <= most:  # Another training run has halved the plan before.
+    if known <= most:  # Another training run has already changed the plan.
         return plan
     number = plan.number + 1
     notes = tuple(note for note in plan.notes if note.code in ON_POLICY)
@@ -287,10 +288,10 @@ def halved(plan: Plan, facts: ModelFacts, rows: int, size: int) -> Plan | None:
 
 
 def notes_on_size(plan: Plan, asked: Steps, model: Any, batch_size: int) -> tuple[Note, ...]:
-    """Return the notes of a plan on the batches of a model. `asked` is the `micro_batch_size`.
+    """Return the notes of a plan for one batch size. `asked` is the argument `micro_batch_size`.
 
     Raises:
-        OutOfMemoryError: If the model cannot be cut, and its batches do not fit whole.
+        OutOfMemoryError: If batches of this size do not fit in memory and cannot be cut.
     """
     facts, most = ModelFacts(model), plan.micro_batch_size if asked == "auto" else asked
     whole = facts.cut_by_user is None and (plan.reason == "own_step" or facts.own_step)
@@ -299,7 +300,7 @@ def notes_on_size(plan: Plan, asked: Steps, model: Any, batch_size: int) -> tupl
     if asked != "auto":
         return (*plan.notes, Note.of("own_step_whole", size=most))
     rows = facts.rows(batch_size)
-    # A plan that was changed knows which size ran out, and not whether one example less fits.
+    # A changed plan has the size that ran out minus 1, and it is unknown whether that size fits.
     measured = plan.number == 1
     known = f"At most {most} examples fit" if measured else f"More than {most} examples do not fit"
     raise OutOfMemoryError(
@@ -313,7 +314,7 @@ def notes_on_size(plan: Plan, asked: Steps, model: Any, batch_size: int) -> tupl
 
 
 def compare_parts(model: keras.Model, data: TrainingData, size: int) -> Note | None:
-    """Return a note on how whole batches differ from batches cut into parts of a size."""
+    """Return a note on how training on parts of this size differs from whole batches, or None."""
     try:
         with model.distribute_strategy.scope():
             data.build(model)
@@ -323,7 +324,7 @@ def compare_parts(model: keras.Model, data: TrainingData, size: int) -> Note | N
 
 
 def loss_is_sum(model: Any, data: TrainingData) -> bool:
-    """Return whether the loss of the same rows is proportional to the size of their batch."""
+    """Return whether a loss sums over the rows of a batch, instead of averaging over them."""
     if type(model).train_step is not keras.Model.train_step or replica_count(model) > 1:
         return False
     try:
@@ -332,7 +333,7 @@ def loss_is_sum(model: Any, data: TrainingData) -> bool:
         return False
     logs = [model.evaluate(rows.batch(n), verbose=0, return_dict=True) for n in (2, 4, 8)]
     quarters, halves, whole = (log.get("loss", 0.0) for log in logs)
-    # A penalty on weights does not change the differences.
+    # Compare differences, because a penalty on weights adds the same to all losses.
     grows = abs(whole - halves) > 1e-3 * abs(whole)
     return grows and math.isclose(whole - halves, 2 * (halves - quarters), rel_tol=1e-2)
 
@@ -344,14 +345,14 @@ def planned_steps(
     built = int(model.steps_per_execution)
     if asked != "auto" or built > 1:  # A number that `build` sets is not changed.
         return (asked if isinstance(asked, int) and built == 1 else built), ()
-    reason = why_one(model, training.callbacks)
+    reason = why_single_step(model, training.callbacks)
     if reason is None:
         if training.epoch_steps is None or replica_count(model) > 1:
             return 1, ()
         if plan.step_s is not None:
             fixed_s, example_s = plan.step_s
             batch_size = training.batch_size
-            parts = -(-batch_size // size_of(plan, ModelFacts(model), batch_size))
+            parts = -(-batch_size // micro_batch_size_of(plan, ModelFacts(model), batch_size))
             return steps_within(parts * fixed_s + batch_size * example_s, training), ()
         reason = "no step could be timed separately from the data"
     return 1, (Note.of("one_step_an_execution", reason=reason),)
@@ -366,9 +367,9 @@ def expected_seconds(
     validated: int,
     steps_per_epoch: int | None,
 ) -> dict[int, tuple[float, float]]:
-    """Return the seconds of the train steps, and of a whole training run, by batch size.
+    """Return the expected seconds of the train steps and of a whole training run, by batch size.
 
-    The plan must have timed steps. `validated` is the number of validation examples.
+    The plan must have a step time. `validated` is the number of validation examples.
     """
     assert plan.step_s is not None
     fixed_s, example_s = plan.step_s
@@ -378,7 +379,7 @@ def expected_seconds(
         parts = -(-size // min(size, plan.micro_batch_size or size))
         trained = steps * size if steps_per_epoch else examples
         steps_s = epochs * (steps * parts * fixed_s + trained * example_s)
-        others_s = _RUN_S + epochs * (_EPOCH_S + _FORWARD * validated * example_s)
+        others_s = _PER_RUN_S + epochs * (_PER_EPOCH_S + _VALIDATION_SHARE * validated * example_s)
         seconds[size] = steps_s, steps_s + others_s
     return seconds
 
@@ -389,9 +390,9 @@ def _policy(
     settings: PlanSettings,
     known: Plan | None,
 ) -> tuple[str | None, tuple[Note, ...]]:
-    """Choose the policy of all trials: mixed_float16, unless a model cannot train under it.
+    """Choose the dtype policy of all trials: mixed_float16, unless a model cannot train under it.
 
-    Returns the policy and notes on the choice. If the policy is a hyperparameter, it is None.
+    Return the policy, or None if it is a hyperparameter, and notes on the choice.
     """
     if settings.dtype_policies:
         return (settings.dtype_policies[0] if len(settings.dtype_policies) == 1 else None), ()
@@ -407,13 +408,13 @@ def _policy(
         times = check_float16(updates_of(HALF), full, settings.batch_sizes, timed=timed)
     except Exception as error:  # Layers, losses and `build` may raise anything under float16.
         if ran_out_of_memory(error, smaller_worked=True) and not device_is_lost(error):
-            return HALF, ()  # Two models, or these rows, were too large. A trial may still fit.
-        if not may_be_float16(error):
+            return HALF, ()  # A trial may fit, because it has one model and smaller micro-batches.
+        if not may_be_from_float16(error):
             raise
         if not isinstance(error, PolicyUnsupported):
             try:
                 updates_of("float32").step_s(FIRST_ROWS)
-            except Exception:  # Then the policy was not the cause.
+            except Exception:  # The policy was not the cause.
                 raise error from None
         note = float32_note(failure_text(error))
         warnings.warn(note, stacklevel=2)
@@ -422,10 +423,10 @@ def _policy(
     if times is not None and times > TOO_SLOW:
         return "float32", (float32_note(f"float16 updates take {ratio} on this processor"),)
     slow = Note.of("half_slower", policy=HALF, ratio=ratio)
-    return HALF, (slow,) if (times or 0) >= _SLOWER else ()
+    return HALF, (slow,) if (times or 0) >= _NOTED_RATIO else ()
 
 
-def may_be_float16(error: BaseException) -> bool:
+def may_be_from_float16(error: BaseException) -> bool:
     """Return whether training may have failed with this error because it computes in float16."""
     others = (InputError, RecordError, DataEnded, keras_tuner.errors.FatalError)
     by_device = ran_out_of_memory(error, smaller_worked=True) or device_is_lost(error)
@@ -441,13 +442,13 @@ def float32_note(reason: str) -> Note:
 def _chooses_steps(model: Any, settings: PlanSettings) -> bool:
     """Return whether kbatch may choose the steps per execution of a model."""
     one = int(model.steps_per_execution) == 1 and replica_count(model) == 1
-    return settings.steps_per_execution == "auto" and one and why_one(model) is None
+    return settings.steps_per_execution == "auto" and one and why_single_step(model) is None
 
 
 def _step_s(
     updates: Callable[[], Updates], model: Any, most: int | None, settings: PlanSettings
 ) -> tuple[float, float] | None:
-    """Return the seconds of a step without examples, and of each example, if they are needed."""
+    """Return the fixed seconds of a step and the seconds per example, or None if not needed."""
     if not _chooses_steps(model, settings):
         return None
     try:
@@ -457,13 +458,13 @@ def _step_s(
         ends = (settings.batch_sizes[0], most) if is_compiled(model) else (FIRST_ROWS, TIMED_ROWS)
         for rows in sorted({min(size, most) for size in ends} - timed.seconds.keys()):
             timed.step_s(rows)
-    except Exception:  # Training raises it again, and the trial records it.
+    except Exception:  # Training will raise it again, and the trial will record it.
         return None
     return _line({rows: timed.seconds[rows] for rows in (min(size, most) for size in ends)})
 
 
 def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
-    """Return the seconds of a step without examples, and of each example, from timed steps."""
+    """Fit a line to step times by rows. Return the fixed seconds and the seconds per example."""
     (few, few_s), (many, many_s) = min(seconds.items()), max(seconds.items())
     example_s = max(0.0, many_s - few_s) / max(1, many - few)
     return max(0.0, few_s - few * example_s), example_s
@@ -472,7 +473,7 @@ def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
 def _most_that_fit(
     updates: Updates, facts: ModelFacts, settings: PlanSettings, build_elsewhere: Build
 ) -> tuple[int, Literal["cut", "fits", "own_step"], Note | None]:
-    """Return how many examples fit at once, the reason, and a note if larger batches are cut."""
+    """Return how many examples fit at once, the `reason` of the plan, and perhaps a note."""
     replicas, own, rows = facts.replicas, facts.own_step, facts.rows(settings.batch_sizes[-1])
     if _surely_fits(updates, rows, settings.memory_limit_bytes):
         return rows, "own_step" if own else "fits", None
@@ -502,16 +503,15 @@ def _most_that_fit(
 
 
 def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:
-    """Return whether updates of a few examples show that this number of rows surely fits."""
+    """Return whether the peaks of small batches show that this number of rows surely fits."""
     facts, peaks = updates.run.facts(limit_bytes), dict[int, float]()
     most = _SURE_SHARE * facts.limit_bytes
-    # Weights and optimizer slots, and gradients in addition.
-    expected: float | None = 2 * facts.variables_bytes
+    expected: float | None = 2 * facts.variables_bytes  # Gradients take at most as much again.
     few, many = min(FIRST_ROWS, rows), min(TIMED_ROWS, rows)
     for size, larger in ((few, many), (many, rows)):
         if expected is None or expected > most or (peak := updates.peak_bytes(size)) is None:
             return False
-        # XLA does not compile the first rows, whose peak says nothing of the compiled steps.
+        # XLA does not compile the smallest batch, so its peak shows nothing about compiled steps.
         peaks = {size: peak} if is_compiled(updates.model) else peaks | {size: peak}
         expected = expected_bytes(peaks, larger, facts.held_bytes)
     return expected is not None and expected <= most

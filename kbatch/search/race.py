@@ -36,9 +36,9 @@ Values = dict[str, Any]  # The hyperparameters of a trial, by name.
 Key = frozenset[tuple[str, str]]  # The same, hashable.
 
 # The most combinations of other hyperparameters. Each one costs a short run at the base size.
-_MOST_SETTINGS = 4
+_MOST_COMBINATIONS = 4
 # A text for each `RaceStep.ended`.
-_ENDS = {
+_END_TEXTS = {
     "settled": "more training runs would hardly change the answer",
     "trainings": "no further training run fits in {most} complete trainings (`max_trainings`)",
     "time": "no further training run fits in `time_budget_s`",
@@ -58,14 +58,14 @@ class RaceStrategy:
         # `begin` sets the directory and the settings of the decision.
         self._project = Path()
         self._settings: Mapping[str, Any] = {}
-        self._asked: dict[Key, NextRun] = {}  # The last run that was proposed for each trial.
+        self._proposed: dict[Key, NextRun] = {}  # The last run that was proposed for each trial.
         # The last step of the race, and the smallest learning rate factor that had been tried.
-        self._last: RaceStep | None = None
-        self._smallest = 1.0
+        self._last_step: RaceStep | None = None
+        self._smallest_factor = 1.0
 
     def begin(self, project: Path, space: Any, settings: Mapping[str, Any]) -> None:
         """Begin in a directory, which may hold the trials of an earlier call of `search`."""
-        _settings_of(space)
+        _combinations(space)
         self._project, self._settings = project, settings
 
     def propose(self, space: Any, pending: list[Values], time: SearchTime) -> Values | None:
@@ -75,15 +75,15 @@ class RaceStrategy:
             return None
         values, run = following
         if not time.fits(run.batch_size, run.epochs / self._settings["epochs"]):
-            self._last = RaceStep(None, "time")
+            self._last_step = RaceStep(None, "time")
             return None
-        self._asked[key_of(values)] = run
+        self._proposed[key_of(values)] = run
         return values
 
     def asked(self, trial_id: str, values: Values) -> AskedRun:
         """Return the settings of the next training run of a trial."""
         record = trial_record(self._project / f"trial_{trial_id}")
-        run = self._asked.get(key_of(values))
+        run = self._proposed.get(key_of(values))
         if run is None:  # The trial is from an earlier call of `search`. It needs no further run.
             return AskedRun(max(1, len(record.executions) if record else 0))
         trials = [*readable_trials(self._project)]
@@ -100,20 +100,20 @@ class RaceStrategy:
     def most_trainings(self) -> float:
         return race_task([], self._settings).max_trainings
 
-    def trainings(self, space: Any, time: SearchTime) -> tuple[float, float]:
+    def done_and_expected(self, space: Any, time: SearchTime) -> tuple[float, float]:
         """Return how many complete training runs have ended, and how many are expected in total."""
         done = complete_trainings(readable_trials(self._project))
         self.propose(space, [], time)
-        if self._last is not None and self._last.ended not in (None, "time"):
+        if self._last_step is not None and self._last_step.ended not in (None, "time"):
             return done, done
         return done, max(done + 1, expected_trainings(race_task([], self._settings)))
 
     def ending(self) -> str | None:
         """Say why the race has ended, or return None if it has not ended."""
-        if self._last is None or (ended := self._last.ended) is None:
+        if self._last_step is None or (ended := self._last_step.ended) is None:
             return None
         most = setting(self.most_trainings())
-        end = _ENDS[ended].format(smallest=setting(self._smallest), most=most)
+        end = _END_TEXTS[ended].format(smallest=setting(self._smallest_factor), most=most)
         return f"The race has ended: {end}."
 
     def _next(
@@ -129,14 +129,14 @@ class RaceStrategy:
                 for trial in trials
             ]
         factors: list[Any] = [trial.hyperparameters.get(FACTOR_NAME, 1.0) for trial in trials]
-        self._last, self._smallest = None, min(factors, default=1.0)
-        settings = _settings_of(space)  # Training may have declared more.
+        self._last_step, self._smallest_factor = None, min(factors, default=1.0)
+        settings = _combinations(space)  # Training may have declared more.
         chosen, others = settings[0]
         task = race_task([], self._settings)
         if len(settings) > 1:
             # Each combination has a short run at the base size. The race continues with the best.
             base = task.base_batch_size
-            first = [_at(values, base, 1.0) for values, _ in settings]
+            first = [_values_at(values, base, 1.0) for values, _ in settings]
             begun = [t.hyperparameters for t in trials] + pending
             if missing := [values for values in first if values not in begun]:
                 return missing[0], NextRun(base, 1.0, 0, short_epochs(task))
@@ -157,46 +157,46 @@ class RaceStrategy:
             same = [trial for trial in same if rate_factor(trial) == 1]
         task = dataclasses.replace(task, max_trainings=task.max_trainings - spent)
         left_s = time.left_s()
-        self._last = next_run(
+        self._last_step = next_run(
             task,
             runs_of(same)[0] if same else [],
             pending=[
                 run
                 for values in pending
                 if other_hyperparameters(values) == others
-                and (run := self._asked.get(key_of(values)))
+                and (run := self._proposed.get(key_of(values)))
             ],
             seconds_left=None if left_s is None else left_s * time.training_share,
         )
-        run = self._last.run
+        run = self._last_step.run
         if run is None:
             return None
-        values = _at(chosen, run.batch_size, run.factor)
+        values = _values_at(chosen, run.batch_size, run.factor)
         for trial in same:
             ended = [r for r in trial.executions if is_complete(r) or r.length == "stopped_early"]
             if trial.hyperparameters == values and len(ended) > run.number:
                 # The run has completed, but has no value of the objective.
-                self._last = RaceStep(None, "failed")
+                self._last_step = RaceStep(None, "failed")
                 return None
         return values, run
 
 
-def _at(values: Values, size: int, factor: float) -> Values:
+def _values_at(values: Values, size: int, factor: float) -> Values:
     """Return the values with another batch size and another factor of the learning rate."""
     rate = {FACTOR_NAME: factor} if FACTOR_NAME in values else {}
     return values | {"batch_size": size} | rate
 
 
-def _settings_of(space: Any) -> list[tuple[Values, Values]]:
+def _combinations(space: Any) -> list[tuple[Values, Values]]:
     """List the combinations of other hyperparameters as pairs: all values, these values alone."""
     settings: list[tuple[Values, Values]] = []
     for values in grid(space):
         others = other_hyperparameters(values)
         if all(others != known for _, known in settings):
             settings.append((values, others))
-    if len(settings) > _MOST_SETTINGS:
+    if len(settings) > _MOST_COMBINATIONS:
         raise InputError(
-            f'`strategy="race"` tries at most {_MOST_SETTINGS} combinations of hyperparameters '
+            f'`strategy="race"` tries at most {_MOST_COMBINATIONS} combinations of hyperparameters '
             "other than batch size and learning rate: give them fewer values, tune them in another "
             f'search, or give `strategy="grid"`. Received: {len(settings)} combinations.'
         )
@@ -207,11 +207,11 @@ def untried_in_grid(
     space: keras_tuner.HyperParameters, tried: Iterable[Values]
 ) -> Iterator[Values]:
     """Return the combinations of a space that no trial has, in the order of `grid`."""
-    keys_tried = {in_grid(space, values) for values in tried}
-    return (values for values in grid(space) if in_grid(space, values) not in keys_tried)
+    keys_tried = {grid_key(space, values) for values in tried}
+    return (values for values in grid(space) if grid_key(space, values) not in keys_tried)
 
 
-def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Key:
+def grid_key(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Key:
     """Return the key of a trial, with defaults for hyperparameters that the trial lacks."""
     combination: Values = {}
     for parameter in space.space:

@@ -1,4 +1,4 @@
-"""The training runs of a search: made by one plan, with the state that they share."""
+"""Train the models of a search by one plan, and hold the state that the training runs share."""
 
 import dataclasses
 import functools
@@ -31,9 +31,9 @@ from kbatch.search.plan import (
     is_cut,
     loss_is_sum,
     make_plan,
+    micro_batch_size_of,
     notes_on_size,
     outgrown,
-    size_of,
 )
 from kbatch.search.timed_fit import RunSettings, SharedInput
 from kbatch.search.train import ShortRun, Trained, train
@@ -43,7 +43,7 @@ from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import HALF, dtype_policy_scope
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import ModelFacts, set_xla
+from kbatch.training.model import ModelFacts, limit_xla
 from kbatch.training.shared_graph import SharedGraph
 from kbatch.training.state import kept_seeds
 
@@ -54,9 +54,9 @@ _FLOAT16_ERRORS = (PolicyUnsupported, tf.errors.InvalidArgumentError)
 
 
 class TrialRuns:
-    """Train the models of a `BatchSizeHyperModel` by one plan, and hold what the runs share.
+    """Trains the models of a `BatchSizeHyperModel` by one plan.
 
-    `BatchSizeTuner` calls `ensure_plan` and `run`, keras-tuner's own tuners call `fit`.
+    `BatchSizeTuner` calls `ensure_plan` and `run`. keras-tuner's own tuners call `fit`.
     """
 
     def __init__(self, hypermodel: Any):
@@ -66,10 +66,10 @@ class TrialRuns:
         self._input = SharedInput()
         # Short runs that can be continued, by trial and number of the run.
         self._short_runs: dict[tuple[str, int], ShortRun] = {}
-        # Results of `_measured`, by the name of the measurement and the model's fingerprint.
+        # Results of `_measured`, by the name of the function and the model's fingerprint.
         self._measurements: dict[tuple[str, str], Any] = {}
         self._warned: set[Note] = set()
-        # By trial, how many runs have completed in a row: keras-tuner does not number its calls.
+        # Completed runs of each trial, because keras-tuner does not number its calls of `fit`.
         self._completed: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class TrialRuns:
 
     def fit(self, hp: keras_tuner.HyperParameters, model: Any, call: FitCall, files: TrialFiles):
         """Train the model that keras-tuner has built; return what its own `fit` returns."""
-        # After a run that failed, keras-tuner does not call again for this trial.
+        # After a failed run, keras-tuner does not call `fit` again for this trial.
         number = self._completed.pop(files.trial_id, 0)
         trained = self.run(hp, call, files, number, model)
         if trained.runs_again and trained.record.status != "out_of_memory":
@@ -105,9 +105,9 @@ class TrialRuns:
             hp: The hyperparameters of the trial.
             call: The arguments of `fit`.
             files: The files of the trial.
-            number: The number of completed training runs of the trial.
-            model: The model that keras-tuner has built. If None, it is built here.
-            asked: When the run ends before its last epoch. Default: never.
+            number: The number of the run in its trial, from 0.
+            model: The model that keras-tuner has built. If None, this method builds it.
+            asked: The settings of the run. Default: a complete run.
         """
         hypermodel = self._hypermodel
         try:
@@ -120,7 +120,7 @@ class TrialRuns:
         except BaseException as error:
             self._release()
             refused = isinstance(error, (InputError, RecordError))
-            if not refused:  # A refusal is no result, such as that the folder holds another search.
+            if not refused:  # Such as for the folder of another search, which is no failed trial.
                 files.record_failure(hypermodel, hp, error)
             policy = self.plan and self.plan.dtype_policy
             if isinstance(error, _FLOAT16_ERRORS) and self._may_move_to_float32(policy, hp):
@@ -130,7 +130,7 @@ class TrialRuns:
                 return Trained(record.last, runs_again=True)
             message = str(error) if refused else None
             if message is None and not any(completed_trials(files.project)):
-                message = refusal(error)  # It would end every trial, because none has trained.
+                message = refusal(error)  # No trial has trained, so it would end every trial.
             if message is not None:
                 # The messages of kbatch are clear without a cause.
                 raise keras_tuner.errors.FatalValueError(message) from (None if refused else error)
@@ -151,12 +151,18 @@ class TrialRuns:
         trainings: float | None = None,
         left_s: float | None = None,
     ) -> None:
-        """Read the plan of a search. If there is none for its batch sizes, make it.
+        """Read the plan of a search, or make it if there is none for these batch sizes.
 
         A HyperModel with its own `fit` has no plan, because kbatch does not change how it trains.
-        If `float32_because` gives a reason, a new plan trains in float32. If the number of complete
-        `trainings` of each size in this process is known, and the seconds that are left for them,
-        the plan chooses whether XLA compiles their steps.
+
+        Args:
+            hp: The hyperparameters of a trial, to build models with.
+            call: The arguments of `fit`.
+            tuner: The tuner of the search.
+            float32_because: If given, make a new plan for float32, with a note of this reason.
+            trainings: Complete training runs of each size in this process. If None, they are
+                unknown, and the plan does not choose whether XLA compiles the steps.
+            left_s: Seconds that are left to the search. If None, it has no limit.
         """
         hypermodel, project = self._hypermodel, Path(tuner.project_dir)
         self.plan = load_if_readable(Plan, project / PLAN_NAME)
@@ -181,8 +187,8 @@ class TrialRuns:
         def build(policy: str) -> Any:
             model = built_by(tuner, lambda: hypermodel.build_unscaled(hp, policy))
             hypermodel.check_model(model, policy)
-            set_xla(sum_sparse_gradients(model), jit_compile)
-            # Training runs use the graph that is traced here.
+            limit_xla(sum_sparse_gradients(model), jit_compile)
+            # Training runs will use the graph that the plan traces.
             models[policy] = self.graph.model_for(model)
             return models[policy]
 
@@ -192,7 +198,7 @@ class TrialRuns:
             data,
             settings,
             build_elsewhere=functools.partial(
-                build_to_train, hypermodel.wrapped, hp, hypermodel.seed
+                build_to_measure, hypermodel.wrapped, hp, hypermodel.seed
             ),
             batch_size=hypermodel.declare(hp)[0],
             known=known,
@@ -212,7 +218,7 @@ class TrialRuns:
         trainings: float,
         left_s: float | None,
     ) -> Plan:
-        """Time steps, and choose whether XLA compiles the steps of the trainings that follow."""
+        """Choose whether XLA compiles the steps of the next training runs, by timing some steps."""
         batch_sizes = self._hypermodel.batch_sizes
 
         def expected_s(plan: Plan) -> float:
@@ -221,7 +227,8 @@ class TrialRuns:
 
         if not expected_s(plan):
             return plan
-        # One shape of each size and one of validation, or two of each run if no graph is shared.
+        # With a shared graph, XLA compiles one shape of each size and one for validation. Otherwise
+        # each run compiles a training shape and a validation shape.
         sizes = len(batch_sizes)
         shapes = sizes + 1 if self.graph.is_kept() else 2 * (sizes * trainings + 1)
         with kept_seeds():
@@ -234,9 +241,9 @@ class TrialRuns:
     def expected_seconds(
         self, call: FitCall, plan: Plan | None = None
     ) -> dict[int, tuple[float, float]]:
-        """Return the expected seconds of the train steps, and of the whole run, for each size.
+        """Return the expected seconds of the train steps and of the whole run, by batch size.
 
-        The result is empty if it is not known how long steps or epochs are.
+        If the length of a step or of an epoch is unknown, the result is empty.
         """
         hypermodel, plan = self._hypermodel, plan or self.plan
         if plan is None or plan.step_s is None:
@@ -245,7 +252,7 @@ class TrialRuns:
         build = functools.cache(lambda: hypermodel.build(keras_tuner.HyperParameters()))
         try:
             examples, validated = data.count_examples(build, size), data.count_validated(build)
-        except Exception:  # A data function may raise anything; the trial of that size records it.
+        except Exception:  # A data function may raise anything. The trial of its size records it.
             return {}
         if examples is None:
             return {}
@@ -276,7 +283,7 @@ class TrialRuns:
             size = min(facts.rows(batch_size), batch_size if cut is None else cut.micro_batch_size)
         else:
             assert plan is not None
-            size = size_of(plan, facts, batch_size)
+            size = micro_batch_size_of(plan, facts, batch_size)
             notes += notes_on_size(plan, hypermodel.micro_batch_size, model, batch_size)
             fingerprint = model_fingerprint(model)
             if is_cut(facts, size, batch_size):
@@ -290,17 +297,17 @@ class TrialRuns:
             if facts.cut_by_user is None and size < facts.rows(batch_size):
                 Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
             if hypermodel.micro_batch_size == "auto" and plan.micro_batch_size is not None:
-                # A validation step keeps no activations, so it needs less memory than a train step.
+                # A validation step takes less memory than a train step: it keeps no activations.
                 validation_batch_size = min(
                     validation_batch_size, plan.validation_batch_size or plan.micro_batch_size
                 )
-            set_xla(model, plan.jit_compile)
+            limit_xla(model, plan.jit_compile)
             if plan.reason == "whole":
                 validation_batch_size = batch_size
             else:
                 model = self.graph.model_for(model)
             if short is not None and not self.graph.is_kept():
-                model = short.model  # Only this model may have the state of the short run.
+                model = short.model  # The state of the short run may fit no other model.
         settings = RunSettings(
             number=number,
             seed=hypermodel.seed_of(number),
@@ -343,10 +350,10 @@ class TrialRuns:
     def _checked_values(
         self, trained: Trained, model: Any, hp: Any, call: FitCall, files: TrialFiles, number: int
     ) -> Trained:
-        """Note values that were not finite. If float16 may be the cause, ask for another run."""
+        """Add a note if values were not finite. If float16 may be the cause, repeat the run."""
         record = trained.record
         note, overflows = None, overflow_text(model, record.epochs)
-        # If another run has completed, only a higher learning rate made this one diverge.
+        # If another run has completed, the higher learning rate is the cause of a divergence.
         raised_rate = self._raises_rate(hp) and any(completed_trials(files.project))
         if overflows or (record.diverged and not raised_rate):
             note = self._measured(why_not_finite, model_fingerprint(model), hp, call)
@@ -364,7 +371,7 @@ class TrialRuns:
             return trained._replace(short=None, runs_again=True)
         if note is not None:
             failure = str(note) if record.diverged else record.failure
-            # If values are not finite in float32 either, mixed_float16 was not the cause.
+            # Values are not finite in float32 either, so mixed_float16 was not the cause.
             others = [other for other in record.notes if other.code != "float32_instead"]
             record = dataclasses.replace(record, notes=(*others, note), failure=failure)
             files.write(number, record)
@@ -374,20 +381,20 @@ class TrialRuns:
         return trained
 
     def _may_move_to_float32(self, policy: str | None, hp: keras_tuner.HyperParameters) -> bool:
-        """Return whether a failure under a policy lets the search train in float32."""
+        """Return whether the search may change to float32 after a failure under this policy."""
         chosen_by_plan = self._hypermodel.stock_fit and not self._hypermodel.dtype_policies
-        # A race tries rates that are too high under any policy.
+        # A race also tries learning rates that are too high under any policy.
         return chosen_by_plan and policy == HALF and not self._raises_rate(hp)
 
     def _raises_rate(self, hp: keras_tuner.HyperParameters) -> bool:
-        """Return whether the search tries a higher learning rate than the rule's."""
+        """Return whether a race tries a higher learning rate than the rule's in this trial."""
         return self._hypermodel.searches_rate and hp.get(FACTOR_NAME) > 1
 
     def _keep_short_run(self, key: tuple[str, int], short: ShortRun) -> None:
-        """Keep a short run in memory: all runs if they share a small model, else the best run."""
+        """Keep a short run in memory. If the runs share no model, keep only the best run."""
         shares_model = self.graph.is_kept()
         if not shares_model and short.size_bytes > _MOST_SHORT_RUN_BYTES:
-            return  # The model would stay on the device with the next one.
+            return  # Its model would take device memory from the next one.
         others = [*self._short_runs.values()]
         size_bytes = sum(run.size_bytes for run in (*others, short))
         if others and (size_bytes > _MOST_SHORT_RUN_BYTES or not shares_model):
@@ -402,7 +409,7 @@ class TrialRuns:
         self._short_runs.clear()
 
     def _halve(self, facts: ModelFacts, batch_size: int, size: int, project: Path) -> bool:
-        """Halve the micro-batch after memory ran out; return whether the run can be repeated."""
+        """Halve the micro-batch after memory ran out. Return whether to repeat the run."""
         plan = load_if_readable(Plan, project / PLAN_NAME)  # Another process may have changed it.
         smaller = plan and halved(plan, facts, facts.rows(batch_size), size)
         if smaller is None:
@@ -417,7 +424,7 @@ class TrialRuns:
     def _notes_on_cutting(
         self, fingerprint: str, size: int, hp: keras_tuner.HyperParameters, call: FitCall
     ) -> tuple[Note, ...]:
-        """Note how models of this fingerprint train differently because batches are cut."""
+        """Return a note if models of this fingerprint train differently on cut batches."""
         plan = self.plan
         if plan is not None and plan.parts_equal is not None and plan.model == fingerprint:
             note = plan.parts_note
@@ -436,22 +443,22 @@ class TrialRuns:
         hp: keras_tuner.HyperParameters,
         call: FitCall,
     ) -> Any:
-        """Return the result of a measurement, made once for all models of a fingerprint.
+        """Return the result of a measurement, which is made once for all models of a fingerprint.
 
-        The measured model is not trained, because its state may not be restorable.
+        The model is built for the measurement only, because its state may not be restorable.
         """
         key = getattr(measure, "func", measure).__name__, fingerprint
         if key not in self._measurements:
             hypermodel = self._hypermodel
             policy = hypermodel.policy_of(hp) or "float32"
-            # The first rows may build layers, which takes the policy and moves seed generators.
+            # The first rows may build layers, which need the policy and draw random numbers.
             with kept_seeds(), dtype_policy_scope(policy):
-                model = build_to_train(hypermodel.wrapped, hp, hypermodel.seed, policy)
+                model = build_to_measure(hypermodel.wrapped, hp, hypermodel.seed, policy)
                 self._measurements[key] = measure(model, self._data_to_measure(hp, call))
         return self._measurements[key]
 
     def _data_to_measure(self, hp: keras_tuner.HyperParameters, call: FitCall) -> TrainingData:
-        """Return the training data. A data function is called with sizes of the search only."""
+        """Return the training data, so that a data function gets only sizes of the search."""
         data = self._input.data(call.data)
         if data.is_function:
             first, batch_sizes = self._hypermodel.declare(hp)[0], self._hypermodel.batch_sizes
@@ -459,7 +466,7 @@ class TrialRuns:
         return data
 
 
-def build_to_train(
+def build_to_measure(
     hypermodel: keras_tuner.HyperModel, hp: Any, seed: int | None, policy: str | None
 ) -> keras.Model:
     """Build a model for a measurement, which may run in another process."""

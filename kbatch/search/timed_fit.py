@@ -44,7 +44,7 @@ from kbatch.training.model import (
 )
 from kbatch.training.state import seed_of
 from kbatch.training.steps_per_execution import (
-    EndInTime,
+    ExecutionSteps,
     GraphCount,
     Steps,
     Training,
@@ -174,7 +174,7 @@ class TimedFit:
         self.data: tuple[str, ...] = ()  # Form of the data, and the further arguments of `fit`.
         self.order: str | None = None  # Order of the first epoch, if the seed decides it.
         self.length: Literal["complete", "short", "stopped_early"] = "complete"
-        self._done = 0  # Epochs of the short run that is continued.
+        self._continued_epochs = 0  # Epochs of the short run that is continued.
         self._history: Mapping[str, list[Any]] = {}  # Metrics of those epochs.
 
     def __enter__(self) -> "TimedFit":
@@ -224,12 +224,12 @@ class TimedFit:
             validation_batch_size=settings.validation_batch_size,
             validation_steps=arguments.named["validation_steps"],
             # Each call of `fit` has its own order of the rows, unless it continues a short run.
-            seed=seed_of(settings.seed, 0 if self._done else self._fits, initial_epoch),
-            first_epoch=self._done,
+            seed=seed_of(settings.seed, 0 if self._continued_epochs else self._fits, initial_epoch),
+            first_epoch=self._continued_epochs,
             # A batch that replicas share must not have rows of two epochs.
             endless=not (self._has_replicas or steps_per_epoch),
             # A later `fit` of the run continues with the state that the earlier one left.
-            fresh=not (self._fits or self._done),
+            fresh=not (self._fits or self._continued_epochs),
             whole=settings.plan is not None and settings.plan.reason == "whole",
         )
         if not self._fits:
@@ -256,8 +256,8 @@ class TimedFit:
         if self.monitor is None:
             self.monitor = self._exit.enter_context(GpuMonitor())
         self._fits += 1
-        if self._done:
-            call["initial_epoch"] = self._done
+        if self._continued_epochs:
+            call["initial_epoch"] = self._continued_epochs
         else:
             self.epochs_asked = (self.epochs_asked or 0) + epochs - initial_epoch
         self.steps_per_epoch, self.data = steps_per_epoch, data.arguments()
@@ -284,7 +284,7 @@ class TimedFit:
     def continue_with(self, settings: RunSettings) -> None:
         """Let the next call of `fit` train the missing epochs."""
         self.settings, self.length, self.monitor = settings, "complete", None
-        self._done = len(self.clock.epochs)
+        self._continued_epochs = len(self.clock.epochs)
 
     def _train(
         self, batches: Batches, call: dict[str, Any], callbacks: list[Any]
@@ -359,7 +359,7 @@ class TimedFit:
         check_history(history, of_model=True)
         if names := metrics_of_parts(self.model, size):
             self.notes.append(Note.of("metrics_of_parts", names=", ".join(names)))
-        if self._done:
+        if self._continued_epochs:
             history.epoch = [*range(len(self.clock.epochs))]
             for name, values in history.history.items():
                 history.history[name] = [*self._history.get(name, ()), *values]
@@ -417,7 +417,7 @@ class TimedFit:
             return []
         set_steps(model, self.steps_per_execution)
         endless = batches.epoch_steps is not None
-        return [EndInTime(training, self.clock, endless=endless, validation=validation)]
+        return [ExecutionSteps(training, self.clock, endless=endless, validation=validation)]
 
 
 def _fill_caches(dataset: Any, most: int | None) -> None:

@@ -88,7 +88,7 @@ def train(
         timed, begun = short.timed, dataclasses.replace(short.begun, place=settings.asked.place)
     else:
         timed = TimedFit(model, settings, shared=shared, scaling=scaling)
-        begun = dataclasses.replace(_begun(model, settings), spans=files.spans_before(number))
+        begun = dataclasses.replace(_begun(model, settings), spans=files.earlier_spans(number))
         if short_record is not None:
             repeated = short_record.epochs_repeated + len(short_record.epochs)
             begun = dataclasses.replace(begun, epochs_repeated=repeated)

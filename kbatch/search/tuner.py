@@ -178,8 +178,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             "time_budget_s": time_budget_s,
             "search_learning_rate": search_learning_rate,
         }
-        #: Settings of the race and of the decision. They do not change how a model trains.
-        self.decides_by = {name: value for name, value in settings.items() if value is not None}
+        #: Settings that a study reads from the record. They do not change how a model trains.
+        self.study_settings = {n: v for n, v in settings.items() if v is not None}
         self.progress = SearchProgress(verbose=0)
         self.executor, self.max_parallel = executor, max_parallel
         self._live_plots: list[LivePlot] = []
@@ -255,7 +255,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         f"the search continues with {pluralize(ended, 'trial')} in {project}; "
                         "`overwrite=True` starts over."
                     )
-                if why := self.decides_by.get("grid_because"):
+                if why := self.study_settings.get("grid_because"):
                     self.progress.say(Note.of("grid_because", why=str(why)))
                 stack.push(lambda error, *_: self._write_progress(None if error else 0.0, False))
                 if parallel is None:
@@ -265,7 +265,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         stack.callback(gc.unfreeze)
                     stack.enter_context(kept_kernels(hypermodel.runs.graph.is_kept))
                     self._make_plan(call)
-                    self.oracle.forget_other_policies()
+                    self.oracle.reopen_other_policies()
                     self._begin(call)
                     # `progress` replaces keras-tuner's display and Keras's progress bar.
                     super().search(*args, verbose=0, **kwargs)
@@ -334,7 +334,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)
-        self.show_begun(trial)
+        self.show_trial_begins(trial)
 
     def on_trial_end(self, trial: Any) -> None:
         """Keep the result of a trial and show it. keras-tuner calls this."""
@@ -414,18 +414,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def explore(self) -> Any:
         """Build the model to find the search space. Return the space and the new `_explored`."""
         super()._populate_initial_space()
-        values, facts = self.hypermodel.described(Path(self.project_dir))
+        values, facts = self.hypermodel.describe_model(Path(self.project_dir))
         space = self.oracle.get_space()
         return space, (identity.space_facts(space) | facts, values)
 
     def _declare_rates(self) -> None:
         """Make the learning rate a hyperparameter of a race, unless `build` tunes one itself."""
         names = [parameter.name for parameter in self.oracle.get_space().space]
-        asked = self.decides_by.get("search_learning_rate")
+        asked = self.study_settings.get("search_learning_rate")
         if self._race is None or asked is False:
-            tuner_arguments.check_without_rates(names, self.decides_by)
+            tuner_arguments.check_without_rates(names, self.study_settings)
         elif asked is None and any(map(names_rate, names)):
-            self.decides_by["search_learning_rate"] = False
+            self.study_settings["search_learning_rate"] = False
         else:
             self.hypermodel.searches_rate = True
             self.oracle.declare_rates()
@@ -446,14 +446,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
         recorded: Any = search.settings if search else {}
         # If all trials have ended, this call makes no plan, so it keeps these of an earlier call.
         names = ("epochs", "short_runs", "training_s")
-        self.decides_by = {n: recorded[n] for n in names if n in recorded} | self.decides_by
-        self.decides_by["base_added"] = self.hypermodel.base_added
+        earlier = {n: recorded[n] for n in names if n in recorded}
+        self.study_settings = earlier | self.study_settings
+        self.study_settings["base_added"] = self.hypermodel.base_added
         if self._race is None:
             asked = [*recorded.get("executions_asked", ())]
             if self.executions_per_trial > max(asked, default=0):
                 asked.append(self.executions_per_trial)
-            self.decides_by["executions_asked"] = asked
-        settings = {**self.hypermodel.settings, **self.decides_by}
+            self.study_settings["executions_asked"] = asked
+        settings = {**self.hypermodel.settings, **self.study_settings}
         # If no trial is left to run, no other code writes the record.
         if search is not None and search.settings != settings:
             write_needed(dataclasses.replace(search, settings=settings), project / RECORD_NAME)
@@ -462,7 +463,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Make the plan of the search before its first trial."""
         count = self.oracle.remaining_trials() * self.executions_per_trial
         if self._race is not None:
-            count = expected_trainings(race_task([], self.hypermodel.settings | self.decides_by))
+            task = race_task([], self.hypermodel.settings | self.study_settings)
+            count = expected_trainings(task)
         elif count == 0:
             return
         hp = self.oracle.get_space()
@@ -489,7 +491,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             if not ends_early:
                 search_time.expected_s = dict(zip(expected, all_s, strict=True))
             search_time.training_share = sum(steps_s) / sum(all_s)
-            self.decides_by["training_s"] = list(steps_s)
+            self.study_settings["training_s"] = list(steps_s)
         plan = self.hypermodel.runs.plan
         search_time.compile_left_s = (plan and plan.compile_s) or 0.0
         search_time.lap()
@@ -498,8 +500,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             # A short run trains like the first epochs of a complete run only at a constant rate.
             constant_rate = re.fullmatch(r"[\d.e+-]+", rate) is not None
             short_runs = constant_rate and not ends_early and call.named["initial_epoch"] == 0
-            self.decides_by |= {"epochs": call.epochs, "short_runs": short_runs}
-            settings = self.hypermodel.settings | self.decides_by
+            self.study_settings |= {"epochs": call.epochs, "short_runs": short_runs}
+            settings = self.hypermodel.settings | self.study_settings
             self._race.begin(Path(self.project_dir), self.oracle.get_space(), settings)
             self.oracle.conclude_completed()
         search_time.trainings_left, search_time.most_trainings = self.oracle.trainings_left(
@@ -541,7 +543,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trained = self.hypermodel.runs.run(
                 hp, call.with_callbacks(callbacks), files, number, asked=asked
             )
-            self.oracle.forget_other_policies()
+            self.oracle.reopen_other_policies()
             record, seconds = trained.record, self.time.lap()
             is_first = trained.share * (record.epochs_asked or 1) >= len(record.epochs)
             # XLA compiles in the first run of a size.
@@ -564,7 +566,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial.message = failure_traceback(error)
         self.oracle.conclude(trial)
 
-    def show_begun(self, trial: Any, *, took_s: float | None = None) -> None:
+    def show_trial_begins(self, trial: Any, *, took_s: float | None = None) -> None:
         """Show that a trial begins. `took_s`: the seconds of a trial that an executor has run."""
         known = self._race is None  # The number of trials of a race is not known.
         total = len(self.oracle.ended_trials) + self.oracle.remaining_trials() if known else None

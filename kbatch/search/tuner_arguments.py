@@ -30,6 +30,7 @@ from kbatch.training.data.training_data import FitCall, TrainingData
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
+# The default batch sizes: the smallest one, the largest one, and the fewest batches of an epoch.
 SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
 
 
@@ -145,14 +146,14 @@ def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
         )
 
 
-def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> None:
+def check_without_rates(names: Sequence[str], study_settings: Mapping[str, Any]) -> None:
     """Check that no earlier call of `search` tuned the learning rate, because this one does not."""
     if FACTOR_NAME in names:
         raise InputError(
             "The race in the project directory searched for the learning rate, but this search "
             'does not: give `strategy="race"`, another `project_name`, or '
-            f"`overwrite=True` to start over. Received: strategy={decides_by['strategy']!r}, "
-            f"search_learning_rate={decides_by.get('search_learning_rate')!r}."
+            f"`overwrite=True` to start over. Received: strategy={study_settings['strategy']!r}, "
+            f"search_learning_rate={study_settings.get('search_learning_rate')!r}."
         )
 
 

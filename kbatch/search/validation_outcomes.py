@@ -46,7 +46,7 @@ class Validated(NamedTuple):
     #: Examples of the rarest class, which decide how far one example moves a metric that is not a
     #: mean over examples. If the metric is a mean or the labels are not classes, None.
     rarest: int | None
-    lacking: int  # Blocks without any example of one of the classes.
+    lacking_blocks: int  # Blocks without any example of one of the classes.
     #: Share of the examples that have the most common class. If the labels are not classes, None.
     most_common: float | None = None
 
@@ -58,7 +58,7 @@ class BlockSums:
         self.name = name  # Of the metric, as the test step returns it.
         self._model: Any = model
         self.given_step = given_step  # A test step that the user set on the model.
-        self._stride = 1  # Batches of a row.
+        self._batches_per_row = 1  # Batches of a row.
         # The first validation sets the following, if there is a metric of this name.
         self._metric: Any = None
         # Batches, examples, their fingerprint, the batches whose sums differ when they are alone,
@@ -106,7 +106,7 @@ class BlockSums:
 
         with replaced([(self._model, "compute_metrics", compute_metrics)]):
             logs = self._step(data)
-        self._look_at(predicted)
+        self._compare_outputs(predicted)
         if self._rows is None:
             return logs
         sums = self._sums()
@@ -135,7 +135,7 @@ class BlockSums:
     def _step(self, data: Any) -> Any:
         return (self.given_step or type(self._model).test_step.__get__(self._model))(data)
 
-    def _look_at(self, outputs: list[Any]) -> None:
+    def _compare_outputs(self, outputs: list[Any]) -> None:
         """Store whether the outputs of a batch differ from each other and from earlier outputs."""
         graph = tf.compat.v1.get_default_graph()
         if not outputs or any(
@@ -193,7 +193,7 @@ class BlockSums:
         """Begin a validation of a number of batches. If it is unknown, `batches` is None."""
         if self.full_rows is not None:
             self.full_rows.assign(full_rows)
-        self._stride = 1 if batches is None else -(-batches // MOST_BLOCKS)
+        self._batches_per_row = 1 if batches is None else -(-batches // MOST_BLOCKS)
         if self._metric is None:
             self._metric = metrics_by_name(self._model).get(self.name)
             self._make_room()
@@ -201,7 +201,7 @@ class BlockSums:
             self._outputs = tf.Variable(tf.zeros([4]))
         self._outputs.assign(tf.zeros([4]))
         if self._rows is not None:
-            self._counts.assign([0, 0, 0, 0, self._stride])
+            self._counts.assign([0, 0, 0, 0, self._batches_per_row])
         if self._classes is not None:
             self._classes.assign(tf.zeros_like(self._classes))
 
@@ -268,7 +268,7 @@ class BlockSums:
         if self._rows is None:
             return "no_metric" if self._metric is None else "no_sums"
         batches, _, ordered, differs, _ = self._counts.numpy().tolist()
-        count = -(-batches // self._stride)
+        count = -(-batches // self._batches_per_row)
         if differs or count > self._rows.shape[0]:
             return "no_sums" if differs else "unknown_length"
         rows = self._rows.numpy()[:count].astype(float)
@@ -278,13 +278,13 @@ class BlockSums:
         blocks = np.diff(ends, axis=0, prepend=0.0)
         end = blocks.shape[1] - (0 if self._classes is None else 1 + _MOST_CLASSES)
         examples, sums = blocks[:, 0], blocks[:, 1:end]
-        classes, rarest, lacking, most_common = blocks[:, end:], None, 0, None
+        classes, rarest, lacking_blocks, most_common = blocks[:, end:], None, 0, None
         if len(classes.T) and classes[:, 0].sum() >= examples.sum():  # Every label is a class.
             if not self._is_mean():
-                rarest, lacking = self._rarest(classes, examples)
+                rarest, lacking_blocks = self._rarest(classes, examples)
             most_common = float(classes[:, 1:].sum(0).max() / examples.sum())
         key = f"{ordered % 2**64:x}"
-        return Validated(sums, tuple(map(int, examples)), key, rarest, lacking, most_common)
+        return Validated(sums, tuple(map(int, examples)), key, rarest, lacking_blocks, most_common)
 
     def _is_mean(self) -> bool:
         return isinstance(self._metric, keras.metrics.Mean)

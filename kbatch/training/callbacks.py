@@ -58,9 +58,7 @@ class TrainingClock(keras.callbacks.Callback):
             on_train_batch_begin=lambda batch, logs=None: self.begin_step(),
             on_epoch_end=lambda epoch, logs=None: self.keep_epoch(epoch, logs or {}),
         )
-        self._meter = meter
-        self._every_shape_compiles = every_shape_compiles
-        self._now = now
+        self._meter, self._now, self._every_shape_compiles = meter, now, every_shape_compiles
         self._steady: list[tuple[int, float]] = []  # Examples and seconds of each steady step.
         self._shapes: set[float] = set()
         self._begun_s = 0.0
@@ -276,7 +274,7 @@ class UpdateBudget(BudgetCallback):
     def on_train_begin(self, logs: Any = None):
         model: Any = self.model
         self._before = updates_made(model)
-        # In a search, `EndInTime` sets the steps.
+        # In a search, `ExecutionSteps` sets the steps.
         self._steps = 1 if self._clock else int(model.steps_per_execution)
         if self._steps > 1:  # The number is a constant in the train function that `fit` made.
             set_steps(model, self._steps)
@@ -419,7 +417,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
         self._memory.reset()
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        how: Any = getattr(installed_step(self.model), "how", None)
+        how: Any = getattr(installed_step(self.model), "accumulation", None)
         size = self._batch_size
         scalars = {"batch_size": size, "micro_batch_size": how.micro_batch_size if how else size}
         if self._memory.device == "CPU:0":  # TensorFlow counts only large blocks of host memory.

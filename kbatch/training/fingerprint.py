@@ -34,7 +34,7 @@ _STATELESS = (
     *("keras", "tensorflow", "numpy", "math", "builtins", "functools", "operator", "itertools"),
     *("collections", "typing", "dataclasses", "abc", "enum"),
 )
-_DRAWING = ("random", "dropout")
+_DRAW_WORDS = ("random", "dropout")
 # Through these names a function can read values that its code does not name.
 _DYNAMIC = {"eval", "exec", "getattr", "globals", "locals", "vars", "__dict__", "open", "id"}
 # Types whose `repr` is a complete description.
@@ -106,11 +106,9 @@ class Description:
 
     def compiled(self) -> dict[str, Any]:
         """Describe the arguments of `compile`, without the optimizer."""
-        arguments = {
-            **internals.compile_arguments(self._model),
-            "jit_compile": self._model.jit_compile,
-        }
-        arguments["loss"] = self._model.loss  # The user may have set it after `compile`.
+        arguments, model = internals.compile_arguments(self._model), self._model
+        # The user may have set the loss after `compile`.
+        arguments = {**arguments, "jit_compile": model.jit_compile, "loss": model.loss}
         return {name: self.of(value) for name, value in arguments.items() if name != "optimizer"}
 
     def of(self, value: Any, read: frozenset[str] | None = None) -> Any:
@@ -330,7 +328,7 @@ def digest(value: Any) -> str:
 
 
 def _draws(name: str) -> bool:
-    return any(word in name.lower() for word in _DRAWING)
+    return any(word in name.lower() for word in _DRAW_WORDS)
 
 
 def _root(part: Any) -> str:

@@ -41,7 +41,7 @@ Schedule = keras.optimizers.schedules.LearningRateSchedule
 # Arguments of Keras's schedules that are learning rates, and arguments that count steps.
 _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values")
 _STEPS = ("decay_steps", "first_decay_steps", "warmup_steps")
-_CLOSE = 1e-6  # Larger than the rounding error of float32.
+_ROUNDING = 1e-6  # Larger than the rounding error of float32.
 
 
 def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
@@ -62,7 +62,7 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
     schedule = isinstance(current, Schedule)
     scaled = scaled_schedule(current, ratio=ratio, kappa=kappa) if schedule else scaled_rate
     inner.learning_rate = scaled
-    vars(inner)[_UNSCALED_RATE] = (current, scaled)
+    vars(inner)[_SCHEDULE_NAME] = (current, scaled)
 
 
 def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedule:
@@ -73,19 +73,19 @@ def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedu
     config = {name: value for name, value in schedule.get_config().items() if value is not None}
     changes: dict[str, Any] = dict.fromkeys(_RATES, lambda rate: float(rate) * ratio)
     rounds_up = config.get("cycle", False)
-    changes |= dict.fromkeys(_STEPS, lambda steps: _stage(float(steps) / kappa, rounds_up))
+    changes |= dict.fromkeys(_STEPS, lambda steps: _stage_steps(float(steps) / kappa, rounds_up))
     # Keras compares integer steps with the boundaries.
-    changes["boundaries"] = lambda steps: math.floor(int(steps) / kappa + _CLOSE)
+    changes["boundaries"] = lambda steps: math.floor(int(steps) / kappa + _ROUNDING)
     for name in changes.keys() & config.keys():
         config[name] = keras.tree.map_structure(changes[name], config[name])
     return type(schedule).from_config(config)
 
 
-def _stage(steps: float, rounds_up: bool) -> float:
+def _stage_steps(steps: float, rounds_up: bool) -> float:
     """Return the steps of a stage, rounded so that 10 / (10 / 3) is 3 stages in float32 too."""
     if float(np.float32(steps)) == steps:
         return steps
-    return steps * (1 + _CLOSE if rounds_up else 1 - _CLOSE)
+    return steps * (1 + _ROUNDING if rounds_up else 1 - _ROUNDING)
 
 
 def peak_learning_rate(optimizer: Any) -> float | None:
@@ -117,20 +117,18 @@ def _is_keras_schedule(rate: Any) -> bool:
 
 
 # The arguments of a custom schedule have no known meaning, so kbatch reads it at these updates.
-_UPDATES = np.unique([0, *np.geomspace(1, 1e6, 300).astype("int64")])
+_READ_AT_UPDATES = np.unique([0, *np.geomspace(1, 1e6, 300).astype("int64")])
 
 
 def _rates(schedule: Any) -> np.ndarray:
-    return np.array([float(schedule(tf.constant(step))) for step in _UPDATES])
+    return np.array([float(schedule(tf.constant(step))) for step in _READ_AT_UPDATES])
 
 
 class _StretchedSchedule(Schedule):
     """A custom schedule, read `kappa` times as fast."""
 
     def __init__(self, schedule: Schedule, ratio: float, kappa: float):
-        self.schedule = schedule
-        self.ratio = ratio
-        self.kappa = kappa
+        self.schedule, self.ratio, self.kappa = schedule, ratio, kappa
 
     def __call__(self, step: Any) -> Any:
         step = keras.ops.convert_to_tensor(step)
@@ -143,9 +141,8 @@ class _StretchedSchedule(Schedule):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "_StretchedSchedule":
-        return cls(
-            **config | {"schedule": keras.saving.deserialize_keras_object(config["schedule"])}
-        )
+        schedule = keras.saving.deserialize_keras_object(config["schedule"])
+        return cls(**config | {"schedule": schedule})
 
 
 _optimizers = keras.optimizers
@@ -161,8 +158,8 @@ _FIRST_MOMENT_DECAYS = {"beta_2": "beta_1", "adam_beta_2": "adam_beta_1"}
 _EMA_EVERY = "ema_overwrite_frequency"
 # Attributes that kbatch sets: the momentum of a layer before and after scaling, and the schedule of
 # an optimizer before and after scaling.
-REMEMBERED = "_kbatch_momenta"
-_UNSCALED_RATE = "_kbatch_own_rate"
+MOMENTA_NAME = "_kbatch_momenta"
+_SCHEDULE_NAME = "_kbatch_own_rate"
 
 
 def scale_model(
@@ -272,7 +269,7 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     values = iter(scaling.values)
     for optimizer in optimizers:
         rate, stretch = next(values), next(values)
-        unscaled, scaled = vars(optimizer).get(_UNSCALED_RATE, (None, None))
+        unscaled, scaled = vars(optimizer).get(_SCHEDULE_NAME, (None, None))
         if scaled is not None and rate_of(optimizer) is scaled:
             optimizer.learning_rate = unscaled
         if current := peak_learning_rate(optimizer):
@@ -301,7 +298,7 @@ def set_momenta(
     same = shapes in (None, weight_shapes(model))
     if same and len(momenta) in (0, len(layers)):
         for layer, value in zip(layers, momenta, strict=False):
-            vars(layer)[REMEMBERED] = (_own_momentum(layer), value)
+            vars(layer)[MOMENTA_NAME] = (_own_momentum(layer), value)
             layer.momentum = value
     elif built:
         raise ValueError(
@@ -384,7 +381,7 @@ def scale_late_layers(
     if model.built or scaling is not None or user_step(model) is not None:
         build_ahead(model, dataset.element_spec)
     layers = batch_norms(model)
-    if scaling is None or all(REMEMBERED in vars(layer) for layer in layers):
+    if scaling is None or all(MOMENTA_NAME in vars(layer) for layer in layers):
         return scaling
     optimizers = inner_optimizers(model)
     model.train_function = None  # An earlier trace contains the old values.
@@ -418,10 +415,10 @@ def _scale_momenta(
         if name in scaling.follow_batch_size:
             momentum = scale_momentum(own, **sizes)
         layer.momentum = momentum
-        vars(layer)[REMEMBERED] = (own, momentum)
+        vars(layer)[MOMENTA_NAME] = (own, momentum)
     given, made = dict(scaling.given), dict(scaling.made)
     if layers:
-        pairs = zip(*(vars(layer)[REMEMBERED] for layer in layers), strict=True)
+        pairs = zip(*(vars(layer)[MOMENTA_NAME] for layer in layers), strict=True)
         given[name], made[name] = (tuple(sorted(set(momenta))) for momenta in pairs)
     settings = _scaled_settings(layers, optimizers)
     values = (*rates, *(float(getattr(owner, name)) for owner, name in settings))
@@ -430,5 +427,5 @@ def _scale_momenta(
 
 def _own_momentum(layer: Any) -> float:
     """Return the momentum that the user gave a layer, before kbatch scaled it."""
-    unscaled, scaled = vars(layer).get(REMEMBERED, (layer.momentum, layer.momentum))
+    unscaled, scaled = vars(layer).get(MOMENTA_NAME, (layer.momentum, layer.momentum))
     return unscaled if layer.momentum == scaled else layer.momentum

@@ -175,7 +175,7 @@ class TrainStep:
         return keras.Model.train_step(self.model, data) if step is None else step(data)
 
 
-def set_xla(model: Any, chosen: bool | None = None) -> None:
+def limit_xla(model: Any, chosen: bool | None = None) -> None:
     """Restrict XLA to full batches, if it compiles the model's train step.
 
     The last batch of an epoch has another shape at each batch size, so XLA would compile the step
@@ -228,7 +228,7 @@ def installed_step(model: Any) -> Any:
 
 def accumulation_of(model: Any) -> Any:
     """Return the `Accumulation` of a model, or None. Models that Keras copies lose it."""
-    return getattr(installed_step(model), "how", None)
+    return getattr(installed_step(model), "accumulation", None)
 
 
 def user_step(model: Any) -> Callable[[Any], Any] | None:
@@ -320,8 +320,6 @@ def _with_inner(optimizers: list[Any]) -> list[Any]:
 
 def updates_made(model: Any, batches: int = 0) -> int:
     """Return the largest update count of a model's optimizers, or `batches` if it has none."""
-    optimizers = _with_inner(training_optimizers(model))
-    counts: list[Any] = [
-        keras.ops.convert_to_numpy(one.iterations) for one in optimizers if one.built
-    ]
+    built = [one.iterations for one in _with_inner(training_optimizers(model)) if one.built]
+    counts: list[Any] = [keras.ops.convert_to_numpy(count) for count in built]
     return max(map(int, counts), default=batches)

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from kbatch import library_internals as internals
 from kbatch.training.fingerprint import Description
-from kbatch.training.learning_rate import REMEMBERED, followed_settings
+from kbatch.training.learning_rate import MOMENTA_NAME, followed_settings
 from kbatch.training.model import installed_step, is_compiled, replica_count, user_step
 from kbatch.training.steps_per_execution import GraphCount, counted_steps
 
@@ -70,7 +70,7 @@ class SharedGraph:
                 set_state(shared, shared_settings, fresh, settings)
                 return shared
         self._models[policy] = fresh, fresh_description
-        read_settings(fresh, settings)
+        settings_to_variables(fresh, settings)
         return fresh
 
     def describe(self) -> None:
@@ -111,7 +111,7 @@ def description(model: Any, settings: Settings) -> dict[str, Any] | None:
     config = keras.config
     globals_read = (config.epsilon(), config.floatx(), config.image_data_format())
     flash = config.is_flash_attention_enabled()
-    step_of = (type(step), getattr(step, "how", None), is_compiled(model))
+    step_of = (type(step), getattr(step, "accumulation", None), is_compiled(model))
     return constants | {"names": names, "step": step_of, "globals": (*globals_read, flash)}
 
 
@@ -169,7 +169,7 @@ class GraphNumber(float):
         return float, (float(self),)
 
 
-def read_settings(model: Any, settings: Settings) -> None:
+def settings_to_variables(model: Any, settings: Settings) -> None:
     """Make variables of the settings that follow the batch size, in a model not traced yet."""
     for owner, name in settings:
         setattr(owner, name, GraphNumber(getattr(owner, name)))
@@ -182,8 +182,8 @@ def set_state(shared: Any, shared_settings: Settings, fresh: Any, settings: Sett
     """Give the shared model the state of a model that was just built."""
     for (target, name), (source, _) in zip(shared_settings, settings, strict=True):
         setattr(target, name, getattr(target, name).changed(getattr(source, name)))
-        if REMEMBERED in vars(source):  # Without it the layer would be scaled again in training.
-            vars(target)[REMEMBERED] = vars(source)[REMEMBERED]
+        if MOMENTA_NAME in vars(source):  # Without it the layer would be scaled again in training.
+            vars(target)[MOMENTA_NAME] = vars(source)[MOMENTA_NAME]
     if shared.steps_per_execution != fresh.steps_per_execution:
         shared.predict_function = None  # It is another function for another number of steps.
     shared.steps_per_execution = shared.steps_per_execution.changed(fresh.steps_per_execution)

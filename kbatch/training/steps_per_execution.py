@@ -92,7 +92,7 @@ class Training(NamedTuple):
     callbacks: Sequence[keras.callbacks.Callback]
 
 
-def why_one(model: Any, callbacks: Sequence[Any] = ()) -> str | None:
+def why_single_step(model: Any, callbacks: Sequence[Any] = ()) -> str | None:
     """Return why an execution must have one step. If it may have several, return None."""
     if model.run_eagerly:
         return "the model is run eagerly"
@@ -174,7 +174,7 @@ def _overrides(callback: Any, names: Sequence[str]) -> bool:
     return bool(owners - {"keras", "keras_tuner", "kbatch"})
 
 
-class EndInTime(keras.callbacks.Callback):
+class ExecutionSteps(keras.callbacks.Callback):
     """Sets the steps of each execution: fewer at the end of a run, and many in a validation."""
 
     def __init__(self, training: Training, clock: Any, *, endless: bool, validation: int):

@@ -162,10 +162,10 @@ def test_what_cannot_be_raced_is_a_grid_that_says_why(tmp_path, build, objective
     build = build() if build is OwnFit else build
     sizes = {"batch_sizes": (8, 16), "strategy": "race"}
     tuner = kbatch.BatchSizeTuner(build, objective, directory=tmp_path, **sizes)
-    decides_by = tuner.decides_by
-    chosen = decides_by.get("grid_because"), decides_by["strategy"]
+    study_settings = tuner.study_settings
+    chosen = study_settings.get("grid_because"), study_settings["strategy"]
     assert chosen == (why, "grid" if why else "race")
-    study = make_study(search=make_search(**decides_by))
+    study = make_study(search=make_search(**study_settings))
     assert [n.values["why"] for n in study.notes if n.code == "grid_because"] == [why] * bool(why)
 
 

@@ -93,7 +93,7 @@ def test_tolerance_of_a_cost_may_exceed_one(tmp_path):
         tolerance=5,
         directory=tmp_path,
     )
-    assert tuner.decides_by["tolerance"] == 5
+    assert tuner.study_settings["tolerance"] == 5
     for fraction in ("val_accuracy", "val_auc", "val_f1_score"):
         with pytest.raises(ValueError, match="below 1"):
             check_tolerance(5, 0.95, fraction)

@@ -75,9 +75,9 @@ class ExactTrainStep(TrainStep):
     It computes calls of layers in micro-batches, and again for their gradients.
     """
 
-    def __init__(self, model: keras.Model, how: Any):
+    def __init__(self, model: keras.Model, accumulation: Any):
         super().__init__(model)
-        self.how = how  # An `Accumulation`.
+        self.accumulation = accumulation
         self._inside_call = False  # Layers that are called within a cut call are not cut.
         self._thread: int | None = None  # The thread of the step: others may read data.
 
@@ -96,7 +96,7 @@ class ExactTrainStep(TrainStep):
         leaves = keras.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if _has_rows(leaf)]
         rows = {leaves[i].shape[0] for i in places}
-        few = all(n is not None and n <= self.how.micro_batch_size for n in rows)
+        few = all(n is not None and n <= self.accumulation.micro_batch_size for n in rows)
         other_thread = threading.get_ident() != self._thread
         # If the first axes differ, it is unknown which of them is the rows.
         if other_thread or self._inside_call or few or len(rows) != 1:
@@ -106,7 +106,7 @@ class ExactTrainStep(TrainStep):
 
     def _in_parts(self, call: "_LayerCall") -> Any:
         """Return the result of a layer for the whole batch."""
-        layer, batch = call.layer, cut(call.inputs, self.how.micro_batch_size)
+        layer, batch = call.layer, cut(call.inputs, self.accumulation.micro_batch_size)
         specs = call.traced(batch)  # This builds the layer.
         state = internals.state_variables(layer)
         before = _values_of(state)

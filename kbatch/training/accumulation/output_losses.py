@@ -100,7 +100,7 @@ def need_counting(model: keras.Model) -> bool:
         or any(
             loss.reduction == "mean_with_sample_weight"
             or internals.loss_arguments(loss).get("ignore_class") is not None
-            or _may_vary(loss)
+            or _is_custom(loss)
             for loss in losses
         )
     )
@@ -193,7 +193,7 @@ def _denominator(
     if loss.reduction in ("mean", "sum_over_batch_size") or sample_weight is None:
         # A scalar counts as a mean over rows. Keras's losses return the same number of values for
         # each row.
-        varies = _may_vary(loss) and values.shape.rank != 0
+        varies = _is_custom(loss) and values.shape.rank != 0
         if mask is None:
             return _size(values) if varies else None
         valid = tf.reduce_sum(tf.cast(mask, tf.float32))
@@ -224,6 +224,6 @@ def _makes_mask(layer: keras.Layer) -> bool:
     return overridden and not _is_from_keras(type(layer))
 
 
-def _may_vary(loss: Any) -> bool:
+def _is_custom(loss: Any) -> bool:
     """Return whether a loss is custom, so that it may return fewer values than rows."""
     return not _is_from_keras(getattr(loss, "fn", type(loss)))

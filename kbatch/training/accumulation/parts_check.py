@@ -60,9 +60,8 @@ def parts_note(model: keras.Model, rows: Any) -> Note | None:
             with model.distribute_strategy.scope():
                 internals.build_symbolically(model, forms.each_part(as_tensor, batch))
         # Rounding to half precision would hide differences.
-        halves = [
-            layer for layer in internals.layers_of(model) if "16" in (layer.compute_dtype or "")
-        ]
+        layers = internals.layers_of(model)
+        halves = [layer for layer in layers if "16" in (layer.compute_dtype or "")]
         with (
             model.distribute_strategy.scope(),
             kept_state(model),
@@ -312,7 +311,7 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         rows, batch_size = _first_rows(arguments, batched=name == "train_on_batch")
         frozen = model.built and not model.trainable_weights
         if isinstance(step, AccumulatingTrainStep) and not frozen:
-            size = step.how.micro_batch_size
+            size = step.accumulation.micro_batch_size
             cut = batch_size > size * replica_count(model)
             most = min(rows_to_compare(size), int(forms.row_count(rows)))
             note = parts_note(model, forms.first_rows(rows, most)) if cut else None

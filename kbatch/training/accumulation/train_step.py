@@ -22,14 +22,15 @@ from kbatch.training.model import TrainStep, check_model, user_step
 class AccumulatingTrainStep(TrainStep):
     """The custom `tf.GradientTape` train step of `accumulate_gradients`."""
 
-    def __init__(self, model: keras.Model, how: Any):
+    def __init__(self, model: keras.Model, accumulation: Any):
         super().__init__(model)
-        self.loss_denominator = how.loss_denominator or self.loss_denominator
-        self.how = how._replace(loss_denominator=self.loss_denominator)  # An `Accumulation`.
+        self.loss_denominator = accumulation.loss_denominator or self.loss_denominator
+        self.accumulation = accumulation._replace(loss_denominator=self.loss_denominator)
         # Metrics whose function returns one value for all rows become means over micro-batches.
         self.batch_metrics: set[str] = set()
         self.warns = False  # Whether to warn of `batch_metrics` after the step is traced.
-        self._moments = MomentMeans(how.moments_every) if how.moments_every else None
+        every = accumulation.moments_every
+        self._moments = MomentMeans(every) if every else None
 
     def warn_of_metrics(self) -> None:
         if self.warns and self.batch_metrics:
@@ -40,7 +41,7 @@ class AccumulatingTrainStep(TrainStep):
     def _update(self, data: Any) -> dict[str, Any]:
         model = self.model
         check_model(model)  # It may have been compiled again after the step was installed.
-        batch = prepared_batch(model, data, self.how.micro_batch_size)
+        batch = prepared_batch(model, data, self.accumulation.micro_batch_size)
         if model.built and not model.trainable_weights:
             return super()._update(data)  # Keras warns that nothing is trainable.
 
@@ -174,7 +175,7 @@ class Update:
         micro_sq_norm = sums.micro_sq_norm
         if self._measured is not None:
             micro_sq_norm += tf.cond(self._measured, weighted_squared_norm, lambda: tf.zeros([]))
-        self._count(micro_batch, y_pred)
+        self._update_metrics(micro_batch, y_pred)
         losses = zip(sums.output_losses, losses, strict=True)
         return Sums(
             gradient_sum.add(sums.gradients, gradients),
@@ -184,7 +185,7 @@ class Update:
             self.batch_norm.add(sums.batch_statistics, rows_share),
         )
 
-    def _count(self, data: tuple[Any, Any, Any], y_pred: Any) -> None:
+    def _update_metrics(self, data: tuple[Any, Any, Any], y_pred: Any) -> None:
         """Update the metrics, and collect metric functions that return one value for all rows."""
         x, y, sample_weight = data
 
@@ -227,10 +228,10 @@ class Update:
 
 def sum_sparse_gradients(model: keras.Model) -> keras.Model:
     """Make a compiled model add up gradient rows of equal indices, if its optimizer needs this."""
-    return SummingTrainStep(model).install() if differ_in_parts(model) else model
+    return SummingTrainStep(model).install() if needs_summed_gradients(model) else model
 
 
-def differ_in_parts(model: keras.Model) -> bool:
+def needs_summed_gradients(model: keras.Model) -> bool:
     """Return whether the optimizer's step may differ if sparse gradients are summed first."""
     # SGD without clipping is linear in the gradient.
     if user_step(model) is not None or not model.compiled:

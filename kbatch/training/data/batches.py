@@ -101,7 +101,7 @@ class _SampleReader:
         return Sample(self._rows, None if known < 0 else examples, note)
 
 
-def sized(examples: int, size: int) -> list[int]:
+def epoch_sizes(examples: int, size: int) -> list[int]:
     """Return the sizes of the batches of an epoch."""
     full, rest = divmod(examples, size)
     return [size] if full and not rest else [*[size] * full, rest]
@@ -177,7 +177,7 @@ class ArrayRows:
         seed = int(np.random.randint(2**31)) if seed is None else seed
         seeds = tf.data.Dataset.from_tensors(np.int64(seed)).repeat()
         orders = map_traced(order, tf.data.Dataset.zip(epochs, seeds), _NUMBERS)
-        return rebatched(orders, sized(self.examples, batch_size))
+        return rebatched(orders, epoch_sizes(self.examples, batch_size))
 
 
 def _traced(function: Any, *specs: tf.TensorSpec) -> Any:
@@ -301,7 +301,7 @@ def in_blocks(
         size = batch_size if whole else _block_part(rows, batch_size)
         with tf.device("CPU:0"):
             one_batch = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays))
-        batches = _pipeline(rebatched(one_batch, sized(rows, size)), -(-rows // size))
+        batches = _pipeline(rebatched(one_batch, epoch_sizes(rows, size)), -(-rows // size))
         if whole and rows % size == 0:
             batches = of_known_size(batches, size)
         return batches, size, -(-rows // size)

@@ -416,11 +416,8 @@ class TrainingData:
         rows, count = forms.arrays_of(**first, class_weight=self.class_weight)
         if not count:
             raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
-        self._sample = (
-            None,
-            None,
-            Sample(forms.each_part(np.asarray, rows), forms.rows_of(self.x)),
-        )
+        sample = Sample(forms.each_part(np.asarray, rows), forms.rows_of(self.x))
+        self._sample = (None, None, sample)
         return self._sample
 
 
