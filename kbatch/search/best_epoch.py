@@ -1,4 +1,4 @@
-"""The end of each epoch: its checks, the best weights, and the metric by blocks of examples."""
+"""Check the end of each epoch, and keep the best weights and the metric by validation blocks."""
 
 import difflib
 import hashlib
@@ -25,45 +25,46 @@ from kbatch.training.metrics import is_accuracy, metric_words
 from kbatch.training.model import installed_step, replica_count
 from kbatch.training.state import kept_variables
 
-# Relative difference up to which Keras's value of a metric equals the value from block sums.
-_CLOSE = 1e-4
-# With fewer blocks, the spread over blocks is not known well enough.
-_FEWEST_BLOCKS = 4
-# Block sums are kept for more epochs than needed up to this number of values: 16 MiB.
+_CLOSE = 1e-4  # Relative difference up to which Keras's value equals the value from block sums.
+_FEWEST_BLOCKS = 4  # With fewer blocks, their spread is too uncertain.
+# Block sums are kept for at least a fifth of the epochs, and for more up to this many numbers.
 _MOST_KEPT = 2**22
 _MOST_HASHED = 2**16  # Numbers of each weight that a fingerprint includes.
-# If the most common class has a smaller share, an accuracy of an untrained model is visibly low.
+# A note compares the accuracy with the share of the most common class, if this share is as large.
 _COMMON_SHARE = 0.8
 
 
 class BestEpoch(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch, and block sums, after callbacks changed the logs."""
+    """Keeps the weights of the best epoch, and the validation metric by blocks of examples.
+
+    It must come after the user's callbacks, which may change the logs.
+    """
 
     def __init__(self, objective: Objective, parts: Sequence[Objective] = ()):
         super().__init__()
         self.batches: int | None = None  # Batches of a validation. If unknown, None.
         self.full_rows = 0  # Examples of a full validation batch.
-        self.initial_weights: str | None = None  # Fingerprint.
+        self.initial_weights: str | None = None  # A fingerprint.
         self._objective, self._parts = objective, parts  # The objective may be a sum of parts.
-        # The objective. If it is not a metric of an epoch, an accuracy or loss of validation.
+        # The objective, or a validation accuracy or loss if the logs do not have the objective.
         self._metric: Objective | None = None
-        self._best: dict[str, Any] = {}
+        self._best: dict[str, Any] = {}  # The value and the weights of the best epoch.
         self._values: list[float] = []  # Values of the metric at the end of each epoch.
         self._sums: BlockSums | None = None
-        # The last validation: its weights, if callbacks may change them, and its sums.
+        # The last validation: the weights, if callbacks may change them afterwards, and the sums.
         self._weights: list[tuple[Any, np.ndarray]] | None = None
         self._validated: Validated | NoOutcomes | None = None
-        # The first validation that counts. All others must agree with it.
+        # The first validation. All later ones must have the same examples in the same order.
         self._first: Validated | None = None
-        # Block sums of the epochs that may be among the best, by their places in `_values`.
+        # Block sums of the best epochs so far, by their places in `_values`.
         self._blocks: dict[int, np.ndarray] = {}
         self._dead_epochs: set[int] = set()  # Places of epochs with constant or infinite outputs.
         self._validated_last = -1  # Place of the last epoch that was validated.
         self._epochs_asked = 0  # Epochs of all calls of `fit` so far, including the current one.
-        self._reason: NoOutcomes | None = None  # Why there are no outcomes, by code.
+        self._reason: NoOutcomes | None = None  # A code for why there are no outcomes.
 
     def on_train_begin(self, logs: Any = None):
-        """Make a fingerprint of the weights, and let validation keep the sums of the metric."""
+        """Take a fingerprint of the weights, and make validation keep the sums of the metric."""
         model: Any = self.model
         self._epochs_asked = len(self._values) + ((self.params or {}).get("epochs") or 0)
         if self.initial_weights is None and model.weights:
@@ -102,7 +103,7 @@ class BestEpoch(keras.callbacks.Callback):
         if self._parts and all(part.name in logs for part in self._parts):
             values = [-part.sign * logs[part.name] for part in self._parts]
             logs[self._objective.name] = float(sum(values))
-        # The first validated epoch decides on the metric, unless the objective comes later.
+        # The first validated epoch decides on the metric, unless a later one has the objective.
         names = [n for n in logs if n.startswith("val_") or n == self._objective.name]
         metric = self._objective.or_quality(names)
         if self._metric is None or (self._metric != metric == self._objective):
@@ -121,13 +122,13 @@ class BestEpoch(keras.callbacks.Callback):
             self._best = {"value": value, "weights": weights or self._copied()}
 
     def _add(self, validated: Validated | NoOutcomes, value: float) -> NoOutcomes | None:
-        """Keep the block sums of an epoch, or return the code of the reason to keep none."""
+        """Keep the block sums of an epoch, or return a code for why they cannot be used."""
         if isinstance(validated, str):
             return validated
         block_sums, sums, metric = validated.sums, self._sums, self._metric
         if sums is None or metric is None or metric.name != f"val_{sums.name}":
             return "no_metric"
-        # A callback or a custom step may report another value.
+        # A callback or a custom step may have logged another value.
         if not math.isclose(sums.metric(block_sums.sum(0)), value, rel_tol=_CLOSE, abs_tol=1e-7):
             return "no_metric"
         if len(block_sums) < _FEWEST_BLOCKS:
@@ -142,11 +143,11 @@ class BestEpoch(keras.callbacks.Callback):
         return None
 
     def is_dead(self) -> bool:
-        """Return whether outputs were constant or infinite at the end or in a judged epoch."""
+        """Return whether outputs were constant or not finite in the last epoch or a best epoch."""
         return not self._dead_epochs.isdisjoint({self._validated_last, *self._best_places()})
 
     def notes(self) -> tuple[Note, ...]:
-        """Return the notes on the metric."""
+        """Return notes that warn of a misleading metric."""
         block_sums = next(iter(self._blocks.values()), None)
         if self._sums is None or block_sums is None or self._metric is None:
             return ()
@@ -171,7 +172,7 @@ class BestEpoch(keras.callbacks.Callback):
                 write_checkpoint(model, folder)
 
     def outcomes(self, reported: Mapping[str, float]) -> Outcomes:
-        """Return the metric by blocks of validation examples, or why it is unknown."""
+        """Return the metric by blocks of validation examples, or a code for why it is unknown."""
         name, self._best = self._metric.name if self._metric else None, {}
         reason, value = self._reason, reported.get(name or "")
         # A custom `fit` may compute the objective itself.
@@ -209,7 +210,7 @@ class BestEpoch(keras.callbacks.Callback):
 def check_epoch_end(
     model: Any, meter: Any, epoch: int, logs: Any, *, batch_size: int, metrics: tuple[str, ...]
 ) -> None:
-    """Check that the batches and metrics of an epoch are as asked for."""
+    """Raise InputError if an epoch had other batches or metrics than the search asks for."""
     largest = meter.read().largest_batch
     if largest != batch_size:
         raise InputError(
@@ -239,7 +240,7 @@ def check_epoch_end(
 
 
 def metrics_of_parts(model: Any, batch_size: int) -> list[str]:
-    """List the metrics that are means over micro-batches, because their functions need all rows."""
+    """List the metrics that need all rows of a batch, and are averaged over micro-batches."""
     step: Any = installed_step(model)
     names: set[str] = getattr(step, "batch_metrics", set())
     cut = names and step.accumulation.micro_batch_size * replica_count(model) < batch_size

@@ -1,8 +1,8 @@
-"""The first updates of a search: their time, whether mixed_float16 pays, and what overflows.
+"""Time some updates before a search, and check whether the model can train in mixed_float16.
 
-A plan follows from them. They use rows of the data and run without `fit`, whose overhead is longer
-than some small steps. They change nothing of a model but its graph, by which it then trains. This
-module also explains training runs that diverge or lose updates later.
+The updates use rows of the data, and run without `fit`, whose overhead is longer than some small
+steps. They change no values of the model. They trace its graph, which training then uses. This
+module also explains why training runs diverge or lose updates.
 """
 
 import statistics
@@ -36,29 +36,27 @@ from kbatch.training.state import assign, copies_of, kept_state
 from kbatch.training.step_call import StepCall, endless
 from kbatch.training.steps_per_execution import set_steps
 
-# Examples of the first updates, and of the updates that are timed. The first ones have few, because
-# more would take minutes on a processor that is slow in float16. XLA never compiles so few, because
-# no batch of a search would use the result.
+# Examples of the first updates, and of the updates that are timed. The first number is small,
+# because more examples can take minutes in float16 on a CPU. XLA never compiles such small batches.
 FIRST_ROWS, TIMED_ROWS = 2, 32
-# The most tries of a first update. Each try that overflows halves the loss scale.
-_MOST_TRIES = 20
-# At most this number of updates is timed as one execution of at most these seconds.
+_MOST_TRIES = 20  # Of a first update. Each try that overflows halves the loss scale.
+# Short updates are timed together, in one execution: at most this many, in at most these seconds.
 _MOST_JOINED, _JOINED_S = 8, 0.05
-# A longer update may have been disturbed. It is timed again this often, unless it takes more than
-# these seconds.
+# Longer updates are timed again this often, because other work may have disturbed the first one,
+# unless they take more than these seconds.
 _REPETITIONS, _SURELY_LONG_S = 3, 0.5
-TOO_SLOW = 2.0  # Ratio of the times in float16 and float32 from which kbatch trains in float32.
-# If a slow update of `FIRST_ROWS` in float16 takes longer than the first, no others are timed. An
-# update with more rows takes at most the second.
+TOO_SLOW = 2.0  # If float16 takes this many times as long as float32, kbatch trains in float32.
+# If float16 is too slow with `FIRST_ROWS` examples and takes longer than the first number, it is
+# not timed with more. The number of examples is so small that an update takes at most the second.
 _SLOW_FIRST_S, _LONGEST_S = 0.03, 0.2
-# Timing ends when one answer is this number of rounds ahead, or after the most rounds.
+# Timing ends when one dtype has won this many more rounds than the other, or after the most rounds.
 _ROUNDS_AHEAD, _MOST_ROUNDS = 2, 5
 
 
 class CutBatches:
-    """A data function for any batch size, made from one that works for some sizes only.
+    """A data function for any number of rows, from one that may accept only some batch sizes.
 
-    It gives the first rows of a batch of a size for which the other function works.
+    It takes the first rows of a batch of a size that the given function accepts.
     """
 
     def __init__(self, function: Callable[[int], Any], batch_sizes: Sequence[int], first: int):
@@ -72,7 +70,7 @@ class CutBatches:
                 batches = as_dataset(self._function(size))
                 if is_dataset(batches):
                     next(iter(batches.take(1)), None)
-            except Exception as error:  # The trial of this size raises and records it.
+            except Exception as error:  # The trial of this size will record it.
                 errors.append(error)
             else:
                 return first_of_each(batches, rows) if size > rows else batches
@@ -80,16 +78,16 @@ class CutBatches:
 
 
 class Updates:
-    """Updates of a model on rows of its data. They leave the state of the model as it was."""
+    """Makes and times updates of a model on rows of its data, and restores the model's state."""
 
     def __init__(
         self,
-        model: Any,  # Its train function is traced here and serves training later.
+        model: Any,  # Its train function is traced here, and training uses it later.
         data: TrainingData,
         *,
         counted: bool = False,  # Whether the number of steps per execution is chosen later.
-        compiled: bool = True,  # Whether XLA compiles the steps, if it compiles the model.
-        only_rows: int | None = None,  # The only number of rows that the model takes.
+        compiled: bool = True,  # If False, XLA does not compile the steps, even if it could.
+        only_rows: int | None = None,  # The only number of rows that the model accepts, if any.
     ):
         self._only_rows, self._compiled = only_rows, compiled
         self.model, self._replicas = model, replica_count(model)
@@ -97,9 +95,8 @@ class Updates:
         self.run = Workload(lambda: model, data, policy, replicas=self._replicas).start()
         self.seconds: dict[int, float] = {}  # Seconds of a step, by rows.
         self.first_s: dict[int, float] = {}  # Seconds of the first step, which XLA may compile.
-        self._peak_bytes: dict[int, int] = {}  # By rows.
-        # How often the loss scale was halved before the first update, by rows. If every batch
-        # overflowed, None.
+        self._peak_bytes: dict[int, int] = {}  # Peak memory of an update, by rows.
+        # Overflows before the first update, by rows. If every batch overflowed, None.
         self._overflows: dict[int, int | None] = {}
         self._batches: dict[int, Any] = {}  # Endless iterators of one batch, by rows.
         if counted:
@@ -107,12 +104,12 @@ class Updates:
         model.make_train_function()
 
     def step_s(self, rows: int) -> float:
-        """Time an update on a number of rows, after a first one that may be traced."""
+        """Time an update on a number of rows, after a first one that may trace the graph."""
         rows = self._only_rows or rows
         try:
             return self._step_s(rows)
         except MEMORY_ERRORS as error:
-            # If XLA on a CPU runs out of memory, it frees the weights that it was to update.
+            # If XLA on a CPU runs out of memory, it frees the weights, so the model is lost.
             on_cpu = self.run.memory.device == "CPU:0"
             freed = on_cpu and is_compiled(self.model) and ran_out_of_memory(error)
             if freed or device_is_lost(error):
@@ -145,7 +142,7 @@ class Updates:
         return step_s
 
     def peak_bytes(self, rows: int) -> int | None:
-        """Return the peak memory of updates on a number of rows. If it ran out, return None."""
+        """Return the peak memory of updates on a number of rows, or None if memory ran out."""
         rows = self._only_rows or rows
         try:
             if rows not in self._peak_bytes:
@@ -159,7 +156,7 @@ class Updates:
         return self._peak_bytes[rows]
 
     def check(self, rows: int, largest_batch_size: int) -> None:
-        """Check that an epoch makes an update, although the first batches may overflow."""
+        """Raise PolicyUnsupported if so many batches overflow that an epoch makes no update."""
         rows = self._only_rows or rows
         if rows not in self._overflows:
             self.step_s(rows)
@@ -170,11 +167,11 @@ class Updates:
             raise PolicyUnsupported(f"the first {overflowed} batches overflowed in float16")
 
     def _begin(self, rows: int, step: StepCall) -> None:
-        """Make the first update on a number of rows, and repeat it as long as it overflows."""
+        """Make the first update on a number of rows, and repeat it while it overflows."""
         batch = self.run.data.sample(rows * self._replicas, self.model, fewest=1)
         with tf.device("CPU:0"):  # The batch may be on another device.
             batches = endless(keras.tree.lists_to_tuples(batch))
-        # With the spec of batches of any length, the graph of training takes them.
+        # Trace the graph for any number of rows, so that training can use it.
         spec = batches.element_spec
         spec = spec if self._only_rows else tf.nest.map_structure(of_any_length, spec)
         batches = tf.data.experimental.from_variant(tf.data.experimental.to_variant(batches), spec)
@@ -191,7 +188,7 @@ class Updates:
 
 
 def _execution_s(step: StepCall, batches: Any, steps: int = 1) -> float:
-    """Return the seconds of some steps, run as one execution if the model can."""
+    """Return the seconds of some steps, which run as one execution if the model allows it."""
     began_s = time.perf_counter()
     step.execute(batches, steps)
     return max(SHORTEST_S, time.perf_counter() - began_s)
@@ -200,10 +197,10 @@ def _execution_s(step: StepCall, batches: Any, steps: int = 1) -> float:
 def check_float16(
     half: Updates, full: Callable[[], Updates], batch_sizes: Sequence[int], *, timed: bool
 ) -> float | None:
-    """Check that a search can train under mixed_float16, else raise `PolicyUnsupported`.
+    """Raise PolicyUnsupported if a search cannot train under mixed_float16.
 
-    `half` makes updates under mixed_float16, and `full` returns what makes updates in float32. If
-    `timed`, return the time of an update, divided by its time in float32.
+    `half` makes updates under mixed_float16. `full()` returns the updates in float32. If `timed`,
+    return the time of an update in float16, divided by its time in float32.
     """
     largest, ratio = batch_sizes[-1], None
     rows = half.run.data.largest_rows(EXACT_UP_TO, half.model)
@@ -214,7 +211,7 @@ def check_float16(
         ratio = slowdown(half.step_s, full().step_s, batch_sizes[len(batch_sizes) // 2])
         if ratio > TOO_SLOW:
             return ratio
-    # A loss that is a sum overflows with more examples.
+    # A loss that sums over examples may overflow only with more of them.
     if half.peak_bytes(min(TIMED_ROWS, largest)) is not None:
         half.check(min(TIMED_ROWS, largest), largest)
     return ratio
@@ -226,7 +223,7 @@ def slowdown(
     """Return the time of an update under mixed_float16, divided by its time in float32.
 
     `half_s` and `full_s` return the seconds of an update on a number of rows under the two
-    policies. They are timed in turns. If memory runs out, they make updates on half as many rows.
+    policies, and are called in turns. If memory runs out, the number of rows is halved.
     """
     try:
         few_s = half_s(FIRST_ROWS)
@@ -246,24 +243,27 @@ def slowdown(
     return slowdown(half_s, full_s, max(FIRST_ROWS, batch_size // 2))
 
 
-# A loss scale of 2^15 reaches 1 after this number of overflows. More are not a matter of the start.
+# Keras's loss scale starts at 2^15 and reaches 1 after this many overflows.
 _START_OVERFLOWS = 15
-# The share of updates that may overflow later: Keras doubles the scale every 2,000 updates.
+# A usual share of later overflows is smaller, because Keras doubles the scale every 2,000 updates.
 _RARE_SHARE = 1 / 200
 
 
 def lost_updates(model: Any, epochs: Sequence[EpochRecord]) -> int:
-    """Count the updates that overflowed. Return 0 if the loss scale only found its level."""
+    """Count the updates that overflowed. If there are no more than usual, return 0.
+
+    Some overflows are usual: the loss scale starts high, and Keras doubles it now and then.
+    """
     batches = [epoch.batches or 0 for epoch in epochs]
     lost = [max(0, n - epoch.updates) for n, epoch in zip(batches, epochs, strict=True)]
-    # The start ends with the first epoch in which most batches made an update.
+    # The start ends after the first epoch in which at least half of the batches made an update.
     start = next((k + 1 for k, n in enumerate(batches) if 2 * lost[k] <= n), len(lost))
-    # Keras lowers the scale for some epochs while the gradients grow.
+    # Judge only the second half: while the gradients grow, overflows lower the scale step by step.
     half = max(start, len(lost) // 2)
     later, in_each_epoch = sum(lost[half:]), len(lost) > 2 and min(lost) > 0
     often = later > _RARE_SHARE * sum(batches[half:]) and (in_each_epoch or later > 3)
     updates = sum(batches) - sum(lost)
-    # Within one epoch, the counter of the loss scale shows when the last update overflowed.
+    # In a run of one epoch, the counter of the loss scale shows when the last overflow was.
     since_last = updates
     if model.optimizer.built:  # `int` fails for the variables of a `MirroredStrategy`.
         since_last = np.asarray(keras.ops.convert_to_numpy(model.optimizer.step_counter)).item()
@@ -273,7 +273,7 @@ def lost_updates(model: Any, epochs: Sequence[EpochRecord]) -> int:
 
 
 def overflow_text(model: Any, epochs: Sequence[EpochRecord]) -> str | None:
-    """Describe the harm that float16 did to a training with a loss scale, if it did any."""
+    """Describe how float16 harmed a training run with a loss scale, or return None."""
     if not loss_scaled(model) or user_step(model) is not None:
         return None
     if lost := lost_updates(model, epochs):
@@ -283,15 +283,14 @@ def overflow_text(model: Any, epochs: Sequence[EpochRecord]) -> str | None:
     return f"the weight {bad[0].path!r} became NaN or infinite" if bad else None
 
 
-# Rows of a batch in which values that are not finite are searched, and the longest search.
+# The batch size in the search for values that are not finite, and its longest time in seconds.
 _SEARCHED_ROWS, _SEARCHED_S = 256, 2.0
-# The most updates until the loss is not finite, and the largest weight of a training that has not
-# diverged.
+# The most updates in this search. If a weight is larger, the training has diverged by itself.
 _MOST_UPDATES, _LARGEST_WEIGHT = 200, 1e4
 
 
 def why_not_finite(model: Any, data: TrainingData) -> Note | None:
-    """Find the data, layer or loss that is not finite, if needed after some updates."""
+    """Find the data, layer or loss whose values are not finite, at first or after some updates."""
     batches = data.batches(_SEARCHED_ROWS, model, seed=None, validation_batch_size=_SEARCHED_ROWS)
     counts: dict[str, list[int]] = {}
     part, until_s = None, time.monotonic() + _SEARCHED_S
@@ -320,7 +319,7 @@ def why_not_finite(model: Any, data: TrainingData) -> Note | None:
 
 
 def _part_after_updates(model: Any, dataset: Any) -> tuple[str | None, int]:
-    """Train until the loss is not finite. Return the part that causes it, and the updates."""
+    """Train until the loss is not finite. Return the cause, and the number of updates."""
     until_s = time.monotonic() + _SEARCHED_S
     if user_step(model) is not None or not model.built:
         return None, 0
@@ -340,7 +339,7 @@ def _part_after_updates(model: Any, dataset: Any) -> tuple[str | None, int]:
 
 
 def _named_parts(element: Any) -> Iterator[tuple[str, Any]]:
-    """List the float tensors of a batch, each with the name of its argument."""
+    """Yield the float tensors of a batch, each with the name of its argument."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(element)
     parts = [("`x`", x), ("`y`", y), ("`sample_weight`", weight)]
     while parts:
@@ -384,9 +383,9 @@ def _all_finite(outputs: Any) -> bool:
     return not any(bool(tf.reduce_any(tf.math.is_nan(x) | (x == np.inf))) for x in floats)
 
 
-# Float16 rounds integers above the first number, and numbers above the second are infinite.
+# Float16 rounds integers above the first number. Numbers above the second one become infinite.
 EXACT_UP_TO, _LARGEST = 2048, 65_504
-# A change of outputs, as a share of their spread, that rounding of measurements does not cause.
+# If rounded inputs change the outputs by more than this share of their spread, digits are lost.
 _CHANGED_SHARE = 0.05
 
 
@@ -400,8 +399,7 @@ def check_large_inputs(half: Any, full: Any, batch: Any) -> None:
     exact, changed = _outputs_of(full, x), _outputs_of(full, rounded)
     if exact is None or not np.isfinite(exact).all():
         return
-    # A float id that is rounded up may be beyond the last row of an `Embedding`.
-    differs = changed is None
+    differs = changed is None  # A rounded id may be beyond the last row of an `Embedding`.
     if changed is not None:
         spread = np.abs(exact - exact.mean(0)).mean()
         differs = np.abs(exact - changed).mean() > _CHANGED_SHARE * spread
@@ -421,11 +419,11 @@ def _rounded(leaf: Any) -> Any:
 
 
 def _outputs_of(model: Any, x: Any) -> np.ndarray | None:
-    """Return the outputs as a row for each example. If the model cannot be called, return None."""
+    """Return the outputs, with a row for each example, or None if the model cannot be called."""
     try:
         with dtype_policy_scope(model.dtype_policy.name):
             outputs = keras.tree.flatten(forward(model, x, training=False))
         arrays = [np.asarray(tf.cast(output, tf.float32)) for output in outputs]
         return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
-    except Exception:  # Ids out of range, or a subclass without a `call`.
+    except Exception:  # Such as an id out of range, or a subclass without a `call`.
         return None

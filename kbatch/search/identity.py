@@ -1,8 +1,8 @@
-"""Facts that decide the results of a search, so that no other search continues it.
+"""Describe the model, data and settings of a search, to see whether a later call continues it.
 
-Equal objects must have equal descriptions in every process, or no search could continue. Arrays
-are described by shape, dtype and values; of large arrays only some rows are read. A dataset may
-shuffle, so it is described by its spec and length. Other objects have class and configuration.
+Equal objects have equal descriptions in every process. Otherwise, no search could continue. The
+description of an array is its shape, dtype and values, or some of the rows of a large array. That
+of a dataset is its spec and length, because it may shuffle. Other objects have a configuration.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from kbatch.training.data.training_data import FitCall
 from kbatch.training.fingerprint import Description, config_of, digest, name_of
 from kbatch.training.model import optimizers_of
 
-# Arguments of `fit` that change only the output, or that are checked elsewhere.
+# Arguments of `fit` that change only the printed output, or that are checked elsewhere.
 _NOT_COMPARED = ("verbose", "callbacks", "batch_size", "validation_batch_size")
-# Callbacks that write results of training, and change none.
+# Callbacks that only write results.
 _WRITERS = (
     keras.callbacks.TensorBoard,
     keras.callbacks.CSVLogger,
@@ -33,10 +33,9 @@ _WRITERS = (
     keras.callbacks.History,
     keras.callbacks.ProgbarLogger,
 )
-# Arguments of callbacks that change only the output.
+# Arguments of callbacks that decide only how and to which file they write.
 _OUTPUTS = ("filepath", "filename", "log_dir", "path", "directory", "folder", "file", "verbose")
-# Arrays up to this size are read whole, larger ones at some rows.
-_MOST_BYTES, _MOST_ROWS = 16 * 2**20, 256
+_MOST_BYTES, _MOST_ROWS = 16 * 2**20, 256  # At most so many rows are read of a larger array.
 _LONGEST_TEXT = 100
 _DESCRIBED = (
     *(bool, int, float, str, bytes, complex, range, Path, type),
@@ -48,7 +47,7 @@ _LOSS_SCALE_KEYS = ("initial_scale", "dynamic_growth_steps")
 
 
 def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, str]:
-    """Describe layers, optimizer and arguments of `compile`, and the dtype policy if wanted."""
+    """Describe the layers, the optimizer, the arguments of `compile`, and perhaps the policy."""
     parts = Description(model, () if with_policy else _POLICY_KEYS)
     structure = parts.layers()
     layers, rules = structure.pop("layers"), structure.pop("rules")
@@ -67,7 +66,7 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
         excluded = excluded_from_decay(optimizer, model.trainable_variables)
         facts["optimizer.exclude_from_weight_decay"] = _text(excluded)
     if isinstance(scaled := model.optimizer, keras.optimizers.LossScaleOptimizer):
-        # Only other values than the defaults, with which `compile` makes a loss scale.
+        # Leave out default values, so that a loss scale made by `compile` equals one made by hand.
         parameters = inspect.signature(type(scaled).__init__).parameters
         for name in _LOSS_SCALE_KEYS:
             if (value := getattr(scaled, name, None)) != parameters[name].default:
@@ -82,7 +81,7 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
 
 
 def _named(name: str, described: Any, *, depth: int = 4) -> dict[str, str]:
-    """Name each part of a description, so that an error can name the part that differs."""
+    """Give each part of a description a name, so that an error can name the part that differs."""
     if not isinstance(described, dict) or depth == 0:
         return {name: _shortened(described)}
     if "is" in described and not isinstance(described["is"], str):  # Such as a partial function.
@@ -96,7 +95,7 @@ def _named(name: str, described: Any, *, depth: int = 4) -> dict[str, str]:
 
 
 def space_facts(space: Any) -> dict[str, str]:
-    """Describe the hyperparameters of a search, without the batch size, which may get values."""
+    """Describe the hyperparameters of a search, except the batch size: sizes may be added."""
     texts: dict[str, list[str]] = {}
     for parameter in space.space:
         config = parameter.get_config()
@@ -108,7 +107,7 @@ def space_facts(space: Any) -> dict[str, str]:
 
 
 def fit_facts(call: FitCall) -> dict[str, str]:
-    """Describe the arguments of `fit`: data, callbacks and other arguments."""
+    """Describe the arguments of `fit`, including data and callbacks."""
     facts = {
         name: _text(value)
         for name, value in call.named.items()
@@ -124,7 +123,7 @@ def fit_facts(call: FitCall) -> dict[str, str]:
 
 
 def _arguments_of(callback: Any) -> dict[str, Any]:
-    """Return the arguments of a callback's constructor that it keeps under their names."""
+    """Return the constructor arguments of a callback that are attributes of the same name."""
     attributes = vars(callback)
     # The callbacks of kbatch keep their target or budget in a dataclass.
     arguments: dict[str, Any] = {n: v for n, v in attributes.items() if dataclasses.is_dataclass(v)}
@@ -136,7 +135,7 @@ def _arguments_of(callback: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Describe a value by a text of readable length that is equal in every process."""
+    """Describe a value by a short text, which is the same in every process."""
     return _shortened(Description().of(keras.tree.map_structure(_leaf, value)))
 
 
@@ -148,7 +147,7 @@ def _shortened(described: Any) -> str:
 
 
 def _leaf(value: Any) -> Any:
-    """Replace a value by a text if it is data, or by its class if it may hold other state."""
+    """Replace data by a text, and an object without a configuration by the name of its class."""
     if isinstance(value, tf.data.Dataset):
         length = int(value.cardinality())
         elements = "an unknown number of" if length < 0 else f"{length:,}"
@@ -157,13 +156,13 @@ def _leaf(value: Any) -> Any:
         return _array_text(value)
     if dataclasses.is_dataclass(value):
         return vars(value)
-    # Other objects may hold state that differs in each process, such as a time or an open file.
+    # Such objects may hold state that differs in each process, such as a time or an open file.
     has_config = value is None or isinstance(value, _DESCRIBED) or hasattr(value, "get_config")
     return value if has_config else name_of(value)
 
 
 def _array_text(leaf: Any) -> Any:
-    """Describe an array by its values. A large array is described by some of its rows."""
+    """Describe an array by its shape, dtype and values, or by some rows if it is large."""
     shape = tuple(leaf.shape)
     if hasattr(leaf, "tocsr"):  # A sparse matrix of SciPy.
         leaf = leaf.tocsr()

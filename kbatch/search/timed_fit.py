@@ -1,4 +1,4 @@
-"""`model.fit` with the batch size of a trial, its settings, its shared data and a clock."""
+"""Replace `model.fit` of a trial: set the batch size and other settings, and time the training."""
 
 import contextlib
 import functools
@@ -58,24 +58,24 @@ class RunSettings(NamedTuple):
     """The settings of one training run."""
 
     number: int  # Number of the run in its trial, from 0.
-    seed: int | None  # Seed of weights and shuffling.
+    seed: int | None  # Seed of weights and shuffling. If None, they are random.
     batch_size: int  # Examples of one optimizer update.
     micro_batch_size: int | None  # Examples that go through a device at once. If unknown, None.
     validation_batch_size: int  # Examples of a validation batch.
     largest_batch_size: int  # Largest batch size of the search.
     metrics: tuple[str, ...]  # Metrics that each epoch must have.
-    to_target: bool  # Whether the objective is the cost of a target, so that a target is required.
+    to_target: bool  # Whether the objective is `seconds_to_target`, which requires a target.
     objective: Objective
     objective_parts: tuple[Objective, ...]  # Parts of an objective that is a sum, else empty.
-    steps_per_execution: Steps = 1  # As asked for.
-    loss_is_sum: bool = False  # Whether the loss is to be divided by the size of its batch.
+    steps_per_execution: Steps = 1  # The argument of the search, such as "auto".
+    loss_is_sum: bool = False  # Whether the loss sums over rows, so that logs need its mean.
     plan: Plan | None = None  # If None, the model trains as it was written.
     notes: tuple[Note, ...] = ()  # Notes on the settings, such as the paths of callbacks.
-    asked: AskedRun = AskedRun()  # When the run ends before its last epoch.
+    asked: AskedRun = AskedRun()  # How long the run is.
 
 
 class SharedInput:
-    """The data that the training runs of a search share, and one meter for all runs."""
+    """Holds the data and the meter that the training runs of a search share."""
 
     def __init__(self):
         self._data: TrainingData | None = None
@@ -83,19 +83,19 @@ class SharedInput:
         self._checked: tuple[TrainingData | None, Note | None] = (None, None)
 
     def data(self, data: TrainingData) -> TrainingData:
-        """Return the data of the last call, with all that was read of them, if they are equal."""
+        """Return the data of the last call, with what was read of them, if these are the same."""
         if self._data is None or not self._data.is_same(data):
             self._data = data
         return self._data
 
     def check_split(self, data: TrainingData) -> Note | None:
-        """Return a note if the labels are sorted by class. The same data are checked once."""
+        """Return a note if the labels are sorted by class. Check the same data only once."""
         if data is not self._checked[0]:
             self._checked = data, data.check_split()
         return self._checked[1]
 
     def meter(self) -> InputMeter:
-        """Return the meter of all runs, which is traced once, with its counts at 0."""
+        """Return the meter of all runs, whose graph is traced once, after setting it to 0."""
         self._meter = self._meter or InputMeter()
         self._meter.reset()
         return self._meter
@@ -105,11 +105,11 @@ class SharedInput:
 
 
 class StepMeter(InputMeter):
-    """Counts the batches and examples of several replicas by the steps that end on the host.
+    """Counts the batches and examples of a model on several replicas by its train steps.
 
-    A distribution strategy reads batches ahead of the steps, and one more to build the model, so
-    its input does not show what was trained on. Each step is taken for one full batch, except the
-    last one of an epoch with a known number of examples.
+    A distribution strategy reads batches before the steps need them, and one more to build the
+    model, so the input does not show what the model has trained on. Each step counts as one full
+    batch, except the last step of an epoch with a known number of examples.
     """
 
     def __init__(self, batch_size: int):
@@ -167,12 +167,12 @@ class TimedFit:
         self.budget: Budget | None = None
         self.target: Target | None = None
         self._built_steps = int(getattr(model, "steps_per_execution", 1))
-        # The following are None before the first training.
+        # The first call of `fit` sets the following.
         self.steps_per_execution: int | None = None
         self.epochs_asked: int | None = None  # Epochs of all calls.
         self.steps_per_epoch: int | None = None
-        self.data: tuple[str, ...] = ()  # Form of the data, and the further arguments of `fit`.
-        self.order: str | None = None  # Order of the first epoch, if the seed decides it.
+        self.data: tuple[str, ...] = ()  # `TrainingData.arguments()`.
+        self.order: str | None = None  # Order of the rows in the first epoch, if it is known.
         self.length: Literal["complete", "short", "stopped_early"] = "complete"
         self._continued_epochs = 0  # Epochs of the short run that is continued.
         self._history: Mapping[str, list[Any]] = {}  # Metrics of those epochs.
@@ -202,14 +202,14 @@ class TimedFit:
         check_labels(model, data.y)
         call = arguments.without("callbacks", *sizes, "validation_steps")
         if (step := installed_step(model)) is not None:
-            # If no rows can be read to build the model, `fit` builds it, or says what is missing.
+            # If no rows can be read, `fit` builds the model, or says what is missing.
             with contextlib.suppress(InputError), model.distribute_strategy.scope():
                 data.build(model, settings.batch_size)
             if step.full_rows is not None:
                 step.full_rows.assign(settings.batch_size)
         epochs, initial_epoch = call["epochs"], call["initial_epoch"]
         steps_per_epoch = call["steps_per_epoch"]
-        # Keras would end at once, as if the training had completed.
+        # With other numbers, Keras would end at once, as if the training had completed.
         counts = (epochs, initial_epoch, 1 if steps_per_epoch is None else steps_per_epoch)
         if not (all(map(is_integer, counts)) and 0 <= initial_epoch < epochs and counts[2] >= 1):
             raise InputError(
@@ -223,12 +223,12 @@ class TimedFit:
             largest_batch_size=settings.largest_batch_size,
             validation_batch_size=settings.validation_batch_size,
             validation_steps=arguments.named["validation_steps"],
-            # Each call of `fit` has its own order of the rows, unless it continues a short run.
+            # Each call of `fit` has another order of the rows, unless it continues a short run.
             seed=seed_of(settings.seed, 0 if self._continued_epochs else self._fits, initial_epoch),
             first_epoch=self._continued_epochs,
-            # A batch that replicas share must not have rows of two epochs.
+            # A batch on several replicas must not have rows of two epochs.
             endless=not (self._has_replicas or steps_per_epoch),
-            # A later `fit` of the run continues with the state that the earlier one left.
+            # A later call of `fit` in a run continues with the `PyDataset` of the earlier one.
             fresh=not (self._fits or self._continued_epochs),
             whole=settings.plan is not None and settings.plan.reason == "whole",
         )
@@ -266,9 +266,8 @@ class TimedFit:
     def can_continue(self, callbacks: list[Any]) -> bool:
         """Return whether a later call of `fit` can continue as if training had not ended.
 
-        Nothing outside the model may have state. A callback that acts at the start or at the end of
-        training may reset its state, averages of weights replace the weights at the end, and data
-        that `steps_per_epoch` cuts start again.
+        It cannot if the end of `fit` changes some state: callbacks with hooks for the begin or end
+        of training may reset theirs, averages replace the weights, and cut data start again.
         """
         optimizer: Any = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         stock = keras.callbacks.Callback
@@ -282,14 +281,14 @@ class TimedFit:
         return not (stateful or acts or self._has_replicas or self.steps_per_epoch)
 
     def continue_with(self, settings: RunSettings) -> None:
-        """Let the next call of `fit` train the missing epochs."""
+        """Make the next call of `fit` train the missing epochs."""
         self.settings, self.length, self.monitor = settings, "complete", None
         self._continued_epochs = len(self.clock.epochs)
 
     def _train(
         self, batches: Batches, call: dict[str, Any], callbacks: list[Any]
     ) -> keras.callbacks.History:
-        """Call the model's `fit` with the callbacks of the user, of the clock and of the search."""
+        """Call the model's `fit` with the callbacks of the user and of the search."""
         self.scaling = scale_late_layers(self.model, batches.dataset, self.scaling)
         check_loss_is_scaled(self.model)
         budgets = [callback for callback in callbacks if isinstance(callback, BudgetCallback)]
@@ -337,7 +336,7 @@ class TimedFit:
             with warnings.catch_warnings(), without_retracing_advice(), waits:
                 datasets = filter(is_dataset, (batches.dataset, batches.validation_data))
                 if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):
-                    # An epoch ends with the data: the length of rebatched data is unknown.
+                    # The length of rebatched data is unknown, so each epoch ends with the data.
                     warnings.filterwarnings("ignore", message="Your input ran out of data")
                 if self._fits == 1:
                     self.order = batches.order
@@ -349,7 +348,7 @@ class TimedFit:
                     validation_data=batches.validation_data,
                     validation_batch_size=batches.validation_batch_size,
                     callbacks=[*first, *scalars, *last],
-                    shuffle=False,  # The dataset is shuffled. Keras warns about other values.
+                    shuffle=False,  # The dataset is already shuffled. Keras warns if this is True.
                     **call,
                 )
         finally:
@@ -369,7 +368,7 @@ class TimedFit:
         return history
 
     def _end_early(self, epochs: int, epoch: int, logs: Any) -> None:
-        """End a short run after its epochs, and any run that is too far behind."""
+        """End a short run after its epochs, and a run that can no longer be the best."""
         asked, objective = self.settings.asked, self.settings.objective
         if epoch + 1 == epochs or self.model.stop_training:
             return
@@ -385,7 +384,7 @@ class TimedFit:
     def _set_steps(
         self, batches: Batches, call: dict[str, Any], callbacks: list[Any]
     ) -> list[keras.callbacks.Callback]:
-        """Set the steps per execution, and return the callback that ends the last one in time."""
+        """Set the steps per execution, and return a callback that changes them if needed."""
         settings, model = self.settings, self.model
         if settings.plan is None:  # The model trains as it was written.
             self.steps_per_execution = int(model.steps_per_execution)
@@ -395,7 +394,7 @@ class TimedFit:
         epoch_steps = steps_per_epoch or batches.epoch_steps or cardinality
         if epoch_steps < 0:
             epoch_steps = examples and -(-examples // settings.batch_size)
-        # The search is refused before its first trial, so the size with the fewest steps decides.
+        # Check the largest batch size, so that the first trial refuses what a later one would.
         fewest = epoch_steps
         if examples and not steps_per_epoch:
             fewest = -(-examples // settings.largest_batch_size)
@@ -423,23 +422,23 @@ class TimedFit:
 def _fill_caches(dataset: Any, most: int | None) -> None:
     """Fill the caches of a dataset before training, so that the first trial is not slower.
 
-    `most` is the number of examples that an epoch reads. If None, it reads all of them. Caches that
-    an epoch does not read to their end stay empty.
+    `most` is the number of examples that training reads, or None for all. Caches that training does
+    not read to their end stay empty.
     """
     stages = [dataset]
     while stages:
         stage = stages.pop()
         reads_all = most is None or 0 <= int(stage.cardinality()) <= most
         if cache_file(stage) is not None and reads_all:
-            # `skip` reads the elements in C++. With a number of more than 32 bits it skips none.
+            # `skip` reads the elements in C++. If the number has more than 32 bits, it skips none.
             for _ in stage.skip(2**31 - 1):
                 pass
-        if "Take" not in type(stage).__name__:  # `take` may not read its inputs to their end.
+        if "Take" not in type(stage).__name__:  # `take` may not read its inputs to the end.
             stages += inputs_of_dataset(stage)
 
 
 def _for_trackers(dataset: Any, batch_size: int) -> Any:
-    """Let MLflow's autolog, which patches `fit`, name the batch size and not read the dataset."""
+    """Make MLflow's autolog, which patches `fit`, log the batch size but not read the dataset."""
 
     def refuse() -> Any:  # MLflow would compute a digest of all batches, which may never end.
         raise TypeError("kbatch turned off MLflow's dataset logging, which reads all data.")
@@ -449,7 +448,7 @@ def _for_trackers(dataset: Any, batch_size: int) -> Any:
 
 
 def check_history(results: Any, *, of_model: bool = False) -> None:
-    """Check that a history of a custom `fit` has a list of values for each metric."""
+    """Raise InputError if the history of a custom `fit` has no list of values for a metric."""
     is_history = isinstance(results, keras.callbacks.History)
     history = results.history if is_history else {}
     numbers = {name: v for name, v in history.items() if not hasattr(v, "__len__")}

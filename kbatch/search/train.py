@@ -1,4 +1,4 @@
-"""One training run of a trial, and the record of its end."""
+"""Train one run of a trial, and record how it ends."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ from kbatch.training.state import assign, copies_of, seed_of, seeded
 
 
 class ShortRun:
-    """A training run that ended early, with everything that another call of `fit` continues."""
+    """A training run that ended early, with the state that another call of `fit` continues."""
 
     def __init__(self, timed: TimedFit, begun: ExecutionRecord, callbacks: list[Any]):
         self.timed, self.begun, self.callbacks = timed, begun, callbacks
@@ -39,7 +39,7 @@ class ShortRun:
         self._totals = timed.meter.totals()
         objective = timed.settings.objective
         values = [epoch.finite(objective.name) for epoch in timed.clock.epochs]
-        #: Best value of the objective. Larger is better.
+        #: Best value of the objective, with a sign so that larger is better.
         self.value = max((objective.sign * v for v in values if v is not None), default=-math.inf)
 
     def restore(self, settings: RunSettings) -> None:
@@ -53,15 +53,15 @@ class ShortRun:
 
 
 class Trained(NamedTuple):
-    """The end of a training run: its results, or an error."""
+    """How a training run ended: its results, or an error."""
 
     record: ExecutionRecord
     results: Any = None  # The result of `fit`, with measured metrics.
     error: BaseException | None = None
     step_ran_out: bool = False  # Whether memory may have run out in a train step.
-    runs_again: bool = False  # Whether the plan now has smaller micro-batches or float32.
-    short: ShortRun | None = None  # Continues a short run, if that is possible.
-    share: float = 0.0  # Epochs that were trained now, over all epochs that `fit` was asked for.
+    runs_again: bool = False  # Whether to repeat it with smaller micro-batches or in float32.
+    short: ShortRun | None = None  # A short run that can be continued.
+    share: float = 0.0  # Epochs that this call trained, over the epochs of a complete run.
 
 
 def train(
@@ -76,10 +76,10 @@ def train(
     scaling: LearningRateScaling | None,
     short: ShortRun | None = None,
 ) -> Trained:
-    """Train a model and write a record of its end, also if it fails.
+    """Train a model, and write a record of its end, also if it fails.
 
-    `fit` is the `fit` of a HyperModel, which calls `model.fit`. If `short` is given, the training
-    continues this short run of the model.
+    `fit` is the `fit` of a HyperModel, which calls `model.fit`. `short` is a short run of the same
+    model, which the training continues.
     """
     number = settings.number
     # The record of a short run stays until the run that continues or repeats it has ended.
@@ -95,13 +95,13 @@ def train(
     done = len(timed.clock.epochs)
     record = functools.partial(_record, begun, timed)
     for callback in call.callbacks:
-        if hasattr(callback, "follow_trial"):  # A `LivePlot`, whose module imports figures.
+        if hasattr(callback, "follow_trial"):  # A `LivePlot`.
             so_far = functools.partial(record, "running")
             callback.follow_trial(files, number=number, so_far=so_far)
     if short_record is None:
         files.write(number, record("running"))
     try:
-        # Layers that are built by their first batch draw their weights here, not in `build`.
+        # Layers that the first batch builds draw their weights here, not in `build`.
         seeds = seeded(seed_of(settings.seed, 1))
         with seeds, dtype_policy_scope(begun.dtype_policy), timed:
             results = fit(hp, model, *call.arguments, **call.keywords)
@@ -115,7 +115,7 @@ def train(
             keep_build_config(files.tuner, files.trial_id, model)
         outcomes = timed.best_epoch.outcomes(reported)
         timed.notes.extend(timed.best_epoch.notes())
-    except BaseException as error:  # Also an interruption, because each end has a record.
+    except BaseException as error:  # An interruption is recorded, too.
         status, failure = failures.failure_status(error), failures.failure_text(error)
         if status == "failed" and settings.plan is not None and settings.plan.reason == "whole":
             failure = (
@@ -147,9 +147,9 @@ def train(
 
 
 def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
-    """Return the record of a training run that begins."""
+    """Return the record of a training run before its first step."""
     facts, here = ModelFacts(model), read_environment()
-    optimizer = next(iter(inner_optimizers(model)), None)  # A custom `fit` may compile later.
+    optimizer = next(iter(inner_optimizers(model)), None)  # None if a custom `fit` compiles later.
     plan, notes = settings.plan, settings.notes
     if facts.dtype_policy in ("bfloat16", "float16"):
         notes += (Note.of("updates_rounded", policy=facts.dtype_policy),)
@@ -174,7 +174,7 @@ def _begun(model: Any, settings: RunSettings) -> ExecutionRecord:
 
 
 def _with_measures(results: Any, timed: TimedFit, files: TrialFiles) -> Any:
-    """Add measured metrics to the result of `fit`, if keras-tuner needs them."""
+    """Add the metrics that kbatch measures to the result of `fit`, if keras-tuner needs them."""
     clock, monitor, wanted = timed.clock, timed.monitor, files.measured_names
     if "samples_per_second" in wanted and clock.throughput is None:
         raise keras_tuner.errors.FailedTrialError(
@@ -199,7 +199,7 @@ def _with_measures(results: Any, timed: TimedFit, files: TrialFiles) -> Any:
         count = len(results.epoch)
         results.history |= {name: [value] * count for name, value in usage_metrics.items()}
         if wanted:
-            # The other metrics are from the last epoch. Several objectives are one sum.
+            # keras-tuner needs one value of each metric, here of the last epoch.
             last = {name: values[-1] for name, values in results.history.items()} | figures
             return last | {files.objective.name: files.tuner.oracle.objective.get_value(last)}
     return figures | usage_metrics | results if isinstance(results, dict) else results
@@ -208,7 +208,7 @@ def _with_measures(results: Any, timed: TimedFit, files: TrialFiles) -> Any:
 def _record(
     begun: ExecutionRecord, timed: TimedFit, status: str, failure: str | None = None
 ) -> ExecutionRecord:
-    """Return the record of a training run up to now."""
+    """Return the record of a training run so far."""
     clock, notes = timed.clock, [*begun.notes]
     record = dataclasses.replace(
         begun,
@@ -240,7 +240,7 @@ def _record(
     with contextlib.suppress(Exception):  # The counter of a lost device cannot be read.
         updates = clock.updates
     overflowed = None
-    # A custom step may make no update or several updates of a batch.
+    # A custom step may make no update or several updates for a batch.
     if begun.loss_scaled and user_step(timed.model) is None:
         overflowed = max(0, sum(epoch.batches or 0 for epoch in clock.epochs) - in_epochs)
     return dataclasses.replace(

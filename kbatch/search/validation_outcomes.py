@@ -1,9 +1,8 @@
-"""A metric by blocks of validation examples, from the sums that its variables hold.
+"""Compute a metric by blocks of validation examples, from the sums in the metric's variables.
 
 The variables of a Keras metric hold sums over examples: total and count of a mean, or the counts
-behind AUC and F1. The graph of validation stores them after each batch. Their differences are the
-sums of blocks of examples. They give the metric of any part of the validation set without another
-pass.
+behind AUC and F1. The graph of validation stores them after each batch. The differences between
+two batches are the sums of the examples in between. So one validation gives the metric of any part.
 """
 
 import math
@@ -23,15 +22,14 @@ from kbatch.training.data.forms import is_composite, parts_of
 from kbatch.training.metrics import is_accuracy
 from kbatch.training.model import compiled_if_full, installed_step
 
-# The most batches of a validation of unknown length.
-_MOST_ROWS = 4096
+_MOST_ROWS = 4096  # Rows of stored sums. A validation of unknown length needs one for each batch.
 _MOST_NUMBERS = 2**21  # Numbers of all rows together.
-# Relative difference below which two outputs count as equal. For other types it is 5e-7.
+# Relative difference up to which two outputs count as equal. For other dtypes it is 5e-7.
 _ROUNDING = {tf.float16: 1e-3, tf.bfloat16: 8e-3}
 _FEWEST_ALIKE = 4  # Fewer examples may have the same output by chance.
 _CHECKED = 8  # Batches of a validation in which a custom metric is checked.
-# Odd numbers of 64 bits without pattern, and a shift: each bit of a number then changes about half
-# of the bits of its product (Steele, Lea, Flood 2014, the finalizer of SplitMix64).
+# Constants of a hash: each bit of a number changes about half of the bits of the result (Steele,
+# Lea and Flood 2014, doi:10.1145/2660193.2660195, the finalizer of SplitMix64).
 _FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 _SHIFT = 31
 _MOST_CLASSES = 128  # Classes whose examples are counted.
@@ -43,8 +41,8 @@ class Validated(NamedTuple):
     sums: np.ndarray  # A row for each block, in the order of the metric's variables.
     examples: tuple[int, ...]  # Examples of each block.
     key: str  # Fingerprint of the examples in their order.
-    #: Examples of the rarest class, which decide how far one example moves a metric that is not a
-    #: mean over examples. If the metric is a mean or the labels are not classes, None.
+    #: Examples of the rarest class. One example moves a metric such as AUC by one over this number.
+    #: If the metric is a mean over examples or the labels are not classes, None.
     rarest: int | None
     lacking_blocks: int  # Blocks without any example of one of the classes.
     #: Share of the examples that have the most common class. If the labels are not classes, None.
@@ -55,27 +53,28 @@ class BlockSums:
     """Replaces the test step of a model, and stores the sums of one metric."""
 
     def __init__(self, model: keras.Model, name: str, given_step: Any):
-        self.name = name  # Of the metric, as the test step returns it.
+        self.name = name  # The key of the metric in the logs of the test step.
         self._model: Any = model
         self.given_step = given_step  # A test step that the user set on the model.
-        self._batches_per_row = 1  # Batches of a row.
-        # The first validation sets the following, if there is a metric of this name.
+        self._batches_per_row = 1  # Batches after which the next row of `_rows` begins.
+        # The first validation sets the following, if there is a metric of this name. Each is a
+        # `tf.Variable` that the graph of validation changes.
         self._metric: Any = None
-        # Batches, examples, their fingerprint, the batches whose sums differ when they are alone,
-        # and the batches of a row.
+        # Five numbers: batches and examples so far, the fingerprint of the examples, the number of
+        # batches that do not add up (see `_adds_up`), and `_batches_per_row`.
         self._counts: Any = None
-        # Examples so far, the variables of the metric, and the examples of each class.
+        # In each row: examples so far, the variables of the metric, and `_classes`.
         self._rows: Any = None
-        self._classes: Any = None  # Examples with a class, then by class. For a loss, None.
+        # Labels that are classes so far, then the examples of each class. For a loss, None.
+        self._classes: Any = None
         self._columns: Any = 1  # Columns of the labels. Each of several columns is a class.
-        # Examples of a full batch, which XLA compiles. If it compiles none, None.
-        self.full_rows: Any = None
-        # Examples, whether their outputs differ, whether one is not finite, and the first output.
+        self.full_rows: Any = None  # Examples of a batch that XLA compiles. If none, None.
+        # Four numbers: examples, whether outputs differ or are not finite, the first checksum.
         self._outputs: Any = None
 
     @classmethod
     def of(cls, model: Any, name: str) -> "BlockSums":
-        """Return the block sums of a metric in a model's test step. Install them if needed."""
+        """Return the `BlockSums` of a metric in a model's test step. Install it if needed."""
         given_step = vars(model).get("test_step")
         installed: Any = getattr(given_step, "__self__", None)
         if isinstance(installed, cls):
@@ -116,7 +115,7 @@ class BlockSums:
         batches, examples, *_, stride = tf.unstack(self._counts)
         differs: Any = tf.constant(0, tf.int64)
         if not type(self._metric).update_state.__module__.startswith("keras."):
-            # A custom metric may hold no sums.
+            # The variables of a custom metric may not be sums.
             differs = tf.cond(
                 batches < _CHECKED,
                 lambda: tf.cast(tf.logical_not(self._adds_up(before, data, sums)), tf.int64),
@@ -136,7 +135,7 @@ class BlockSums:
         return (self.given_step or type(self._model).test_step.__get__(self._model))(data)
 
     def _compare_outputs(self, outputs: list[Any]) -> None:
-        """Store whether the outputs of a batch differ from each other and from earlier outputs."""
+        """Store whether outputs of a batch differ from each other, or from the previous batch."""
         graph = tf.compat.v1.get_default_graph()
         if not outputs or any(
             is_composite(x) or x.dtype == tf.string or getattr(x, "graph", graph) is not graph
@@ -153,7 +152,7 @@ class BlockSums:
             rounding = _ROUNDING.get(output.dtype, 5e-7)
             equal = tf.abs(rows - rows[:1]) <= rounding * tf.abs(rows[:1])
             differ = tf.maximum(differ, 1 - tf.cast(tf.reduce_all(equal), tf.float32))
-            # Batches of one example can be compared by such checksums only.
+            # Compare examples of different batches by a checksum: a sum with different weights.
             unmasked = tf.where(rows[0] > tf.float32.min, rows[0], -1.7)
             parts = unmasked * (1.5 + tf.cos(tf.range(tf.cast(tf.size(unmasked), tf.float32))))
             checksum, size = checksum + tf.reduce_sum(parts), size + tf.reduce_sum(tf.abs(parts))
@@ -164,9 +163,9 @@ class BlockSums:
         self._outputs.assign(tf.stack([count, differ, bad, checksum]))
 
     def is_dead(self) -> bool:
-        """Return whether the last validation had constant outputs, or one that is not finite.
+        """Return whether the outputs of the last validation were constant, or one is not finite.
 
-        The metric may be good even so, because ties count as in the top k.
+        Such a model can have a good metric: for equal outputs, top-k accuracy counts each as right.
         """
         count, differ, bad, _ = (0, 0, 0, 0) if self._outputs is None else self._outputs.numpy()
         return bool(bad or (count >= _FEWEST_ALIKE and not differ))
@@ -190,7 +189,7 @@ class BlockSums:
         return tf.reduce_all(tf.abs(before + alone - after) <= 1e-4 * tf.abs(after) + 1e-6)
 
     def begin(self, batches: int | None, full_rows: int = 0) -> None:
-        """Begin a validation of a number of batches. If it is unknown, `batches` is None."""
+        """Begin a validation. `batches` is its number of batches, or None if it is unknown."""
         if self.full_rows is not None:
             self.full_rows.assign(full_rows)
         self._batches_per_row = 1 if batches is None else -(-batches // MOST_BLOCKS)
@@ -206,8 +205,8 @@ class BlockSums:
             self._classes.assign(tf.zeros_like(self._classes))
 
     def _make_room(self) -> None:
-        """Make the variables, unless the metric has too many numbers."""
-        # If the traced function made them, it would be traced twice.
+        """Make the variables, unless the variables of the metric have too many numbers."""
+        # A function that makes variables would be traced twice, so make them before.
         variables = [] if self._metric is None else self._metric.variables
         size = 1 + sum(math.prod(variable.shape) for variable in variables)
         most = min(_MOST_ROWS, _MOST_NUMBERS // size)
@@ -219,9 +218,9 @@ class BlockSums:
             self._rows = tf.Variable(tf.zeros([most, size]))
 
     def _class_counts(self, y: Any) -> tf.Tensor:
-        """Return how many labels of a batch are classes, and the examples of each class.
+        """Return the number of labels that are classes, followed by the examples of each class.
 
-        Labels are integers, or rows of zeros and ones with a column for each class.
+        Labels are class indices, or rows of zeros and ones with a column for each class.
         """
         if isinstance(y, (list, tuple)):
             y = dict(zip(self._model.output_names, y, strict=False))
@@ -245,7 +244,7 @@ class BlockSums:
         return tf.concat([[tf.reduce_sum(tf.cast(valid, tf.float32))], counts], axis=0)
 
     def _rarest(self, blocks: np.ndarray, examples: np.ndarray) -> tuple[int, int]:
-        """Return the examples of the rarest class, and how many blocks lack a class."""
+        """Return the number of examples of the rarest class, and how many blocks lack a class."""
         counts, columns = blocks[:, 1:], self._columns
         if columns > 1:  # Each class has positive and negative examples.
             counts = np.stack([counts[:, :columns], examples[:, None] - counts[:, :columns]])
@@ -264,7 +263,7 @@ class BlockSums:
         return rarest, int((counts == 0).any(1).sum())
 
     def read(self) -> Validated | NoOutcomes:
-        """Return the block sums of the last validation, or the code of the reason for none."""
+        """Return the block sums of the last validation, or a code for why there are none."""
         if self._rows is None:
             return "no_metric" if self._metric is None else "no_sums"
         batches, _, ordered, differs, _ = self._counts.numpy().tolist()
@@ -272,7 +271,7 @@ class BlockSums:
         if differs or count > self._rows.shape[0]:
             return "no_sums" if differs else "unknown_length"
         rows = self._rows.numpy()[:count].astype(float)
-        # The last row of each block. The last block may have fewer rows.
+        # Rows are sums so far, so take the last row of each block. The last block may be shorter.
         per_block = -(-count // MOST_BLOCKS)
         ends = np.append(rows[per_block - 1 : -1 : per_block], rows[-1:], axis=0)
         blocks = np.diff(ends, axis=0, prepend=0.0)
@@ -290,7 +289,7 @@ class BlockSums:
         return isinstance(self._metric, keras.metrics.Mean)
 
     def metric(self, sums: np.ndarray) -> float:
-        """Return the metric of examples with these sums. If it is not one number, return NaN."""
+        """Return the metric of examples with these sums, or NaN if it is not one number."""
         metric = self._metric
         if self._is_mean() and type(metric).result is keras.metrics.Mean.result:
             return sums[0] / sums[1] if sums[1] else np.nan
@@ -305,7 +304,7 @@ class BlockSums:
         return {id(v): part.reshape(v.shape).astype(v.dtype) for v, part in pairs}
 
     def notes(self, sums: np.ndarray) -> tuple[Note, ...]:
-        """Return a note if an AUC with these sums cannot see the order of the predictions."""
+        """Return a note if most predictions are below the smallest threshold of an AUC."""
         metric: Any = self._metric
         if not isinstance(metric, keras.metrics.AUC) or len(metric.thresholds) < 3:
             return ()
@@ -319,7 +318,7 @@ class BlockSums:
 
 
 def _example_hashes(parts: list[Any]) -> tf.Tensor:
-    """Return a hash of 64 bits for each example of a batch. All parts have a row per example."""
+    """Return a hash of 64 bits for each example. All parts must have a row for each example."""
     hashes: Any = tf.constant(0, tf.int64)
     for part in parts:
         numbers = _numbers(part)
@@ -329,13 +328,13 @@ def _example_hashes(parts: list[Any]) -> tf.Tensor:
 
 
 def _mixed(numbers: Any) -> Any:
-    """Return numbers of 64 bits without the patterns of the given numbers."""
+    """Return a hash of each 64-bit number."""
     numbers *= _FACTORS[0]
     return tf.bitwise.bitwise_xor(numbers, tf.bitwise.right_shift(numbers, _SHIFT)) * _FACTORS[1]
 
 
 def _numbers(part: Any) -> tf.Tensor:
-    """Return a part of a batch as integers, with a row per example."""
+    """Return a part of a batch as integers, with a row for each example."""
     if isinstance(part, tf.RaggedTensor):
         part = part.to_tensor()
     elif is_composite(part):

@@ -22,7 +22,7 @@ BuildFunction = Callable[..., keras.Model]
 
 
 def as_hypermodel(build: "keras_tuner.HyperModel | BuildFunction") -> keras_tuner.HyperModel:
-    """Make a HyperModel of a build function, with or without `hp`. Return a HyperModel itself."""
+    """Make a HyperModel of a build function, with or without `hp`. A HyperModel stays as it is."""
     if isinstance(build, keras_tuner.HyperModel):
         return build
     if isinstance(build, type) and issubclass(build, keras_tuner.HyperModel):
@@ -44,7 +44,7 @@ def as_hypermodel(build: "keras_tuner.HyperModel | BuildFunction") -> keras_tune
 
 
 def has_stock_fit(hypermodel: keras_tuner.HyperModel) -> bool:
-    """Return whether a HyperModel uses keras-tuner's `fit`: a custom one may do anything."""
+    """Return whether a HyperModel uses keras-tuner's `fit`, and not its own."""
     return type(hypermodel).fit is keras_tuner.HyperModel.fit
 
 
@@ -65,7 +65,7 @@ def model_builder(
 def build_under(
     hypermodel: keras_tuner.HyperModel, hp: Any, seed: int | None, policy: str | None
 ) -> Any:
-    """Build a model with a seed and a dtype policy. If None, use the state and policy of Keras.
+    """Build a model with a seed and a dtype policy. If one is None, Keras's own is used.
 
     Raises:
         PolicyUnsupported: If the model cannot be built under the policy.
@@ -89,7 +89,7 @@ def model_of(
     hyperparameters: Mapping[str, Any],
     policy: str,
 ) -> keras.Model:
-    """Build a model with these hyperparameters and dtype policy. Return a model itself."""
+    """Build a model with these hyperparameters and dtype policy. A model stays as it is."""
     if isinstance(build, keras.Model):
         settings_to_inner(build)
         return build
@@ -109,9 +109,9 @@ def _plain_loss_scale() -> dict[str, Any]:
 
 
 def settings_to_inner(model: Any) -> None:
-    """Move settings that were set on a loss scale after `compile` to the optimizer in it.
+    """Move settings that the user set after `compile` from a loss scale to its inner optimizer.
 
-    Under mixed_float16 `compile` wraps the optimizer in a loss scale. Keras's loss scale has all
+    Under mixed_float16, `compile` wraps the optimizer in a loss scale. Keras's loss scale has all
     settings of an optimizer, such as `clipnorm` or `exclude_from_weight_decay`, and ignores them.
     """
     if not isinstance(model, keras.Model) or not loss_scaled(model):
@@ -135,7 +135,7 @@ class _GivenModel:
         return self._model
 
     def __reduce__(self):
-        # Keras saves the code of a lambda without the names that it uses, so raise an error.
+        # Keras saves a lambda without the variables that it reads, so make its warning an error.
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*includes a `lambda`")
             saved = pickle.dumps(self._model)

@@ -1,4 +1,4 @@
-"""Callbacks: the clock of a training run, budgets and targets, and scalars for TensorBoard."""
+"""Define callbacks: the clock of a run, budgets, targets, and scalars for TensorBoard."""
 
 import math
 import numbers
@@ -27,24 +27,24 @@ from kbatch.training.steps_per_execution import FEWEST_STEADY, set_steps
 
 
 def numbers_of(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the metrics that are one number: scalars, and arrays of one value as of `F1Score`."""
+    """Return the metrics that are one number, or an array of one number, as of `F1Score`."""
     arrays = {name: np.asarray(value) for name, value in (logs or {}).items()}
     return {n: float(a.item()) for n, a in arrays.items() if a.size == 1 and a.dtype != object}
 
 
 class TrainingClock(keras.callbacks.Callback):
-    """Times each train step. A step that may have compiled does not count as steady.
+    """Times each train step. A step is steady if it did not compile.
 
     A step begins after all other callbacks' `on_train_batch_begin` and ends before their
-    `on_train_batch_end`. It includes data loading, but no other callbacks and no validation. For
-    this the clock must be the first callback, and `clock.last` the last one.
+    `on_train_batch_end`. It includes data loading, but no other callbacks and no validation. So the
+    clock must be the first callback, and `clock.last` the last one.
     """
 
     def __init__(
         self,
         meter: InputMeter,
         *,
-        every_shape_compiles: bool = False,  # True for XLA: each new length of any axis compiles.
+        every_shape_compiles: bool = False,  # True for XLA, which compiles each new shape.
         now: Callable[[], float] = time.perf_counter,
     ):
         super().__init__()
@@ -52,15 +52,15 @@ class TrainingClock(keras.callbacks.Callback):
         self.first_learning_rate: float | None = None
         self.train_s = 0.0  # The sum of all train steps.
         self.epochs: list[EpochRecord] = []
-        self.in_step = False  # If an error is raised now, it comes from the train step.
-        # Begins the steps and ends the epochs, after all other callbacks.
+        self.in_step = False  # If True, an error that is raised now comes from the train step.
+        # The last callback: it begins the steps and ends the epochs.
         self.last: keras.callbacks.Callback = keras.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs=None: self.begin_step(),
             on_epoch_end=lambda epoch, logs=None: self.keep_epoch(epoch, logs or {}),
         )
         self._meter, self._now, self._every_shape_compiles = meter, now, every_shape_compiles
         self._steady: list[tuple[int, float]] = []  # Examples and seconds of each steady step.
-        self._shapes: set[float] = set()
+        self._shapes: set[float] = set()  # `shape_number` or examples of the batches so far.
         self._begun_s = 0.0
         self._first_of_fit = True
         self._reading = self._epoch_reading = meter.read()
@@ -161,12 +161,12 @@ _SHORTEST_WINDOW_S, _FEWEST_WINDOWS, _MOST_WINDOWS = 0.05, 5, 200
 def steady_windows(steps: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
     """Join consecutive steady steps (examples, seconds) into windows.
 
-    A window takes at least 50 ms, or less if there would be fewer than five. There are at most 200
-    windows. Remaining steps join the last window.
+    A window takes at least 50 ms, unless there would be fewer than five windows. There are at most
+    200. Remaining steps join the last window.
     """
     if len(steps) < FEWEST_STEADY:
         return [], []
-    # The median is used, because a pause of the process may dominate the sum.
+    # Use the median, because a pause of the process may dominate the sum.
     fewest = -(-len(steps) // _MOST_WINDOWS)
     usual_s = statistics.median(s for _, s in steps) * len(steps)
     shortest_s = min(_SHORTEST_WINDOW_S, usual_s / _FEWEST_WINDOWS)
@@ -187,10 +187,10 @@ def steady_windows(steps: Sequence[tuple[int, float]]) -> tuple[list[int], list[
 
 
 class BudgetCallback(keras.callbacks.Callback):
-    """Ends training after a budget is spent, counted by a search's clock or by the callback."""
+    """Ends training when a budget is spent. A search counts it by its clock."""
 
-    unit: str  # The name of the attribute of `Budget` and of `TrainingClock`.
-    _spent: Callable[[], float]  # Returns what training has spent outside a search.
+    unit: str  # The attribute of `Budget` with the limit, and of `TrainingClock` with the amount.
+    _spent: Callable[[], float]  # Returns the amount that training has spent outside a search.
 
     def __init__(self, most: Any):
         super().__init__()
@@ -256,8 +256,12 @@ class UpdateBudget(BudgetCallback):
     Updates that a loss scale skips after an overflow do not count. With `steps_per_execution`, the
     last execution runs only the remaining steps.
 
+    Example:
+
+    >>> model.fit(x, y, epochs=1000, callbacks=[kbatch.UpdateBudget(5000)])
+
     Args:
-        updates: Integer. The budget.
+        updates: Integer. The budget, in updates.
 
     Raises:
         TypeError: If `updates` is not an integer.
@@ -295,7 +299,7 @@ class UpdateBudget(BudgetCallback):
 
 
 def joint_budget(callbacks: list[BudgetCallback]) -> Budget | None:
-    """Return the budget of a training run with these callbacks, or None without callbacks."""
+    """Return the smallest budget of several callbacks, or None if there are no callbacks."""
     limits: dict[str, Any] = {}
     for callback in callbacks:
         limit = getattr(callback.budget, callback.unit)
@@ -311,8 +315,7 @@ class StopAtTarget(keras.callbacks.Callback):
     """Ends training after the first epoch whose metric reaches a value.
 
     A search records `seconds_to_target`, the seconds of training until then (as `TimeBudget` counts
-    them). It can be the objective. A trial that never reaches the target is also a result. Add a
-    budget that ends it.
+    them), which can be the objective. Add a budget, so that trials that never reach the target end.
 
     Example:
 
@@ -367,12 +370,14 @@ class StopAtTarget(keras.callbacks.Callback):
             )
 
 
-# Callbacks are watched in these first batches of each epoch.
-_WATCHED_BATCHES = 2
+_WATCHED_BATCHES = 2  # Callbacks are watched in these first batches of each epoch.
 
 
 def watch_rates(model: Any, callbacks: list[Any], setters: dict[str, None]) -> list[Any]:
-    """Add a callback after each callback, which names it in `setters` if it sets the rate."""
+    """Return the callbacks, with a further one after each that sees whether it sets the rate.
+
+    The names of callbacks that set the learning rate are added to `setters`.
+    """
     last_rate: float | None = None
 
     def watch(owner: Any) -> Any:
@@ -405,8 +410,8 @@ def watch_rates(model: Any, callbacks: list[Any], setters: dict[str, None]) -> l
 class TensorBoardScalars(keras.callbacks.Callback):
     """Writes throughput, memory, noise scale and sizes to the folder of a TensorBoard callback.
 
-    They are written as a separate run in a subfolder, because TensorBoard reads one file of a run
-    at a time. It takes all runs below the hyperparameters of a trial for the trial's metrics.
+    They are in a subfolder, because TensorBoard reads only one file of a folder at a time. It shows
+    all subfolders of a trial as metrics of the trial.
     """
 
     def __init__(self, board: keras.callbacks.TensorBoard, batch_size: int):
@@ -427,7 +432,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
         if "samples_per_second" in logs:
             scalars["samples_per_second"] = logs["samples_per_second"]
         variance, norm = (logs.get(name, 0) for name in MOMENT_METRICS)
-        # Both are means over the epoch. Noise may make one of them negative.
+        # Both are unbiased means over the epoch, so noise may make one of them negative.
         if variance > 0 and norm > 0:
             scalars["noise_scale"] = variance / norm
         with self._writer.as_default(step=epoch):

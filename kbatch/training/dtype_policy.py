@@ -1,4 +1,4 @@
-"""Dtype policies: set one while a model is built, and check that the model trains under it."""
+"""Set a dtype policy while a model is built, and check that the model trains under it."""
 
 import contextlib
 import math
@@ -37,9 +37,10 @@ def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def dtype_policy_scope(policy: str) -> Iterator[None]:
-    """Set Keras's global dtype policy for a while; half-precision errors name their cause."""
-    # keras-tuner clears Keras's session before each build, so a policy that was set before the
-    # search would be lost in every trial.
+    """Set Keras's global dtype policy within a context.
+
+    An error that half precision causes becomes a `PolicyUnsupported`, which names the layer.
+    """
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -52,13 +53,12 @@ def dtype_policy_scope(policy: str) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-# TensorFlow's names of the half-precision types. An error about an unsupported operation has the
-# name DT_HALF in brackets.
+# TensorFlow's names of half-precision dtypes. DT_HALF is in errors about missing operations.
 _HALF_NAMES = re.compile(r"float16|\bhalf\b|OpKernel.*DT_HALF", re.DOTALL)
 
 
 def _refusal(error: Exception, policy: str) -> str | None:
-    """Describe the part that cannot compute in half precision. For other errors, return None."""
+    """Describe the layer that cannot compute in half precision, or return None."""
     text, _, _ = COLOURS.sub("", str(error)).partition("Arguments received by")
     is_half = "16" in policy and _HALF_NAMES.search(text)
     if not is_half or isinstance(error, PolicyUnsupported):
@@ -76,7 +76,7 @@ def _refusal(error: Exception, policy: str) -> str | None:
 
 
 def _raised_by_user(error: Exception) -> bool:
-    """Return whether a `raise` outside Keras and TensorFlow raised an error."""
+    """Return whether a `raise` statement outside Keras and TensorFlow raised an error."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     # Code that AutoGraph has converted passes on the errors of operations.
     in_library = re.search(r"site-packages.(keras|tensorflow)\b|__autograph_", last.filename)
@@ -84,7 +84,7 @@ def _raised_by_user(error: Exception) -> bool:
 
 
 def check_own_dtypes(model: Any, policy: str) -> None:
-    """Check that the policy has an effect: that not every layer has its own float32 dtype."""
+    """Raise PolicyUnsupported if every layer has its own float32 dtype and ignores the policy."""
     follows = isinstance(model, keras.Model) and model.dtype_policy.name == policy != "float32"
     if follows and _policies_used(model) == {"float32"}:
         raise PolicyUnsupported('every layer with weights has its own `dtype="float32"`')
@@ -115,7 +115,7 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
 
 
 def check_loss_is_scaled(model: Any) -> None:
-    """Check that the user's train step, after it was traced, scales its loss in float16."""
+    """Raise PolicyUnsupported if the user's train step was traced and does not scale its loss."""
     if loss_scaled(model) and not getattr(model, "scales_loss", True):
         raise PolicyUnsupported(
             "`train_step` must take the gradient of `self.optimizer.scale_loss(loss)`, because "
@@ -125,7 +125,7 @@ def check_loss_is_scaled(model: Any) -> None:
 
 def skips_all_updates(model: Any) -> bool:
     """Return whether every update so far overflowed, so that the loss scale skipped it."""
-    # Without updates, only overflows lower the scale. The user's step may use another optimizer.
+    # A custom step may use another optimizer, so also check that overflows have lowered the scale.
     optimizer = model.optimizer
     if updates_made(model) or not (loss_scaled(model) and optimizer.built):
         return False
@@ -133,7 +133,7 @@ def skips_all_updates(model: Any) -> bool:
 
 
 def overflows(model: Any) -> int:
-    """Return how often overflows have halved the loss scale, minus later doublings."""
+    """Return how often overflows have halved the loss scale, minus how often it has doubled."""
     optimizer = model.optimizer
     if not (loss_scaled(model) and optimizer.built):
         return 0
