@@ -44,6 +44,12 @@ STATE_NAME = "trial.json"
 ENDED = (TrialStatus.COMPLETED, TrialStatus.FAILED, TrialStatus.INVALID)
 # Metrics that kbatch measures over a whole run. A record stores them outside its epochs.
 _MEASURED = (*TIMES, *USAGE_METRICS)
+# Settings that may change until a first training run has completed.
+_SIZE_SETTINGS = ("batch_sizes", "base_batch_size", "validation_batch_size")
+# Callbacks of Keras that write to one path, and the attribute that holds it.
+_PATHS = ((keras.callbacks.ModelCheckpoint, "filepath"), (keras.callbacks.CSVLogger, "filename"))
+# Directories that this process has locked, because `lockf` does not lock out its own process.
+_locked: set[Path] = set()
 
 
 class TrialFiles:
@@ -226,10 +232,6 @@ def write_needed(record: object, file: Path) -> None:
         raise RecordError(str(error)) from error
 
 
-# Settings that may change until a first training run has completed.
-_SIZE_SETTINGS = ("batch_sizes", "base_batch_size", "validation_batch_size")
-
-
 def compare_search(
     tuner: Any, settings: Mapping[str, Any], facts: Mapping[str, str] | None = None
 ) -> SearchRecord | None:
@@ -290,10 +292,6 @@ def trial_files(callbacks: Sequence[Any]) -> TrialFiles:
     )
 
 
-# Callbacks of Keras that write to one path, and the attribute that holds it.
-_PATHS = ((keras.callbacks.ModelCheckpoint, "filepath"), (keras.callbacks.CSVLogger, "filename"))
-
-
 def give_own_paths(callbacks: Sequence[Any], *, trial_id: str, execution: int) -> tuple[Note, ...]:
     """Let callbacks write to one folder for each training run, so that they overwrite nothing."""
     notes = []
@@ -327,10 +325,6 @@ def delete_files(*files: Path) -> None:
     for file in files:
         with contextlib.suppress(OSError):  # The disk may be read-only.
             file.unlink(missing_ok=True)
-
-
-# Directories that this process has locked, because `lockf` does not lock out its own process.
-_locked: set[Path] = set()
 
 
 @contextlib.contextmanager

@@ -47,6 +47,8 @@ from kbatch.training.steps_per_execution import Steps
 _LARGEST_VALIDATION_BATCH = 256
 # A drawn seed is below this, so that it is short to read and to type.
 _SEED_LIMIT = 10_000
+# Training changes almost all values of a weight, so only this many of each are compared.
+_VALUES_COMPARED = 1024
 
 
 class BatchSizeHyperModel(keras_tuner.HyperModel):
@@ -413,10 +415,6 @@ def _watched_reads(hp: keras_tuner.HyperParameters) -> Iterator[list[str]]:
         yield reads
     finally:
         hp.values = dict(hp.values)
-
-
-# Training changes almost all values of a weight, so only this many of each are compared.
-_VALUES_COMPARED = 1024
 
 
 class BuiltParts:

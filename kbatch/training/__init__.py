@@ -1,1 +1,1 @@
-"""How a Keras model trains: steps, accumulation, clocks and state."""
+"""Train Keras models: train steps, gradient accumulation, clocks, and saved state."""

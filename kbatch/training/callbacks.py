@@ -25,6 +25,9 @@ from kbatch.training.metrics import required_direction
 from kbatch.training.model import inner_optimizers, installed_step, updates_made
 from kbatch.training.steps_per_execution import FEWEST_STEADY, set_steps
 
+_WATCHED_BATCHES = 2  # Callbacks are watched in these first batches of each epoch.
+_SHORTEST_WINDOW_S, _FEWEST_WINDOWS, _MOST_WINDOWS = 0.05, 5, 200
+
 
 def numbers_of(logs: Mapping[str, Any] | None) -> dict[str, float]:
     """Return the metrics that are one number, or an array of one number, as of `F1Score`."""
@@ -153,9 +156,6 @@ class TrainingClock(keras.callbacks.Callback):
 
 def _main_optimizer(model: Any) -> Any:
     return next(iter(inner_optimizers(model)), None)
-
-
-_SHORTEST_WINDOW_S, _FEWEST_WINDOWS, _MOST_WINDOWS = 0.05, 5, 200
 
 
 def steady_windows(steps: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
@@ -368,9 +368,6 @@ class StopAtTarget(keras.callbacks.Callback):
                 "with this metric, and give `validation_data` if its name starts with val_. "
                 f"Received: monitor={self.target.metric!r}, the logs have {sorted(self._seen)}."
             )
-
-
-_WATCHED_BATCHES = 2  # Callbacks are watched in these first batches of each epoch.
 
 
 def watch_rates(model: Any, callbacks: list[Any], setters: dict[str, None]) -> list[Any]:

@@ -1,10 +1,10 @@
-"""Fingerprints of models: a description of all their parts as plain data.
+"""Describe all parts of a model as plain data, and make fingerprints of such descriptions.
 
 Keras's configurations are not enough: `Huber` of Keras 3.15 leaves out its `delta`, a function is
-only a name in a configuration, and some parts have none. So a part is described by its attributes,
-and a function by its code, its defaults and the closure and global variables that it reads. Equal
-parts have equal descriptions in any process. `Description.uncertain` lists parts that may differ
-although their descriptions are equal.
+only a name in a configuration, and some parts have none. So the description of a part has its
+attributes. That of a function has its code, its defaults, and the closure and global variables that
+it reads. Equal parts have equal descriptions in any process. `Description.uncertain` lists parts
+that may differ although their descriptions are equal.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from kbatch import library_internals as internals
 
 # Objects of these packages are described by their attributes. Their code does not change.
 _LIBRARIES = ("kbatch", "keras", "numpy", "tensorflow")
-# Modules without state, whose functions are described by their names.
+# Modules without state. The description of one of their functions is its name.
 _STATELESS = (
     *("keras", "tensorflow", "numpy", "math", "builtins", "functools", "operator", "itertools"),
     *("collections", "typing", "dataclasses", "abc", "enum"),
 )
-_DRAW_WORDS = ("random", "dropout")
-# Through these names a function can read values that its code does not name.
+_DRAW_WORDS = ("random", "dropout")  # Functions with such names draw random numbers.
+# With these names, a function can read values that its code does not name.
 _DYNAMIC = {"eval", "exec", "getattr", "globals", "locals", "vars", "__dict__", "open", "id"}
 # Types whose `repr` is a complete description.
 _REPR_TYPES = (
@@ -43,8 +43,8 @@ _REPR_TYPES = (
     *(np.dtype, tf.DType, tf.TensorShape, tf.TensorSpec),
 )
 _NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
-# Attributes that do not describe a part: Keras numbers names and draws seeds, and training sets the
-# others.
+# Attributes that do not describe a part. Keras numbers names and draws seeds. Training, `compile`
+# or a build sets the others.
 _KERAS_STATE = frozenset(
     {"name", "path", "parent_path", "seed", "initial_seed", "called", "built"}
     | {"history", "steps_per_execution", "stop_training", "stop_predicting", "stop_evaluating"}
@@ -54,18 +54,18 @@ _KERAS_STATE = frozenset(
     | {"loss", "jit_compile", "distribute_strategy", "distribution_strategy", "input_tensor"}
     | {f"exclude_from_weight_decay{part}" for part in ("", "_pattern", "_cache")}
 )
-# Attributes of every layer that describe it although they are no plain values.
+# Attributes that all layers have and that hold objects, but belong to the description.
 _LAYER_OBJECTS = ("activity_regularizer", "_dtype_policy")
-# Of a larger array only some rows are read. Deeper structures are not described.
+# Only some rows are read of an array above this size, and no structure below this many levels.
 _MOST_BYTES, _SAMPLED_ROWS, _MOST_LEVELS = 16 * 2**20, 256, 60
 
 
 def model_fingerprint(model: keras.Model) -> str:
-    """Return a text that is equal for models that differ only in their optimizer's settings.
+    """Return a text that is equal for models that differ only in the settings of their optimizer.
 
     It is the same in any process.
     """
-    # The learning rate and the momentum follow the batch size.
+    # Leave out settings that follow the batch size.
     description = Description(model, ("learning_rate", "momentum"))
     optimizer: Any = getattr(model, "optimizer", None)
     kind = name_of(type(getattr(optimizer, "inner_optimizer", optimizer)))
@@ -77,17 +77,17 @@ class Description:
     """Describes a model and what belongs to it as plain data."""
 
     def __init__(self, model: Any = None, without: Sequence[str] = ()):
-        self.uncertain: list[str] = []  # Parts of which only the type is described.
-        self.functions: list[str] = []  # The user's functions.
+        self.uncertain: list[str] = []  # Parts that may differ although they are described equally.
+        self.functions: list[str] = []  # The names of the user's functions.
         self._model, self._without = model, frozenset(without)
         self._layers = [] if model is None else internals.layers_of(model)
         self._numbers = {id(layer): number for number, layer in enumerate(self._layers)}
         names = dict.fromkeys(layer.name for layer in self._layers)
         self._names = {name: f"layer {number}" for number, name in enumerate(names)}
         self._tracked: set[int] = set()  # Variables that layers, metrics and optimizers list.
-        # The numbers of calls in a graph, by operation and by the number of its call.
+        # The numbers of calls in a graph, by the `id` of an operation and the index of its call.
         self._calls: dict[tuple[int, int], int] = {}
-        self._open: list[Any] = []  # Objects whose description has begun and not ended.
+        self._open: list[Any] = []  # Objects that are being described, from the outermost one.
 
     def layers(self) -> dict[str, Any]:
         """Describe the layers of the model, how they are connected, and their weights."""
@@ -112,7 +112,7 @@ class Description:
         return {name: self.of(value) for name, value in arguments.items() if name != "optimizer"}
 
     def of(self, value: Any, read: frozenset[str] | None = None) -> Any:
-        """Describe a value. Of a user's object, describe all attributes or those in `read`."""
+        """Describe a value. `read`: the attributes of a user's object to describe. If None, all."""
         if value is None or isinstance(value, bool):
             return value
         for kind in (int, float, str):
@@ -186,8 +186,8 @@ class Description:
         known = _root(kind) in (*_LIBRARIES, *_STATELESS) or kind in _NAMESPACES
         if _is_user_code(kind) or not known:
             self.uncertain.append(name_of(kind))
-        # TensorFlow's objects hold state outside Python, and objects of other packages may count or
-        # hold times: their attributes are left out.
+        # Leave out the attributes of TensorFlow's objects, which hold state outside Python, and of
+        # objects of other packages, which may be counters or times.
         of_keras = any(_root(base) == "keras" for base in kind.__mro__)
         hidden = _root(kind) == "tensorflow" or not (known or _is_user_code(kind) or of_keras)
         if isinstance(value, keras.random.SeedGenerator):
@@ -216,13 +216,14 @@ class Description:
             specific = name not in internals.bookkeeping_names() or name in _LAYER_OBJECTS
             if isinstance(owner, keras.Operation) and not (simple or specific):
                 return False
-        # Before a variable is created its attribute is None, or its list does not contain it.
+        # Leave out variables that the weights already describe. An attribute of an unbuilt layer is
+        # None, or a list without the variable.
         parts: Any = value.values() if isinstance(value, dict) else value
         parts = parts if isinstance(value, (list, tuple, dict)) else [value]
         return value is not None and any(id(part) not in self._tracked for part in parts)
 
     def _graph(self, layer: Any) -> Any:
-        """Describe how operations are connected. If the model is not functional, return None."""
+        """Describe how operations are connected, or return None if the model is not functional."""
         calls = internals.calls_in(layer)
         if calls is None:
             return None
@@ -269,7 +270,7 @@ class Description:
         """Describe a function by its code, its defaults and the values that it reads."""
         name, code = name_of(function), function.__code__
         description, values = {"is": name}, dict[str, Any]()
-        read = None  # Of a library's function, describe all that its closure holds.
+        read = None  # If the function is from a library, describe everything in its closure.
         if _is_user_code(function):
             self.functions.append(name)
             documented = bool(function.__doc__) and code.co_consts[:1] == (function.__doc__,)
@@ -284,16 +285,16 @@ class Description:
             values |= {n: variables[n] for n in sorted(names & variables.keys())}
             values |= {f"import {n}": sys.modules.get(n, n) for n in sorted(modules)}
             values |= {key: value for key, value in vars(function).items() if key[0] != "_"}
-        else:  # A library's decorator may hold a function of the user.
+        else:  # A decorator of a library may hold a function of the user.
             self._check_named(name)
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        empty = types.CellType()  # A variable that has no value yet has such a cell.
+        empty = types.CellType()  # The cell of a variable that has no value yet.
         values |= {key: cell.cell_contents for key, cell in cells if cell != empty}
         reads = {key: self.of(value, read) for key, value in values.items()}
         return description | ({"reads": reads} if reads else {})
 
     def _class(self, kind: type, read: frozenset[str] | None = None) -> Any:
-        """Describe a class: a user's class by its members, all or those in `read`."""
+        """Describe a class by its name, and a user's class also by its members in `read`."""
         name = name_of(kind)
         if not _is_user_code(kind):
             return name
@@ -308,7 +309,7 @@ class Description:
 
 
 def name_of(part: Any) -> str:
-    """Return the full name of a function or a class. For another object, name its class."""
+    """Return the full name of a function or a class, or of the class of another object."""
     # A generator has a `__qualname__` without a `__module__`.
     has_name = hasattr(part, "__qualname__") and hasattr(part, "__module__")
     named = part if has_name else type(part)
@@ -319,7 +320,7 @@ def config_of(part: Any) -> dict[str, Any] | None:
     """Return the configuration of a part of a model, or None if it has none."""
     try:
         return part.get_config()
-    except Exception:  # `fit` never calls the user's `get_config`, so it may raise anything.
+    except Exception:  # The user's `get_config` may never have been called, and raise anything.
         return None
 
 
@@ -352,7 +353,7 @@ def _is_installed(root: str) -> bool:
 
 
 def _member(value: Any) -> Any:
-    """Return the function of a method or a property, else the value itself."""
+    """Return the function of a method or a property. Another value stays as it is."""
     return getattr(value, "__func__", getattr(value, "fget", value))
 
 
@@ -364,7 +365,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _reached(kind: type, read: frozenset[str]) -> frozenset[str] | None:
-    """Return the attributes that methods of these names read, or None if they may read any."""
+    """Return the attributes that methods of these names read, or None if they could read any."""
     if any(_root(base) in _LIBRARIES for base in kind.__mro__):
         return None
     reached: set[str] = set()
@@ -385,7 +386,7 @@ def _reached(kind: type, read: frozenset[str]) -> frozenset[str] | None:
 def _code(
     code: types.CodeType, documented: bool
 ) -> tuple[str, frozenset[str], frozenset[str], frozenset[str]]:
-    """Return a text for the code, and the names, attributes and modules that it reads."""
+    """Return a text for the code, and the names, attributes and modules that the code reads."""
     codes, bodies = [code], []
     for body in codes:  # Grows by the code of inner functions.
         consts: list[Any] = []

@@ -1,4 +1,7 @@
-"""Scale the settings of a model with the batch size, and set them as a trial had them."""
+"""Scale the settings of a model with the batch size, or set those of a trial in a model.
+
+In this module, `kappa` is the batch size divided by the base batch size.
+"""
 
 import dataclasses
 import functools
@@ -41,14 +44,14 @@ Schedule = keras.optimizers.schedules.LearningRateSchedule
 # Arguments of Keras's schedules that are learning rates, and arguments that count steps.
 _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values")
 _STEPS = ("decay_steps", "first_decay_steps", "warmup_steps")
-_ROUNDING = 1e-6  # Larger than the rounding error of float32.
+_ROUNDING = 1e-6  # A relative difference above the rounding error of float32.
 
 
 def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
-    """Multiply the learning rate by `ratio`, and read a schedule `kappa` times as fast."""
+    """Multiply the learning rate by `ratio`, and make a schedule run `kappa` times as fast."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     current: Any = rate_of(inner)
-    # Keras's schedules compute with integers if the rate is an integer: always make it a float.
+    # Always scale a schedule of Keras: with an integer rate it would compute with integers.
     if ratio == kappa == 1 and not _is_keras_schedule(current):
         return
 
@@ -66,8 +69,8 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
 
 
 def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedule:
-    """Return a schedule with `ratio` times the rates, read `kappa` times as fast."""
-    # A schedule of Keras stays one, so that a saved model loads without kbatch.
+    """Return a schedule with `ratio` times the rates, which runs `kappa` times as fast."""
+    # A schedule of Keras keeps its class, so that a saved model loads without kbatch.
     if not _is_keras_schedule(schedule):
         return _StretchedSchedule(schedule, ratio, kappa)
     config = {name: value for name, value in schedule.get_config().items() if value is not None}
@@ -82,14 +85,14 @@ def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedu
 
 
 def _stage_steps(steps: float, rounds_up: bool) -> float:
-    """Return the steps of a stage, rounded so that 10 / (10 / 3) is 3 stages in float32 too."""
+    """Round the steps of a stage, so that float32 does not add or lose a stage at its end."""
     if float(np.float32(steps)) == steps:
         return steps
     return steps * (1 + _ROUNDING if rounds_up else 1 - _ROUNDING)
 
 
 def peak_learning_rate(optimizer: Any) -> float | None:
-    """Read the learning rate, or the highest rate of a schedule. Return None if it is no scalar."""
+    """Return the learning rate, the highest rate of a schedule, or None if it is no number."""
     if optimizer is None:
         return None
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -105,7 +108,7 @@ def peak_learning_rate(optimizer: Any) -> float | None:
 
 
 def current_learning_rate(optimizer: Any) -> float | None:
-    """Read the learning rate of an optimizer. Return None if it is a schedule or no number."""
+    """Return the learning rate of an optimizer, or None if it is a schedule or no number."""
     if optimizer is None or isinstance(rate_of(optimizer), Schedule):
         return None
     value: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
@@ -116,7 +119,7 @@ def _is_keras_schedule(rate: Any) -> bool:
     return isinstance(rate, Schedule) and type(rate).__module__.split(".")[0] == "keras"
 
 
-# The arguments of a custom schedule have no known meaning, so kbatch reads it at these updates.
+# The arguments of a custom schedule have no known meaning, so kbatch calls it for these updates.
 _READ_AT_UPDATES = np.unique([0, *np.geomspace(1, 1e6, 300).astype("int64")])
 
 
@@ -125,7 +128,7 @@ def _rates(schedule: Any) -> np.ndarray:
 
 
 class _StretchedSchedule(Schedule):
-    """A custom schedule, read `kappa` times as fast."""
+    """A custom schedule with `ratio` times its rates, which runs `kappa` times as fast."""
 
     def __init__(self, schedule: Schedule, ratio: float, kappa: float):
         self.schedule, self.ratio, self.kappa = schedule, ratio, kappa
@@ -146,8 +149,8 @@ class _StretchedSchedule(Schedule):
 
 
 _optimizers = keras.optimizers
-# The decay of the second moment, by optimizer. Lion's `beta_2` is missing: it is a decay of the
-# first moment.
+# The argument for the decay of the second moment, with its optimizers. Lion is missing, because its
+# `beta_2` is a decay of the first moment.
 _SECOND_MOMENT_DECAYS = {
     "beta_2": (_optimizers.Adam, _optimizers.Adamax, _optimizers.Lamb, _optimizers.Nadam),
     "rho": (_optimizers.Adadelta, _optimizers.RMSprop),
@@ -156,8 +159,8 @@ _SECOND_MOMENT_DECAYS = {
 }
 _FIRST_MOMENT_DECAYS = {"beta_2": "beta_1", "adam_beta_2": "adam_beta_1"}
 _EMA_EVERY = "ema_overwrite_frequency"
-# Attributes that kbatch sets: the momentum of a layer before and after scaling, and the schedule of
-# an optimizer before and after scaling.
+# Names of attributes in which kbatch keeps two values, before and after scaling: the momentum of a
+# layer, and the schedule of an optimizer.
 MOMENTA_NAME = "_kbatch_momenta"
 _SCHEDULE_NAME = "_kbatch_own_rate"
 
@@ -175,7 +178,7 @@ def scale_model(
     """Scale the settings of a compiled model from the base batch size to another one.
 
     `base_model` is the model that the same build function returns for the base batch size. If a
-    setting differs between the two models, the build function scales it, and kbatch leaves it.
+    setting differs between the two models, the build function scales it, so kbatch does not.
     """
     layers, optimizers = batch_norms(model), inner_optimizers(model)
     if not optimizers:  # The user's train step changes the weights without an optimizer.
@@ -189,9 +192,9 @@ def scale_model(
         if [*map(_own_momentum, batch_norms(base_model))] != [*map(_own_momentum, layers)]:
             names -= {"batch_norm_momentum"}
     kappa = batch_size_ratio(**sizes)
-    rates: list[float] = []  # For each optimizer: its rate, and its schedule's speed.
+    rates: list[float] = []  # For each optimizer: its learning rate, and its schedule's speed.
     given, made, followed = dict[str, set[float]](), dict[str, set[float]](), set[str]()
-    scaling: Any = None  # Of the main optimizer, which comes last.
+    scaling: Any = None  # At the end, that of the main optimizer, which the loop visits last.
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
         own_rule: Any = automatic_rule(optimizer) if rule == "auto" else rule
         follows, differing = own_rule is not None, _differing_settings(optimizer, base)
@@ -239,14 +242,14 @@ def scale_model(
 
 
 def automatic_rule(optimizer: Any) -> Rule | None:
-    """Return the rule for SGD, or for Adam and its relatives. Others have none."""
+    """Return the rule for SGD, or for Adam and similar optimizers. Others have none."""
     if isinstance(optimizer, _optimizers.SGD):
         return "linear"
     return "sqrt" if "beta_2" in _followers(optimizer).values() else None
 
 
 def _followers(optimizer: Any) -> dict[str, str]:
-    """Return the attributes of an optimizer that follow the batch size, with their kinds."""
+    """Return the attributes that follow the batch size, with their names in `follow_batch_size`."""
     decays = ("weight_decay", "adam_weight_decay")
     kinds = {n: "weight_decay" for n in decays if getattr(optimizer, n, None) is not None}
     moments = (n for n, types in _SECOND_MOMENT_DECAYS.items() if isinstance(optimizer, types))
@@ -257,7 +260,7 @@ def _followers(optimizer: Any) -> dict[str, str]:
 def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     """Set the optimizer settings of a trial in a model. A second call changes nothing.
 
-    `set_momenta` sets the momenta of layers, after they are built.
+    The momenta of layers are set by `set_momenta`, when all layers are built.
     """
     optimizers = inner_optimizers(model)
     settings = _scaled_settings([], optimizers)
@@ -284,7 +287,7 @@ def set_momenta(
 ) -> bool:
     """Set the momenta of a trial's layers in a model, and return whether all layers are built.
 
-    `shapes` is the fingerprint of the shapes of the trial's weights, if it is known.
+    `shapes` is the `weight_shapes` of the trial. If None, it is not compared.
 
     Raises:
         ValueError: If all layers are built and differ from the layers of the trial.
@@ -325,10 +328,10 @@ def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: boo
             f"build it again. Received: a model with dtype policy {model.dtype_policy.name}."
         )
     prepare = functools.partial(set_momenta, model, run.scaling, shapes=run.weight_shapes)
-    built = prepare()  # If a layer is not built, the step calls `prepare` again.
+    built = prepare()  # If a layer is not built, the train step calls `prepare` again.
     if run.scaling is not None:
         set_scaling(model, run.scaling)
-    # The search changed neither a custom step nor the micro-batch size of the build function.
+    # A search changes neither a custom step nor a model that the build function has cut.
     facts = ModelFacts(model)
     if not facts.own_step and facts.cut_by_user is None:
         size = run.micro_batch_size
@@ -354,7 +357,7 @@ def apply_settings(model: Any, run: ExecutionRecord, *, steps_per_execution: boo
 
 
 def _differing_settings(optimizer: Any, base: Any) -> set[str]:
-    """Name the settings that differ between two optimizers of the same build function."""
+    """Return the names of settings that differ between optimizers of the same build function."""
     if optimizer is base:
         return set()
     differing = {
@@ -377,7 +380,7 @@ def _differing_settings(optimizer: Any, base: Any) -> set[str]:
 def scale_late_layers(
     model: keras.Model, dataset: tf.data.Dataset, scaling: LearningRateScaling | None
 ) -> LearningRateScaling | None:
-    """Build a model for its data, scale layers that this creates, and return the whole scaling."""
+    """Build a model for its data, and scale layers that this creates. Return the new scaling."""
     if model.built or scaling is not None or user_step(model) is not None:
         build_ahead(model, dataset.element_spec)
     layers = batch_norms(model)
@@ -389,13 +392,13 @@ def scale_late_layers(
 
 
 def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
-    """List the owners and names of settings that follow the batch size, without learning rates."""
+    """List the settings that follow the batch size, except learning rates, as (owner, name)."""
     settings = _scaled_settings(batch_norms(model), inner_optimizers(model))
     return [(owner, name) for owner, name in settings if name != _EMA_EVERY]
 
 
 def _scaled_settings(layers: list[Any], optimizers: list[Any]) -> list[tuple[Any, str]]:
-    """List the owners and names of what `scale_model` may change, without learning rates."""
+    """List all settings that `scale_model` may change, except learning rates, as (owner, name)."""
     averaging = [one for one in optimizers if one.use_ema and getattr(one, _EMA_EVERY)]
     return [
         *((layer, "momentum") for layer in layers),
@@ -407,7 +410,7 @@ def _scaled_settings(layers: list[Any], optimizers: list[Any]) -> list[tuple[Any
 def _scale_momenta(
     layers: list[Any], optimizers: list[Any], scaling: LearningRateScaling, rates: Sequence[float]
 ) -> LearningRateScaling:
-    """Scale the momenta of all layers, and add the values of all settings to the scaling."""
+    """Scale the momenta of all layers. Return the scaling with the values of all settings."""
     sizes = {"batch_size": scaling.batch_size, "base_batch_size": scaling.base_batch_size}
     name = "batch_norm_momentum"
     for layer in layers:

@@ -1,9 +1,9 @@
-"""Metrics by name: which direction is better, and whether the values are fractions.
+"""Derive from the name of a metric which direction is better, and whether values are fractions.
 
-kbatch compares complete words, so `val_accumulated_cost` is not an accuracy. It first removes what
-Keras adds to a name: `val_`, `weighted_`, the name of the output, and the number of a second metric
-of the same kind, as in `val_topic_accuracy_1`. Records store the direction, so that a study can be
-read without TensorFlow.
+kbatch compares complete words, so `val_accumulated_cost` is not an accuracy. It first removes the
+parts that Keras adds to a name: `val_`, `weighted_`, the name of the output, and the number of a
+second metric of the same kind, as in `val_topic_accuracy_1`. Records store the direction, so that a
+study can be read without TensorFlow.
 """
 
 import difflib
@@ -42,7 +42,7 @@ _NEGATED = ("neg", "negative", "minus", "inverse")
 
 
 def _without_underscores(names: str) -> set[str]:
-    # "mean_iou", "mean_io_u" and "MeanIoU" are one metric.
+    # "mean_iou", "mean_io_u" and "MeanIoU" are the same metric.
     return {name.replace("_", "") for name in names.split()}
 
 
@@ -53,7 +53,7 @@ _MIN = _without_underscores(_SMALLER_IS_BETTER)
 
 
 def _kind_of(metric: str) -> str | None:
-    """Return the known metric of a name, without underscores. If there is none, return None."""
+    """Return the known metric in a name, without underscores, or None if there is none."""
     name = metric.removeprefix("val_").removeprefix("weighted_")
     words = re.sub(r"_\d+$", "", name).lower().split("_")
     for first, word in enumerate(words):
@@ -66,7 +66,7 @@ def _kind_of(metric: str) -> str | None:
 
 
 def metric_direction(metric: str) -> Direction | None:
-    """Return "max" if larger values are better, else "min". An unknown name has no direction."""
+    """Return "max" or "min", the better direction of a metric, or None if its name is unknown."""
     kind = _kind_of(metric)
     return None if kind is None else "max" if kind in _MAX else "min"
 

@@ -1,4 +1,4 @@
-"""Checks and facts of a model, and train steps of kbatch that replace Keras's."""
+"""Check a model, read facts of it, and replace its train step."""
 
 import contextlib
 import copy
@@ -64,7 +64,7 @@ def batch_norms(model: Any) -> list[Any]:
 
 
 class ModelFacts:
-    """Facts that decide how a search trains a model, read once after it is built."""
+    """Facts of a model that decide how a search trains it."""
 
     def __init__(self, model: Any):
         self.replicas: int = replica_count(model)
@@ -79,7 +79,7 @@ class ModelFacts:
         self.cut_by_user = how if how is not None and how.by_user else None
 
     def rows(self, batch_size: int) -> int:
-        """Return the largest number of examples of a batch on one replica."""
+        """Return how many examples of a batch one replica gets, at most."""
         return -(-batch_size // self.replicas)
 
 
@@ -104,8 +104,8 @@ def check_trainable(model: keras.Model) -> None:
 def build_ahead(model: Any, spec: Any) -> None:
     """Build the variables of the first train step from the shapes of a batch, if these are known.
 
-    A step that creates variables, for example of metrics, would be traced twice. The user's own
-    step is traced here without running it.
+    Keras traces a step twice if it creates variables, for example of metrics. The user's own step
+    is traced here, but does not run.
     """
     specs, step = tf.nest.flatten(spec), user_step(model)
     known = all(isinstance(part, tf.TensorSpec) and part.shape.rank is not None for part in specs)
@@ -121,8 +121,8 @@ def build_ahead(model: Any, spec: Any) -> None:
                     # Keras never builds a model without a `call`, and would not save its weights.
                     model.built = model.built or type(model).call is keras.Model.call
         except Exception as error:
-            # The step raises any other error again, if it matters. After an out-of-memory error the
-            # optimizer is half built, which would make the step fail with a misleading error.
+            # If another error matters, the train step raises it again. If memory ran out, the
+            # optimizer is half built, and the step would fail with a misleading error.
             if ran_out_of_memory(error):
                 raise
 
@@ -131,26 +131,26 @@ class TrainStep:
     """A train step that replaces Keras's and waits for its data.
 
     After the last batch of data of unknown length, such as rebatched data, Keras runs its compiled
-    step once more without data. Without waiting, the optimizer would still count an update and
-    decay the weights.
+    step once more without data. If the step did not wait for data, the optimizer would count an
+    update and decay the weights.
     """
 
     def __init__(self, model: keras.Model):
         self.model: Any = model
         step = installed_step(model)
-        # A step that the user assigned to the model. A step of its class is no attribute.
+        # A step that the user has set on the model, or None if the step is a method of the class.
         self.bound: Any = vars(model).get("train_step") if step is None else step.bound
-        # The argument of `accumulate_gradients` stays valid if another step is installed.
+        # The argument of `accumulate_gradients`, which later steps of this model keep.
         self.loss_denominator: Any = step and step.loss_denominator
-        # Called before each step until it returns True, because a batch may build layers.
+        # Called before each step until it returns True, because a batch may build further layers.
         self.prepare: Callable[[], bool] | None = step and step.prepare
-        # A variable: XLA compiles batches of this many examples. None if it compiles none.
+        # A variable with the number of examples of a batch that XLA compiles. If none, None.
         self.full_rows: Any = step and step.full_rows
 
     def install(self) -> keras.Model:
-        """Set this step in the model, and return the model."""
+        """Set this step on the model, and return the model."""
         self.model.train_step = self.run
-        self.model.train_function = None  # Keras's function calls the train step before.
+        self.model.train_function = None  # Keras's function would call the previous step.
         return self.model
 
     def run(self, data: Any) -> dict[str, Any]:
@@ -161,9 +161,9 @@ class TrainStep:
         waits = tf.control_dependencies([part for part in tensors if part is not None])
 
         def create(creator: Callable[..., Any], **arguments: Any) -> Any:
-            # A variable that waits for data, for example of an optimizer, could not be initialised
-            # before the step. TensorFlow would then trace one graph for the first batch and another
-            # one for later batches, in which `tf.random` draws the same numbers again.
+            # If a new variable, for example of an optimizer, waited for data, it could not be
+            # initialised before the step. TensorFlow would trace one graph for the first batch and
+            # another one for later batches, in which `tf.random` draws the same numbers again.
             with tf.control_dependencies(None):
                 return creator(**arguments)
 
@@ -178,8 +178,8 @@ class TrainStep:
 def limit_xla(model: Any, chosen: bool | None = None) -> None:
     """Restrict XLA to full batches, if it compiles the model's train step.
 
-    The last batch of an epoch has another shape at each batch size, so XLA would compile the step
-    for each of them. The `full_rows` of the step is the number of examples of a full batch.
+    The last batch of an epoch has another shape for each batch size, and XLA would compile the step
+    for all of these shapes. The variable `full_rows` of the step says which batches are full.
 
     Args:
         model: A compiled model.
@@ -202,7 +202,7 @@ def limit_xla(model: Any, chosen: bool | None = None) -> None:
 def compiled_if_full(
     step: Callable[[Any], Any], data: Any, full_rows: Any, model: Any
 ) -> dict[str, Any]:
-    """Run a step on a batch, compiled by XLA if the batch has `full_rows` examples."""
+    """Run a step on a batch. If the batch has `full_rows` examples, XLA compiles the step."""
     if full_rows is None:
         return step(data)
 
@@ -221,18 +221,18 @@ def is_compiled(model: Any) -> bool:
 
 
 def installed_step(model: Any) -> Any:
-    """Return the `TrainStep` that kbatch installed in a model, or None."""
+    """Return the `TrainStep` that kbatch has installed in a model, or None."""
     step = getattr(vars(model).get("train_step"), "__self__", None)
     return step if isinstance(step, TrainStep) else None
 
 
 def accumulation_of(model: Any) -> Any:
-    """Return the `Accumulation` of a model, or None. Models that Keras copies lose it."""
+    """Return the `Accumulation` of a model, or None. Keras's copies of a model lose it."""
     return getattr(installed_step(model), "accumulation", None)
 
 
 def user_step(model: Any) -> Callable[[Any], Any] | None:
-    """Return the user's `train_step`, of the class or assigned to the model, or None."""
+    """Return the user's `train_step`, a method or set on the model, or None if it is Keras's."""
     step = installed_step(model)
     bound = vars(model).get("train_step") if step is None else step.bound
     kind = type(model).train_step
@@ -250,7 +250,7 @@ def uninstall_step(model: Any) -> None:
 
 
 def can_validate(model: Any) -> bool:
-    """Return whether a model can be evaluated: Keras's test step needs a `call` and a loss."""
+    """Return whether a model can be evaluated. Keras's test step needs a `call` and a loss."""
     kind, stock = type(model), keras.Model
     if user_step(model) is None or kind.test_step is not stock.test_step:
         return True
@@ -273,7 +273,7 @@ def waiting_for_data(model: Any, dataset: tf.data.Dataset) -> Iterator[None]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """List the optimizers among the attributes of a model and its layers, also in containers."""
+    """List the optimizers in the attributes of a model and its layers, also in lists and dicts."""
     main = getattr(model, "optimizer", None)
     values: list[Any] = [main]
     for part in [] if model is None else layers_of(model):
@@ -282,13 +282,13 @@ def optimizers_of(model: Any) -> list[Any]:
             if isinstance(value, (list, tuple, dict)):
                 values += value.values() if isinstance(value, dict) else value
     found = _with_inner([value for value in values if isinstance(value, _Optimizer)])
-    # `compile` makes an RMSprop if it gets no optimizer. That one comes last, unless it is built.
+    # `compile` without an optimizer makes an RMSprop, which comes last unless a step has built it.
     default = type(getattr(main, "inner_optimizer", main)) is keras.optimizers.RMSprop
     return sorted(found, key=lambda one: (not one.built, default and one is main))
 
 
 def training_optimizers(model: Any) -> list[Any]:
-    """List the optimizers that train a model, without one of a part, such as a teacher's."""
+    """List the optimizers that train a model, but not that of an inner model such as a teacher."""
     main = getattr(model, "optimizer", None)
     if model is None or user_step(model) is None:
         return [] if main is None else [main]
@@ -301,15 +301,14 @@ def training_optimizers(model: Any) -> list[Any]:
 
 def inner_optimizers(model: Any) -> list[Any]:
     """List the optimizers that update weights. Records describe the first one."""
-    # A loss scale updates no weights, nor does a custom optimizer that distributes the variables
-    # among several optimizers.
+    # Leave out loss scales, and custom optimizers that give the variables to several optimizers.
     stock = _Optimizer.update_step
     found = _with_inner(training_optimizers(model))
     return [o for o in found if type(o).update_step is not stock or len(_with_inner([o])) == 1]
 
 
 def _with_inner(optimizers: list[Any]) -> list[Any]:
-    """List optimizers and the optimizers among their attributes, each once."""
+    """List optimizers, and the optimizers in their attributes, each once."""
     found = list({id(one): one for one in optimizers}.values())
     for optimizer in found:
         for value in keras.tree.flatten(list(vars(optimizer).values())):

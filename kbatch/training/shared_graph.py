@@ -1,19 +1,19 @@
-"""One traced graph for all models of a search that train in the same way.
+"""Share one traced graph among all models of a search that train in the same way.
 
 Building a small model and tracing its train step takes longer than some epochs of training. A graph
 accepts batches of any size, so one is enough for a search. `SharedGraph.model_for` returns a model
-with that graph. After `SharedGraph.release` the next model is a new one. Only this module knows the
-rules of sharing:
+with that graph. After `SharedGraph.release`, the next model is a new one. The rules of sharing are
+in this module only:
 
-1. Two models share a graph if their descriptions are equal and certain. A description covers all
-   that becomes a constant of the graph (`kbatch.training.fingerprint`).
+1. Two models share a graph if their descriptions are equal and certain. A description has
+   everything that becomes a constant of the graph (`kbatch.training.fingerprint`).
 2. A model shares nothing if a part cannot be described with certainty, or may have state that
    kbatch cannot reset: the user's own class, layer function or train step, a variable that no
    part of the model lists, a table, a random number in a loss, a learning rate schedule.
 3. Values that may differ between batch sizes are variables, which the graph reads. Weights, the
    optimizer's state and its learning rate are variables in Keras. `GraphNumber` and `GraphCount`
    make variables of the other settings that follow the batch size.
-4. Before a model trains again, all its variables get the values of the fresh model, and metrics are
+4. Before a model trains again, all its variables get the values of a new model, and metrics are
    reset. A model that was changed after its graph was traced is not used again.
 """
 
@@ -32,13 +32,12 @@ from kbatch.training.steps_per_execution import GraphCount, counted_steps
 Settings = list[tuple[Any, str]]  # The settings that follow the batch size: owners and names.
 
 _KINDS = keras.optimizers
-# Optimizers that were tested to compute the same with a `GraphNumber` as with a float.
+# Optimizers that compute the same with a `GraphNumber` as with a float, as tests show.
 _OPTIMIZERS = (
     *(_KINDS.SGD, _KINDS.Adam, _KINDS.AdamW, _KINDS.Adamax, _KINDS.Nadam, _KINDS.RMSprop),
     *(_KINDS.Adagrad, _KINDS.Adadelta, _KINDS.Lion, _KINDS.Lamb),
 )
-# The fresh model and the shared one are in memory together: larger models are not shared.
-_MOST_WEIGHTS = 2**26
+_MOST_WEIGHTS = 2**26  # Larger models are not shared, because two of them would be in memory.
 
 
 class SharedGraph:
@@ -49,7 +48,7 @@ class SharedGraph:
         self._models: dict[str, tuple[Any, Any]] = {}
 
     def model_for(self, fresh: Any) -> Any:
-        """Return a model that trains as `fresh` does: the shared one if possible, else `fresh`."""
+        """Return the shared model with the state of the new model `fresh`, or else `fresh`."""
         policy, settings = fresh.dtype_policy.name, followed_settings(fresh)
         fresh_description = description(fresh, settings)
         if fresh_description is None:
@@ -74,7 +73,7 @@ class SharedGraph:
         return fresh
 
     def describe(self) -> None:
-        """Describe the shared models again, because kbatch itself has changed their steps."""
+        """Describe the shared models again, after kbatch has changed their train steps."""
         for policy, (model, _) in self._models.items():
             self._models[policy] = model, description(model, followed_settings(model))
 
@@ -83,7 +82,7 @@ class SharedGraph:
         return bool(self._models)
 
     def release(self, *, except_policy: str | None = None) -> None:
-        """Share no model any more, for example after a failure, except under `except_policy`."""
+        """Stop sharing all models, for example after a failure, except that of `except_policy`."""
         self._models = {
             policy: one for policy, one in self._models.items() if policy == except_policy
         }
@@ -93,7 +92,7 @@ class SharedGraph:
 
 
 def description(model: Any, settings: Settings) -> dict[str, Any] | None:
-    """Describe all constants of a model's graphs. If they are uncertain, return None."""
+    """Describe all constants of a model's graphs, or return None if they are uncertain."""
     if not _trains_by_keras(model):
         return None
     step, parts = installed_step(model), Description(model, ("learning_rate",))
@@ -135,8 +134,8 @@ def _trains_by_keras(model: Any) -> bool:
 class GraphNumber(float):
     """A number that a traced graph reads again each time it runs, like a variable.
 
-    Python sees a float, and TensorFlow converts it by reading a variable. `1 - x`, which
-    moving averages use, has a variable of its own, so that it is rounded once, as in Python.
+    In Python it is a float. TensorFlow converts it by reading a variable. The difference `1 - x`,
+    which moving averages use, has another variable, so that it is rounded once, as in Python.
     """
 
     dtype = "float32"
@@ -170,7 +169,7 @@ class GraphNumber(float):
 
 
 def settings_to_variables(model: Any, settings: Settings) -> None:
-    """Make variables of the settings that follow the batch size, in a model not traced yet."""
+    """Replace settings that follow the batch size by variables, in a model that is not traced."""
     for owner, name in settings:
         setattr(owner, name, GraphNumber(getattr(owner, name)))
     model.steps_per_execution = counted_steps(model, model.steps_per_execution)
@@ -179,10 +178,10 @@ def settings_to_variables(model: Any, settings: Settings) -> None:
 
 
 def set_state(shared: Any, shared_settings: Settings, fresh: Any, settings: Settings) -> None:
-    """Give the shared model the state of a model that was just built."""
+    """Give the shared model the state of the new model `fresh`."""
     for (target, name), (source, _) in zip(shared_settings, settings, strict=True):
         setattr(target, name, getattr(target, name).changed(getattr(source, name)))
-        if MOMENTA_NAME in vars(source):  # Without it the layer would be scaled again in training.
+        if MOMENTA_NAME in vars(source):  # Otherwise, training would scale the layer again.
             vars(target)[MOMENTA_NAME] = vars(source)[MOMENTA_NAME]
     if shared.steps_per_execution != fresh.steps_per_execution:
         shared.predict_function = None  # It is another function for another number of steps.

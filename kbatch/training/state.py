@@ -27,12 +27,12 @@ class KeptState:
         variables = [*model.variables, *self._model.metrics_variables]
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built and user_step(model) is None:
-            # Build it now, to save its state before the first update: if it were built again after
-            # the measurement, a loss scale would restart.
+            # Build it now, to save its state before the first update. If `restore` left it unbuilt,
+            # it would be built again, and a loss scale would restart.
             with self._model.distribute_strategy.scope():
                 optimizer.build(model.trainable_variables)
-        # A model with a custom train step may have several optimizers, such as one for each
-        # network. Its step builds them, so some of their variables may not exist yet.
+        # The custom train step of a model may build several optimizers, such as one for each
+        # network, so some of their variables may not exist yet.
         self._optimizers = [(one, len(one.variables)) for one in optimizers_of(model)]
         self._initial_values: dict[int, list[np.ndarray]] = {}
         variables += [variable for one, _ in self._optimizers for variable in one.variables]
@@ -57,7 +57,7 @@ class KeptState:
         self._model.train_function = self._train_function
 
     def _initial(self, optimizer: Any, count: int) -> list[np.ndarray]:
-        """Return the initial values of an optimizer's variables after the first `count`."""
+        """Return initial values of an optimizer's variables, except the first `count` of them."""
         if len(optimizer.variables) == count:
             return []
         if id(optimizer) not in self._initial_values:
@@ -78,7 +78,7 @@ def kept_state(model: keras.Model) -> Iterator[KeptState]:
 
 
 def kept_variables(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Restore the variables of a model after calls that do not train."""
+    """Restore the variables of a model, except those of its optimizer, at the end of a context."""
     return kept_values([*model.variables, *model.metrics_variables])
 
 
@@ -113,7 +113,7 @@ def check_seed(seed: int | None) -> int | None:
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
     """Seed Python, NumPy and Keras, and restore Python's and NumPy's state afterwards."""
-    # TensorFlow's global seed cannot be read. keras-tuner resets it before the next build.
+    # TensorFlow's global seed stays, because it cannot be read. The next build resets it.
     if seed is None:
         yield
         return
@@ -140,7 +140,7 @@ def _kept_generators() -> Iterator[None]:
 
 
 def seed_of(seed: int | None, *parts: int) -> int | None:
-    """Derive a seed from a seed and the numbers of its use. Without a seed, return None."""
+    """Derive another seed for a use with these numbers. If the seed is None, return None."""
     if seed is None:
         return None
     return int(np.random.SeedSequence([seed, *parts]).generate_state(1)[0])

@@ -22,10 +22,10 @@ def endless(batch: Any) -> tf.data.Dataset:
 
 
 class StepCall:
-    """The train step of a model, to be called on batches outside of `fit`.
+    """Calls the train step of a model on batches outside of `fit`.
 
     The overhead of `fit` is longer than some small steps, and `fit` does not show when the device
-    has finished. Here each call waits for the device, or `wait` does after `launch`.
+    has finished. A call waits until it has, or `wait` does after `launch`.
 
     Args:
         model: The model.
@@ -56,7 +56,7 @@ class StepCall:
         self._outputs = self._model.train_function(iter((batch,)))
 
     def execute(self, batches: Any, steps: int) -> None:
-        """Run some steps on the batches of a dataset's iterator, in one execution if possible."""
+        """Run some steps on the batches of a dataset iterator, in one execution if possible."""
         if self.several and self._model.steps_per_execution != steps:
             set_steps(self._model, steps)
         for _ in range(1 if self.several else steps):
@@ -64,7 +64,7 @@ class StepCall:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for all outputs of a step. One output is not enough: it may come from the host."""
+        """Wait for all outputs of a step, because a single output may come from the host."""
         for output in keras.tree.flatten(self._outputs):
             np.asarray(output)
 

@@ -1,7 +1,7 @@
 """Choose and set `steps_per_execution`, the number of train steps in one execution.
 
 Several steps per execution give exactly the same weights in less time, because Keras starts each
-execution from Python. An execution of about 100 ms is long enough.
+execution from Python. kbatch chooses executions of about 100 ms.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ from kbatch.training.model import user_step
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _MOST_VALIDATED = 64  # Steps of a validation in one execution.
-FEWEST_STEADY = 3  # With fewer steady steps, a single disturbed step would decide the result.
+FEWEST_STEADY = 3  # With fewer steady steps, one disturbed step would decide the result.
+EXECUTION_S = 0.1  # Seconds of an execution of several steps.
 
 Steps = int | Literal["auto"] | None
 
@@ -59,15 +60,12 @@ class GraphCount(int):
 
 
 def counted_steps(model: Any, steps: int) -> GraphCount:
-    """Return a `GraphCount` with which each step requests its data after the last step has ended.
+    """Return a `GraphCount` that makes each step request data after the previous step has ended.
 
-    Otherwise a step would request data while another one computes, and its waiting time would
+    Otherwise, a step would request data while the previous one computes, and its waiting time would
     include that computation.
     """
     return GraphCount(steps, after=model.optimizer and model.optimizer.iterations)
-
-
-EXECUTION_S = 0.1  # Seconds of an execution of several steps.
 
 
 def execution_steps(
@@ -93,7 +91,7 @@ class Training(NamedTuple):
 
 
 def why_single_step(model: Any, callbacks: Sequence[Any] = ()) -> str | None:
-    """Return why an execution must have one step. If it may have several, return None."""
+    """Return why an execution must have a single step, or None if it may have several."""
     if model.run_eagerly:
         return "the model is run eagerly"
     if user_step(model) is not None:
@@ -103,7 +101,7 @@ def why_single_step(model: Any, callbacks: Sequence[Any] = ()) -> str | None:
 
 
 def steps_within(step_s: float, training: Training) -> int:
-    """Return how many steps take about 100 ms, with enough executions in the run to time them."""
+    """Return how many steps take about 100 ms, or fewer, so that a run has executions to time."""
     epoch_steps, budget = training.epoch_steps or 1, training.budget or Budget()
     ends = (
         epoch_steps * training.epochs,
@@ -113,7 +111,7 @@ def steps_within(step_s: float, training: Training) -> int:
     epochs, rest = divmod(int(min(end for end in ends if end is not None)), epoch_steps)
 
     def steady(steps: int) -> int:
-        # The first execution compiles, and so does the first shorter one at the end of an epoch.
+        # The first execution compiles, and so does the first shorter one, at the end of an epoch.
         executions = epochs * -(-epoch_steps // steps) + -(-rest // steps)
         return executions - (1 if steps >= epoch_steps else 2)
 
@@ -125,7 +123,7 @@ def steps_within(step_s: float, training: Training) -> int:
 
 
 def whole_steps(steps: int, epoch_steps: int | None, length: int) -> int:
-    """Return the largest number of steps, up to `steps`, with `epoch_steps` updates in an epoch.
+    """Return the largest steps per execution, up to `steps`, that do not change an epoch's length.
 
     Args:
         steps: Integer. The preferred steps per execution.
@@ -143,7 +141,7 @@ def whole_steps(steps: int, epoch_steps: int | None, length: int) -> int:
 
 
 def set_steps(model: Any, steps: int) -> None:
-    """Set the steps per execution of a model, as a number that its graphs read."""
+    """Set the steps per execution of a model, as a `GraphCount` that its graphs read."""
     known = model.steps_per_execution
     if isinstance(known, GraphCount):
         model.steps_per_execution = known.changed(steps)
@@ -156,7 +154,7 @@ def set_steps(model: Any, steps: int) -> None:
 
 
 def acts_on_batches(callback: Any) -> bool:
-    """Return whether a callback must be called after each train batch, not each execution."""
+    """Return whether a callback must be called after each batch, not only each execution."""
     if _overrides(callback, _TRAIN_HOOKS):
         return True
     frequencies = (getattr(callback, name, None) for name in ("save_freq", "update_freq"))
@@ -168,7 +166,7 @@ def acts_on_batches(callback: Any) -> bool:
 
 
 def _overrides(callback: Any, names: Sequence[str]) -> bool:
-    # The callbacks of kbatch, Keras and keras-tuner are written for executions.
+    # Hooks of kbatch, Keras and keras-tuner can be called once for an execution.
     hooks = [getattr(callback, name, None) for name in names]
     owners = {str(getattr(hook, "__module__", None)).split(".")[0] for hook in hooks if hook}
     return bool(owners - {"keras", "keras_tuner", "kbatch"})
@@ -181,7 +179,7 @@ class ExecutionSteps(keras.callbacks.Callback):
         super().__init__()
         self._training, self._budget = training, training.budget or Budget()
         self._clock = clock  # A `TrainingClock`.
-        self._endless = endless  # If False, the end of the data ends the last execution.
+        self._endless = endless  # Whether the data has no end that ends the last execution.
         # Steps per execution in a validation. 0 means the same as in training.
         watched = any(_overrides(one, _TEST_HOOKS) for one in training.callbacks)
         self._validation = 0 if watched else min(validation, _MOST_VALIDATED)
@@ -192,7 +190,7 @@ class ExecutionSteps(keras.callbacks.Callback):
         self._steps = int(model.steps_per_execution)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None):
-        # If an update overflows, a further execution replaces it.
+        # Updates that overflow do not count, so later executions replace them.
         left = [self._steps]
         if self._endless:
             left.append((self._training.epoch_steps or 1) - batch)
@@ -220,7 +218,7 @@ class ExecutionSteps(keras.callbacks.Callback):
 
 
 def check_epoch(asked: Steps, epoch_steps: int | None) -> None:
-    """Check that an execution is not longer than an epoch."""
+    """Raise InputError if an execution is longer than an epoch."""
     if isinstance(asked, int) and epoch_steps is not None and asked > epoch_steps:
         raise InputError(
             "`steps_per_execution` must not be larger than the steps of an epoch: give a smaller "

@@ -1,1 +1,1 @@
-"""The forms of training data, and batches of them."""
+"""Read training data in any form, and cut it into batches."""
