@@ -1,4 +1,4 @@
-"""Gradient accumulation inside one Keras train step."""
+"""Accumulate gradients over micro-batches inside one Keras train step."""
 
 from kbatch.training.accumulation.accumulate import Accumulation as Accumulation
 from kbatch.training.accumulation.accumulate import accumulate_gradients as accumulate_gradients

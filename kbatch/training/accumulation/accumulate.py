@@ -1,4 +1,4 @@
-"""Gradient accumulation for a compiled model."""
+"""Make a compiled model accumulate gradients over micro-batches."""
 
 from typing import NamedTuple
 
@@ -15,16 +15,16 @@ from kbatch.training.model import check_model, user_step
 
 
 class Accumulation(NamedTuple):
-    """How a model accumulates: the arguments of `accumulate_gradients`."""
+    """How a model accumulates: the arguments of `accumulate_gradients`, which describes them."""
 
     micro_batch_size: int
     loss_denominator: LossDenominators = None
     moments_every: int = 0
     exact: bool = False
-    by_user: bool = False  # Whether the build function chose it. A search does not change it then.
+    by_user: bool = False  # Whether the build function set it. Then a search does not change it.
 
     def apply(self, model: keras.Model) -> keras.Model:
-        """Make a model accumulate in this way, without comparing parts with the whole batch."""
+        """Make a model accumulate in this way. Parts are not compared with the whole batch."""
         stateful = [layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)]
         if stateful:
             raise ValueError(
@@ -56,8 +56,8 @@ def accumulate_gradients(
 
     kbatch replaces the model's train step by one that sends `micro_batch_size` examples at a time
     through the model, sums their gradients and applies the sum once. `fit`, callbacks, metrics,
-    schedules and saved files do not change. The batch size is the number of examples per update,
-    the micro-batch size is the number of examples in memory at once.
+    schedules and saved files do not change. The batch size is the number of examples per update.
+    The micro-batch size is the number of examples in memory at once.
 
     Example:
 
@@ -66,8 +66,8 @@ def accumulate_gradients(
     >>> model.fit(x, y, batch_size=1024)  # 1024 examples per update, 32 in memory
 
     The loss of each output has the same denominator as in Keras: the number of returned values or
-    valid tokens, or the sum of weights. kbatch takes a scalar from `add_loss`, from a loss function
-    or from a custom `compute_loss` for a mean over the rows. If a loss function divides by another
+    valid tokens, or the sum of weights. kbatch treats a scalar of `add_loss`, of a loss function or
+    of a custom `compute_loss` as a mean over the rows. If a loss function divides by another
     number, such as the tokens of its own mask, give `loss_denominator`.
 
     The first `fit` or `train_on_batch` with batches to cut compares up to 16 rows in parts with the
@@ -77,8 +77,7 @@ def accumulate_gradients(
     a loss that changes later, or a custom training loop. Metrics that a custom `compute_metrics`
     adds are not reported.
 
-    A model with a custom `train_step` is refused: move its loss into `compute_loss`, or use
-    `exact=True`.
+    If the model has a custom `train_step`, move its loss into `compute_loss`, or use `exact=True`.
 
     With `exact=True` the train step, Keras's or yours, runs on the whole batch, as contrastive
     losses, correlations and GANs require. Only its calls of layers are cut. First, the outputs of

@@ -1,14 +1,14 @@
-"""Moving statistics of BatchNormalization over an accumulated batch.
+"""Update the moving statistics of BatchNormalization for an accumulated batch.
 
-Each call of a layer has its own statistics. The statistics of the entries so far (weight W, mean,
-var) and of a micro-batch (weight w, mean_k, var_k) are combined, with d = mean_k - mean and
-s = w / (W + w), to
+Each call of a layer has its own statistics. With the statistics of the entries so far (weight W,
+mean, var) and of a micro-batch (weight w, mean_k, var_k), d = mean_k - mean and s = w / (W + w),
+the statistics of both together are
 
     mean + d s        var + (var_k - var) s + d^2 s (1 - s)
 
-Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance", equation 2.1. The
-result is the statistics of the whole batch. The moving statistics are then updated as in Keras:
-once for each call, in the order of the calls.
+Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance", equation 2.1. After
+all micro-batches, these are the statistics of the whole batch. The moving statistics are then
+updated as in Keras: once for each call, in the order of the calls.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ class BatchNormUpdate:
             if layer.trainable and not getattr(layer, "renorm", False)
         ]
         self._before = [_moving(layer) for layer in self._layers]
-        # The calls of each layer in the last pass. The list is empty if the calls cannot be
-        # observed: within a loop or function in the model, or in a custom `call`.
+        # For each layer, the statistics of its calls in the last pass. A list is empty if the calls
+        # cannot be observed: within a loop or function in the model, or in a custom `call`.
         self._calls: list[list[Any]] = [[] for _ in self._layers]
 
     def init(self, forward: Callable[[Any], Any], inputs: Any) -> BatchStatistics:
@@ -69,7 +69,7 @@ class BatchNormUpdate:
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Collect the statistics of all calls in a pass, which starts from the old ones."""
+        """Collect the statistics of all calls in a pass, after resetting the moving statistics."""
         graph = tf.compat.v1.get_default_graph()
         self._calls = [[] for _ in self._layers]
         with contextlib.ExitStack() as stack:
@@ -85,8 +85,8 @@ class BatchNormUpdate:
     def add(self, sums: BatchStatistics, rows: tf.Tensor) -> BatchStatistics:
         added = []
         for index, (layer, calls) in enumerate(zip(self._layers, self._calls, strict=True)):
-            # If calls cannot be observed, average the moving statistics over micro-batches. This
-            # ignores the variance between micro-batches.
+            # If calls cannot be observed, average the moving statistics that Keras has updated.
+            # This ignores the variance between micro-batches.
             moved = CallStatistics(tf.fill(layer.moving_mean.shape, rows), *_moving(layer))
             new = calls or [moved]
             totals = sums[index] if sums else [_no_entries(layer) for _ in new]
@@ -108,7 +108,7 @@ class BatchNormUpdate:
 def _collect(
     layer: Any, calls: list[Any], graph: Any, moments: Callable[..., Any], inputs: Any, mask: Any
 ) -> Any:
-    """Compute the moments of a call, and collect them if they belong to the same graph."""
+    """Compute the moments of a call, and append them to `calls`, or None for another graph."""
     mean, variance = moments(inputs, mask)
     if tf.compat.v1.get_default_graph() is not graph:
         calls.append(None)

@@ -1,4 +1,4 @@
-"""An update of the whole batch, in the memory of its micro-batches.
+"""Update a model on a whole batch, in the memory of its micro-batches.
 
 The train step, Keras's or the user's, runs on the whole batch, but each call of a layer or model
 in it is computed in micro-batches. With f_k the outputs of micro-batch k and the loss
@@ -30,8 +30,8 @@ from kbatch.training.accumulation.output_losses import LossDenominators
 from kbatch.training.data.forms import each_part, is_composite, open_spec, row_count
 from kbatch.training.model import TrainStep, check_model, replica_count
 
-# Two passes may differ by this share of an output's largest value. Rounding in half precision
-# changes much less, other random draws change much more.
+# If two passes differ by more than this share of an output's largest value, their random draws
+# differ. Rounding in half precision causes much smaller differences.
 _SAME_UP_TO = 0.02
 _UNREPEATABLE = (
     "`exact=True` sends each micro-batch through the model twice, and both passes must draw the "
@@ -72,14 +72,14 @@ def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_
 class ExactTrainStep(TrainStep):
     """The train step of `accumulate_gradients(..., exact=True)`.
 
-    It computes calls of layers in micro-batches, and again for their gradients.
+    It computes each call of a layer in micro-batches, and once more for its gradient.
     """
 
     def __init__(self, model: keras.Model, accumulation: Any):
         super().__init__(model)
         self.accumulation = accumulation
-        self._inside_call = False  # Layers that are called within a cut call are not cut.
-        self._thread: int | None = None  # The thread of the step: others may read data.
+        self._inside_call = False  # Whether a call of an outer layer is already cut.
+        self._thread: int | None = None  # Only calls in the thread of the step are cut.
 
     def _update(self, data: Any) -> dict[str, Any]:
         check_model(self.model)
@@ -88,17 +88,17 @@ class ExactTrainStep(TrainStep):
             return super()._update(data)
 
     def _calling(self) -> contextlib.AbstractContextManager[None]:
-        """Do not cut the calls of inner layers."""
+        """Leave the calls of inner layers whole within a context."""
         return internals.replaced([(self, "_inside_call", True)])
 
     def _call(self, layer: Any, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a layer, in micro-batches if it gets more rows than one micro-batch has."""
+        """Call a layer, in micro-batches if its input has more rows than a micro-batch."""
         leaves = keras.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if _has_rows(leaf)]
         rows = {leaves[i].shape[0] for i in places}
         few = all(n is not None and n <= self.accumulation.micro_batch_size for n in rows)
         other_thread = threading.get_ident() != self._thread
-        # If the first axes differ, it is unknown which of them is the rows.
+        # If the first axes differ in length, it is unknown which of them are the rows.
         if other_thread or self._inside_call or few or len(rows) != 1:
             return plain(*args, **kwargs)
         with self._calling():
@@ -110,15 +110,15 @@ class ExactTrainStep(TrainStep):
         specs = call.traced(batch)  # This builds the layer.
         state = internals.state_variables(layer)
         before = _values_of(state)
-        # In a graph, a tape stores nothing for a loop whose gradient is not taken.
+        # Tapes must not store the first passes. In a graph they do not, because the gradient of the
+        # loop is never taken.
         stopped = internals.stopped_tapes() if tf.executing_eagerly() else contextlib.nullcontext()
         with stopped, internals.watched_variables() as watcher:
             if not specs or not all(spec.shape[1:].is_fully_defined() for spec in specs):
                 specs = call(batch.part(0, tf.minimum(batch.size, batch.rows)))
                 _assign(state, before)
             outputs = self._first_passes(call, batch, specs)
-        # Include variables of other layers that this layer reads. A variable that is frozen now may
-        # be trainable later.
+        # Also include variables of other layers that this layer reads, even if they are frozen now.
         weights = gradient_sum.sources(layer.trainable_weights)
         if not tf.distribute.has_strategy():
             layer_values = {id(variable.value) for variable in layer.variables}
@@ -131,7 +131,7 @@ class ExactTrainStep(TrainStep):
             pairs = zip(first_weights, weights, strict=True)
             same = [tf.reduce_all((a == b) | (a != a)) for a, b in pairs]  # NaN is not changed.
             tf.debugging.Assert(tf.reduce_all(same), [f"{_CHANGED_WEIGHTS} {call.name}."])
-            # The second passes may not use results of the first, so order them explicitly.
+            # The second passes need no results of the first passes, so order them explicitly.
             with self._calling(), tf.control_dependencies(outputs):
                 gradients = self._second_passes(call, batch, outputs, upstream, weights)
             _assign(state, after)
@@ -143,7 +143,7 @@ class ExactTrainStep(TrainStep):
     def _first_passes(
         self, call: "_LayerCall", batch: MicroBatches, specs: list[Any]
     ) -> list[tf.Tensor]:
-        """Compute the outputs of the whole batch."""
+        """Compute the outputs of the whole batch, one micro-batch after the other."""
         norms = BatchNormUpdate(call.layer)
 
         def zeros(spec: Any) -> tf.Tensor:
@@ -175,7 +175,7 @@ class ExactTrainStep(TrainStep):
         upstream: dict[int, tf.Tensor],
         weights: list[Any],
     ) -> list[Any]:
-        """Propagate gradients back to weights and inputs, and check that the outputs repeat."""
+        """Propagate gradients back to weights and inputs, and check that outputs are the same."""
         summed = [*weights, *call.shared]
         connected = [False] * (len(summed) + len(call.watched))
 
@@ -221,7 +221,7 @@ def _with_gradient(
     sources: list[Any],
     pulled_back: Callable[[dict[int, tf.Tensor]], list[Any]],
 ) -> list[tf.Tensor]:
-    """Return outputs whose gradients `pulled_back` turns into gradients of the sources."""
+    """Return outputs for which `pulled_back` computes the gradients of the sources."""
     floats = [i for i, output in enumerate(outputs) if _is_float(output)]
     reached: set[int] = set()
 
@@ -256,7 +256,7 @@ def _with_gradient(
 
 
 class _LayerCall:
-    """A call of a layer as a function from rows of arguments and masks to rows of results."""
+    """A call of a layer, as a function of some rows of its arguments and masks."""
 
     def __init__(self, layer: Any, plain: Any, arguments: Any, places: list[int]):
         self.layer, self._plain, self._arguments = layer, plain, arguments
@@ -283,7 +283,7 @@ class _LayerCall:
         self._last_result: tuple[Any, list[int], list[int], list[bool]] = (None, [], [], [])
 
     def __call__(self, parts: list[Any], shared: Sequence[Any] = ()) -> list[tf.Tensor]:
-        """Call the layer on rows, and list the resulting tensors, their masks and added losses."""
+        """Call the layer on some rows. List the resulting tensors, their masks and added losses."""
         leaves = list(self._leaves)
         for i, tensor in zip(self._shared, shared, strict=False):
             leaves[i] = tensor
@@ -303,12 +303,12 @@ class _LayerCall:
         self._last_result = structure, tensors, list(masks), scalar
         rows, known = row_count(parts), parts[0].shape[0]
         outputs = [self._with_rows(leaves[i], rows, known) for i in tensors]
-        # A scalar loss is repeated for each row, so that its mean is weighted by rows.
+        # Repeat a scalar loss for each row, so that its mean is weighted by rows.
         losses = (tf.fill([rows], loss) if loss.shape.rank == 0 else loss for loss in added)
         return [*outputs, *masks.values(), *losses]
 
     def _with_rows(self, output: Any, rows: tf.Tensor, known: int | None) -> tf.Tensor:
-        """Check that an output has the right number of rows."""
+        """Return an output after a check that it has the same number of rows as the input."""
         if is_composite(output):
             raise ValueError(f"{_NO_ROWS} {self.name} that is a {type(output).__name__}.")
         if output.shape.rank == 0 or output.shape[0] not in (None, known):
@@ -328,7 +328,7 @@ class _LayerCall:
         trace = tf.function(self, autograph=False)
         if tf.executing_eagerly():
             if not self.layer.built:
-                try:  # A call would change moving statistics.
+                try:  # Trace it, because a call would change moving statistics.
                     trace.get_concrete_function(specs)
                 except Exception:  # Some layers run only eagerly, and raise any error in a graph.
                     self(batch.part(0, 1))
@@ -336,9 +336,9 @@ class _LayerCall:
         traced = trace.get_concrete_function(specs)
         graph: Any = traced.graph.as_graph_def()
         for node in (*graph.node, *(n for f in graph.library.function for n in f.node_def)):
-            # TensorFlow's stateful generators: an operation with two seeds, or a
-            # `tf.random.Generator`. Recurrent layers on a GPU have seeds too, but Keras uses none
-            # of their dropout.
+            # TensorFlow's stateful draws are operations with two seeds, or of a
+            # `tf.random.Generator`. Cudnn's recurrent layers have seeds only for their dropout,
+            # which Keras does not use.
             stateful = "seed2" in node.attr and not node.op.startswith("Cudnn")
             if stateful or node.op.startswith("RngRead"):
                 raise ValueError(f"{_UNREPEATABLE} {node.name} ({node.op}).")
@@ -369,7 +369,7 @@ def _is_float(tensor: tf.Tensor) -> bool:
 
 
 def _is_differentiable(value: Any) -> bool:
-    """Return whether a tape records a tensor. Variables are recorded when they are read."""
+    """Return whether a tape records this tensor."""
     return isinstance(value, tf.Tensor) and _is_float(value) and internals.is_recorded([value])
 
 

@@ -10,7 +10,7 @@ from kbatch.training.data.forms import each_part, is_composite, parts_of, row_co
 
 
 def sources(variables: Sequence[Any]) -> list[Any]:
-    """List the values that a tape watches; outside replicas, the copies on the first device."""
+    """List the values that a tape watches: outside replicas, the copies on the first device."""
     values = [variable.value for variable in variables]
     if not tf.distribute.in_cross_replica_context():
         return values
@@ -31,11 +31,11 @@ def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor,
         if gradient is None:
             return total
         if isinstance(gradient, tf.IndexedSlices):
-            # Add only the rows that were looked up: a dense copy of an embedding costs more. With
-            # a GPU, TensorFlow computes slices with int32 indices on the host.
+            # Add only the rows that were looked up, because a dense gradient of an embedding is
+            # large. Use int64, because TensorFlow slices with int32 indices on the host.
             indices = tf.cast(gradient.indices, tf.int64)[:, None]
             return tf.tensor_scatter_nd_add(total, indices, tf.cast(gradient.values, total.dtype))
-        # Without this check, a gradient of unknown shape could be broadcast along an axis.
+        # Otherwise, a gradient of unknown shape could be broadcast along an axis.
         return total + tf.ensure_shape(tf.cast(gradient, total.dtype), total.shape)
 
     return tuple(added(s, g) for s, g in zip(sums, gradients, strict=True))
@@ -44,7 +44,7 @@ def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor,
 def finalize(
     sums: Sequence[tf.Tensor], variables: Sequence[Any], connected: Sequence[bool]
 ) -> list[tf.Tensor | None]:
-    """Return the gradients for the optimizer: None if the loss does not reach a variable."""
+    """Return the gradients for the optimizer, with None for variables without an effect."""
     return [
         tf.cast(s, v.dtype) if reached else None
         for s, v, reached in zip(sums, variables, connected, strict=True)
@@ -61,8 +61,8 @@ class MicroBatches(NamedTuple):
         return each_part(lambda leaf: rows_between(leaf, start, size), self.leaves)
 
     def fold(self, add: Callable[[Any, Any], Any], sums: Any, *, fixed: bool) -> Any:
-        """Call `add` for one micro-batch after the other, so that only one is in memory."""
-        # XLA needs one fixed size in the loop, which must not be larger than the batch, because XLA
+        """Call `add(sums, micro_batch)` for each micro-batch, so that only one is in memory."""
+        # XLA needs one `fixed` size in the loop. It must not be larger than the batch, because XLA
         # also compiles a loop that never runs.
         end = self.rows // self.size * self.size if fixed else self.rows
 
@@ -71,7 +71,7 @@ class MicroBatches(NamedTuple):
             return start + self.size, add(sums, self.part(start, tf.minimum(self.size, rest)))
 
         start = tf.constant(0)
-        if tf.executing_eagerly():  # Here the sums may change their structure.
+        if tf.executing_eagerly():  # In a Python loop, the sums may change their structure.
             while start < end:
                 start, sums = step(start, sums)
         else:
@@ -79,7 +79,7 @@ class MicroBatches(NamedTuple):
             _, sums = tf.while_loop(lambda start, _: start < end, step, loop, parallel_iterations=1)
         if not fixed:
             return sums
-        # XLA compiles this branch also if no rows remain, and cannot compile it for zero rows.
+        # XLA also compiles this branch if no rows remain, and cannot compile it for zero rows.
         rest = self.rows - end
         size = tf.maximum(rest, 1)
         return tf.cond(rest > 0, lambda: add(sums, self.part(self.rows - size, size)), lambda: sums)
@@ -115,7 +115,7 @@ def as_tensor(leaf: Any) -> Any:
 
 
 class MomentMeans:
-    """The two moments of the gradient noise scale, from the gradients of the micro-batches.
+    """Averages the two moments of the gradient noise scale, from gradients of micro-batches.
 
     With K micro-gradients g_k, each the mean over n_k of N examples, and w_k = n_k / N:
 
@@ -130,8 +130,8 @@ class MomentMeans:
 
     def __init__(self, every: int):
         self._every = every
-        # The updates of the epoch so far, and the sums of S, of G2 and of the measured updates. The
-        # model does not track these variables, so they are not saved with its weights.
+        # The updates of the epoch so far, and the sums of S and G2 and the number of measured
+        # updates. The model does not track these variables, so it does not save them.
         self._updates = tf.Variable(tf.zeros([]), trainable=False)
         self._sums = tf.Variable(tf.zeros([3]), trainable=False)
 
@@ -146,13 +146,13 @@ class MomentMeans:
     def add(
         self, micro: tf.Tensor, whole: tf.Tensor, rows: tf.Tensor, steps: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Add m and M of an update of `rows` examples in `steps` parts, and return the means.
+        """Add m (`micro`) and M (`whole`) of an update on N `rows` in K `steps`; return the means.
 
         m is NaN in an update that is not measured.
         """
         rows, steps = tf.cast(rows, tf.float32), tf.cast(steps, tf.float32)
         variance = (micro - whole) * rows / tf.maximum(steps - 1.0, 1.0)
-        # A single micro-batch shows no noise. The optimizer skips updates that overflow.
+        # Leave out updates of one micro-batch, which show no noise, and updates that overflow.
         counts = (steps > 1.0) & tf.math.is_finite(micro + whole)
         terms = tf.where(counts, tf.stack([variance, whole - variance / rows, 1.0]), tf.zeros([3]))
         self._sums.assign_add(terms)
@@ -162,17 +162,16 @@ class MomentMeans:
 
 def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:
     """Sum the squares of all elements of all gradients, in float32."""
-    # In float16 the squares of scaled gradients would overflow, or become zero.
+    # In float16, the squares of scaled gradients would overflow or become zero.
     return tf.add_n([tf.zeros([]), *(_squares(g) for g in gradients if g is not None)])
 
 
 def _squares(gradient: Any) -> tf.Tensor:
     if not isinstance(gradient, tf.IndexedSlices):
         return 2.0 * tf.nn.l2_loss(tf.cast(gradient, tf.float32))
-    # Add the gradients of a row that was looked up several times. `tf.unique` could number the
-    # indices, but XLA compiles it to a loop, which is five times slower for 32,768 indices
-    # (TensorFlow 2.21). Use int64, because with a GPU TensorFlow computes much int32 arithmetic on
-    # the host.
+    # First add up the gradients of a row that was looked up several times. `tf.unique` could number
+    # the rows, but XLA compiles it to a loop, which is five times slower for 32,768 indices
+    # (TensorFlow 2.21). Use int64, because TensorFlow computes much int32 arithmetic on the host.
     indices = tf.cast(gradient.indices, tf.int64)
     order = tf.cast(tf.argsort(indices), tf.int64)
     ordered = tf.gather(indices, order)

@@ -1,8 +1,8 @@
-"""The loss of a micro-batch as a part of the loss of the whole batch.
+"""Compute the loss of a micro-batch as a part of the loss of the whole batch.
 
-The loss of an output over a batch is a sum of values divided by a denominator D. Depending on its
-reduction, D is the number of rows, of returned values or of valid (unmasked) entries, or the sum of
-sample weights. If D_k is the denominator of micro-batch k, the parts
+The loss of an output over a batch is a sum of values, divided by a denominator D. D is the number
+of rows, of returned values or of valid (unmasked) entries, or the sum of sample weights. It depends
+on the reduction of the loss. If D_k is the denominator of micro-batch k, the parts
 
     D_k / D * loss_k
 
@@ -43,11 +43,11 @@ def part_of_batch_loss(
         share = _share(loss, call, denominator, rows_share=rows_share, total=total)
 
         value = functools.partial(loss, *call)
-        if denominator is not None:  # A part without any token would divide 0 by 0.
+        if denominator is not None:  # The loss of a part without tokens would divide 0 by 0.
             value = functools.partial(tf.cond, share > 0, value, lambda: tf.zeros([], loss.dtype))
         mean = tf.reduce_sum(value())  # Keras does not reduce an empty loss to a scalar.
         parts[index] = mean * tf.cast(share, mean.dtype)
-        # A custom `compute_loss` is weighted by rows as a whole, so divide by that weight here.
+        # The whole loss of a custom `compute_loss` is weighted by rows below, so divide here.
         return parts[index] / tf.cast(rows_share, mean.dtype) if custom else parts[index]
 
     with internals.routed_losses(compile_loss, weigh):
@@ -58,8 +58,8 @@ def part_of_batch_loss(
         else:
             terms = [] if compile_loss is None else [compile_loss(y, y_pred, sample_weight)]
             for added in added_losses:
-                # A scalar is weighted by rows, because it is a mean, or a penalty on weights that
-                # is the same for every micro-batch. Keras sums the rows of a vector.
+                # Weight a scalar by rows, because it is a mean, or a penalty on weights that is the
+                # same for each micro-batch. Keras sums the rows of a vector.
                 value: Any = internals.aggregated_loss(model, added)
                 rows = len(added.shape) > 0
                 terms.append(value if rows else value * tf.cast(rows_share, value.dtype))
@@ -91,8 +91,8 @@ def denominators(model: keras.Model, forward: tuple[Any, Any, Any]) -> tuple[tf.
 
 def need_counting(model: keras.Model) -> bool:
     """Return whether a loss may be divided by anything other than the number of rows."""
-    # Other denominators come from masks of layers, from a loss that ignores a class, from custom
-    # losses, from weights and from `loss_denominator`.
+    # Other denominators are due to masks of layers, a loss that ignores a class, custom losses,
+    # sample weights and `loss_denominator`.
     losses = [entry.loss for entry in internals.output_losses_of(model)]
     return bool(losses) and (
         any(_custom_denominator(model, index) for index in range(len(losses)))
@@ -119,7 +119,7 @@ def check_denominators(loss_denominator: LossDenominators, model: keras.Model) -
 
 
 def _custom_denominator(model: keras.Model, index: int) -> Callable[[Any, Any], Any] | None:
-    """Return the `loss_denominator` of one output, if the model's step has one."""
+    """Return the `loss_denominator` of one output, or None if the user gave none."""
     denominators = getattr(installed_step(model), "loss_denominator", None)
     if not isinstance(denominators, dict):
         return denominators
@@ -140,7 +140,7 @@ def _share(
     rows_share: tf.Tensor,
     total: tf.Tensor | None,
 ) -> tf.Tensor:
-    """Return D_k / D of one output."""
+    """Return the share D_k / D of one output."""
     if loss.reduction == "sum":
         return tf.ones([])
     counted = _denominator(loss, call, custom)
@@ -168,7 +168,7 @@ def has_own_loss(model: keras.Model) -> bool:
 def _denominator(
     loss: Any, call: tuple[Any, ...], custom: Callable[[Any, Any], Any] | None
 ) -> tf.Tensor | None:
-    """Count the denominator of one output. Return None if it is the number of rows."""
+    """Return the denominator of one output, or None if it is the number of rows."""
     y_true, y_pred, sample_weight = (*call, None)[:3]
     if custom is not None:
         counted: Any = tf.cast(custom(y_true, y_pred), tf.float32)
@@ -179,20 +179,20 @@ def _denominator(
             )
         return counted
     if type(loss).__call__ is not keras.losses.Loss.__call__:
-        return None  # Such a loss has no values per row that are reduced afterwards.
+        return None  # A custom `__call__` returns no values per row.
 
     def as_float(value: Any) -> Any:
         return keras.ops.convert_to_tensor(value, dtype=loss.dtype)
 
-    # Only the mask and the shape are needed. The graph does not compute the values.
+    # Only the mask and the shape of the values are used, so the graph does not compute the values.
     values: Any = loss.call(
         keras.tree.map_structure(as_float, y_true), keras.tree.map_structure(as_float, y_pred)
     )
     masks = [tf.cast(m, tf.bool) for m in map(internals.mask_of, (y_pred, values)) if m is not None]
     mask = functools.reduce(tf.logical_and, masks) if masks else None
     if loss.reduction in ("mean", "sum_over_batch_size") or sample_weight is None:
-        # A scalar counts as a mean over rows. Keras's losses return the same number of values for
-        # each row.
+        # A scalar counts as a mean over rows. Losses of Keras return equally many values for each
+        # row, so that rows can be counted instead.
         varies = _is_custom(loss) and values.shape.rank != 0
         if mask is None:
             return _size(values) if varies else None

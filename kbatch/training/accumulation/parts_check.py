@@ -1,9 +1,9 @@
-"""Check by value whether a batch in parts trains a model in the same way as the whole batch.
+"""Check by computation whether a batch in parts trains a model in the same way as a whole batch.
 
-No list of layers and losses can decide this: a loss that a layer adds may be a sum, and a `call`
-may mix rows. So the same rows go through the model as one batch, with Keras's loss, and in parts of
-unequal size. Losses, gradients and outputs are compared, first with the current weights and again
-after some moves of the weights.
+No list of layers and losses can decide this, because a loss that a layer adds may be a sum, and a
+`call` may mix rows. So kbatch sends the same rows through the model as one batch, with Keras's
+loss, and in parts of unequal size. It compares losses, gradients and outputs, first with the
+current weights, and again after some changes of the weights.
 """
 
 import contextlib
@@ -29,18 +29,18 @@ from kbatch.training.model import batch_norms, installed_step, replica_count
 from kbatch.training.state import kept_state, kept_values
 
 EQUAL_UP_TO = 1e-4  # In float32, sums in another order differ by about 1e-6.
-# Two equal passes may differ by this much, because a GPU adds in a new order each time.
+# Two passes of the whole batch may differ by this much, because a GPU adds in a varying order.
 _REPEATS_UP_TO = 1e-5
-# The weights move this often, by this share of their norms, so that weights that start at zero
-# have an effect.
+# The weights change this often, by this share of their norms. Otherwise, weights that start at
+# zero would have no effect.
 _MOVES, _MOVE = 3, 0.03
-# A gradient that is zero except for rounding, such as the gradient of a key's bias, is compared
-# with this share of the norm of all gradients.
+# Differences are relative to the norm of a gradient, or to this share of the norm of all gradients,
+# if that is larger: some gradients are zero except for rounding, such as of a key's bias.
 _SMALLEST_SHARE = 0.01
 
-# The results of a pass by kind: the "loss" of each output, the total loss with "added" losses of
+# The results of a pass, by kind: the "loss" of each output, the total loss with "added" losses of
 # layers, the "gradient" of each variable, the "state" that layers write in `call`, and the outputs
-# ("layer"), which show whether a layer mixes rows. The first kind that differs names the cause.
+# ("layer"), which show whether a layer mixes rows. The first kind that differs is the cause.
 _Pass = dict[str, list[np.ndarray]]
 _KINDS = ("loss", "added", "gradient", "state")
 
@@ -90,8 +90,7 @@ def _compared(model: keras.Model, batch: Any) -> Note | None:
     for _ in range(_MOVES):
         passes.move(whole["gradient"])
         whole = passes.whole()
-    # With the initial weights the outputs may be equal for all rows, so that only gradients differ.
-    if _is_finite(whole):
+    if _is_finite(whole):  # With the initial weights, the outputs may be equal for all rows.
         pairs.append((whole, passes.parts()))
     kinds = (*_KINDS, "layer")
     largest = {kind: max(_largest_difference(*pair, kind) for pair in pairs) for kind in kinds}
@@ -120,13 +119,13 @@ def _compared(model: keras.Model, batch: Any) -> Note | None:
 
 
 class _Passes:
-    """Sends a batch through a model, whole or in parts, without an update."""
+    """Sends a batch through a model, whole or in parts, without updating the weights."""
 
     def __init__(self, model: Any, batch: Any):
         self._model, self._batch, self._rows = model, batch, int(forms.row_count(batch))
         trained = {id(variable) for variable in model.trainable_variables}
         self._state = [one for one in model.variables if id(one) not in trained]
-        # The accumulating step updates the statistics of BatchNormalization once for all parts.
+        # Leave out BatchNormalization, which the accumulating step updates once for all parts.
         excluded = trained | {id(one) for layer in batch_norms(model) for one in layer.weights}
         self._written_in_call = [one for one in model.weights if id(one) not in excluded]
         self._totals: Sequence[tf.Tensor] = ()  # The denominators of the losses of the outputs.
@@ -158,7 +157,7 @@ class _Passes:
             variable.assign(value - length * gradient / max(np.linalg.norm(gradient), 1e-30))
 
     def name(self, kind: str, index: int) -> str:
-        """Describe a result that differed."""
+        """Describe a result in words."""
         model, losses = self._model, internals.output_losses_of(self._model)
         if kind == "gradient":
             return f"the gradient of {model.trainable_variables[index].path}"
@@ -182,17 +181,17 @@ class _Passes:
             passes = [self._sent(*part) for part in parts]
             state = [_wide(variable.value) for variable in self._written_in_call]
         by_kind = {kind: zip(*(one[kind] for one in passes), strict=True) for kind in passes[0]}
-        # If an output is not one value per row, its parts together have another length.
+        # Joined outputs have another length than the whole one if it is not one value per row.
         outputs = [np.concatenate([p.ravel() for p in group]) for group in by_kind.pop("layer")]
         sums = {kind: [np.sum(p, axis=0) for p in groups] for kind, groups in by_kind.items()}
         return sums | {"layer": outputs, "state": state}
 
     def _sent(self, rows: Any, share: float | None) -> _Pass:
-        """Send rows through the model: the whole batch, or a share of it."""
+        """Send rows through the model. `share`: their share of the batch, or None for the whole."""
         rows = forms.each_part(as_tensor, rows)
         arguments = (None, ()) if share is None else (tf.constant(share), self._totals)
         send: Any = self._one_pass
-        if self._recurrent:  # Running its loop eagerly takes far longer than tracing it.
+        if self._recurrent:  # To run a recurrent layer eagerly takes far longer than to trace it.
             specs = forms.each_part(tf.type_spec_from_value, arguments)
             send = self._graph.get_concrete_function(forms.each_part(forms.open_spec, rows), *specs)
         results, self._totals = send(rows, *arguments)
@@ -236,7 +235,7 @@ def _is_finite(results: _Pass) -> bool:
 
 
 def _largest_difference(whole: _Pass, parts: _Pass, kind: str) -> tuple[float, int]:
-    """Return the largest relative difference of a kind of results, and the index of the result."""
+    """Return the largest relative difference among results of a kind, and the result's index."""
     norms = [np.linalg.norm(value) for value in whole[kind]]
     least = max(_SMALLEST_SHARE * float(np.linalg.norm(norms)), 1e-30)
     differences = [(0.0, 0)]
@@ -252,11 +251,11 @@ def _wide(value: Any) -> np.ndarray:
 
 
 def _compared_rows(rows: Any) -> Any:
-    """Take every second row, sorted by the number of filled values, so that the parts differ."""
+    """Return every second row, sorted by the number of filled values, so that parts differ."""
     leaves, count = forms.parts_of(rows), int(forms.row_count(rows))
     if count < 4 or any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
         return rows
-    # Padding is 0 and a missing label NaN or negative.
+    # A padded value is 0. A missing label is NaN or negative.
     dense = [np.asarray(leaf) for leaf in leaves if not isinstance(leaf, tf.RaggedTensor)]
     numbers = [leaf for leaf in dense if leaf.dtype.kind in "iufb"]
     filled = sum(((leaf > 0).reshape(count, -1).sum(1) for leaf in numbers), np.zeros(count))
@@ -266,7 +265,7 @@ def _compared_rows(rows: Any) -> Any:
 
 @contextlib.contextmanager
 def _exact_and_eager() -> Iterator[None]:
-    """Turn off TensorFloat-32, which has errors of 1e-3, and graphs, which would keep the draws."""
+    """Turn off TensorFloat-32, which has errors of 1e-3, and graphs, which would keep draws."""
     tensor_float_32 = tf.config.experimental.tensor_float_32_execution_enabled()
     eager = tf.config.functions_run_eagerly()
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -279,8 +278,8 @@ def _exact_and_eager() -> Iterator[None]:
 
 
 def still_draws() -> contextlib.AbstractContextManager[None]:
-    """Make Keras's random draws equal for all rows, and let dropout keep all values."""
-    # Otherwise the rows of later parts would get other draws than in the whole batch.
+    """Make Keras's random draws equal for all rows, and make dropout keep all values."""
+    # Otherwise, rows of later parts would get other draws than in the whole batch.
 
     def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         if name == "dropout":
@@ -297,7 +296,7 @@ def still_draws() -> contextlib.AbstractContextManager[None]:
 
 
 def check_at_first_training(model: Any) -> None:
-    """Make a model compare rows of its first training data in parts, and warn of a difference."""
+    """Make a model compare parts of its first training data with the whole, and perhaps warn."""
     for name in ("fit", "train_on_batch"):
         setattr(model, name, functools.partial(_checked_training, model, name))
 
@@ -315,7 +314,7 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             cut = batch_size > size * replica_count(model)
             most = min(rows_to_compare(size), int(forms.row_count(rows)))
             note = parts_note(model, forms.first_rows(rows, most)) if cut else None
-    # `fit` may accept data from which this cannot take rows.
+    # `fit` may accept data from which kbatch cannot take rows.
     except Exception as error:
         cut, note = True, _not_compared(failure_text(error))
     if cut:
@@ -336,7 +335,7 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 def rows_to_compare(micro_batch_size: int | None = None) -> int:
     """Return how many rows `parts_note` needs for a micro-batch size."""
-    # It compares every second row: up to 16, in parts of 2, 3 and 11, and at least 4.
+    # It compares every second row: at least 4, and at most 16, in parts of 2, 3 and 11 rows.
     return 2 * min(16, max(micro_batch_size or 16, 4))
 
 

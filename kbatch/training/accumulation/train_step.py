@@ -1,4 +1,4 @@
-"""A train step that accumulates the gradient over micro-batches.
+"""Define a train step that accumulates the gradient over micro-batches.
 
 One `tf.while_loop` runs over the micro-batches, then one `apply_gradients` follows. So the
 optimizer, its schedule, its moving averages and its loss scale see one large batch.
@@ -26,7 +26,7 @@ class AccumulatingTrainStep(TrainStep):
         super().__init__(model)
         self.loss_denominator = accumulation.loss_denominator or self.loss_denominator
         self.accumulation = accumulation._replace(loss_denominator=self.loss_denominator)
-        # Metrics whose function returns one value for all rows become means over micro-batches.
+        # Names of metrics that become means over micro-batches: their functions need all rows.
         self.batch_metrics: set[str] = set()
         self.warns = False  # Whether to warn of `batch_metrics` after the step is traced.
         every = accumulation.moments_every
@@ -40,7 +40,7 @@ class AccumulatingTrainStep(TrainStep):
 
     def _update(self, data: Any) -> dict[str, Any]:
         model = self.model
-        check_model(model)  # It may have been compiled again after the step was installed.
+        check_model(model)  # The user may have compiled it again after the step was installed.
         batch = prepared_batch(model, data, self.accumulation.micro_batch_size)
         if model.built and not model.trainable_weights:
             return super()._update(data)  # Keras warns that nothing is trainable.
@@ -62,7 +62,7 @@ class AccumulatingTrainStep(TrainStep):
 
 
 def prepared_batch(model: Any, data: Any, size: int) -> MicroBatches:
-    """Cut a batch, and build the model and its losses, which a loop or branch could not build."""
+    """Cut a batch, and build the model and its losses, because a loop cannot build them."""
     batch = cut(keras.utils.unpack_x_y_sample_weight(data), size)
     if tf.distribute.has_strategy():
         return batch  # Keras has built the model outside the replicas.
@@ -89,7 +89,7 @@ def prepared_batch(model: Any, data: Any, size: int) -> MicroBatches:
 
 
 def replicas_in_step() -> int:
-    """Return the number of devices of the step that runs or is traced now."""
+    """Return the number of replicas of the train step that runs or is traced now."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
@@ -104,20 +104,20 @@ class Sums(NamedTuple):
 
 
 class Update:
-    """One optimizer update: start with zeros, `_add` each micro-batch, `apply`."""
+    """One optimizer update: `accumulate` the micro-batches, then `apply` their sums."""
 
     def __init__(self, model: Any, batch: MicroBatches, measured: tf.Tensor | None):
         self.batch_metrics: set[str] = set()
         self.model = model
         self.batch = batch
-        self._measured = measured  # Whether to measure the moments. None if no update does.
+        self._measured = measured  # Whether to measure the moments. If updates never do, None.
         self.batch_norm = BatchNormUpdate(model)
-        self._totals: tuple[tf.Tensor, ...] = ()
-        # Whether the loss reaches each variable. This is known after a micro-batch was traced.
+        self._totals: tuple[tf.Tensor, ...] = ()  # The denominators of the losses of the outputs.
+        # Whether the loss depends on each variable. It is known after a micro-batch was traced.
         self._connected = [False] * len(model.trainable_weights)
 
     def accumulate(self) -> Sums:
-        """Run one micro-batch after the other, so that only one is in memory."""
+        """Run all micro-batches, one after the other, so that only one is in memory."""
         model, batch = self.model, self.batch
         if output_losses.need_counting(model):
             self._totals = self._denominators()
@@ -138,7 +138,7 @@ class Update:
         gradients = gradient_sum.finalize(sums.gradients, variables, self._connected)
         model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         self.batch_norm.finalize(sums.batch_statistics)
-        # On several replicas the loss was divided by their number.
+        # With several replicas, Keras has divided the loss by their number.
         loss = sums.loss * replicas_in_step()
         internals.loss_tracker_of(model).update_state(loss, sample_weight=self.batch.rows)
         trackers = getattr(internals.compile_loss_of(model), "metrics", ())
@@ -212,28 +212,28 @@ class Update:
 
         if model.jit_compile:
             return add(self._no_losses(), batch.leaves)  # XLA computes only the masks.
-        # A graph also computes only the masks, except in recurrent layers. Micro-batches limit the
-        # memory of these.
+        # A graph also computes only the masks, except in recurrent layers. There, micro-batches
+        # limit the memory.
         return batch.fold(add, self._no_losses(), fixed=False)
 
     def _no_losses(self) -> tuple[tf.Tensor, ...]:
         return tuple(tf.zeros([]) for _ in internals.output_losses_of(self.model))
 
 
-# The gradient of an embedding has one row for each token that was looked up, so a word that occurs
-# n times has n rows. Keras's optimizers square each of these rows, although the gradient is their
-# sum. So the step of Adam or RMSprop differs from the step for the gradient itself, which
-# micro-batches accumulate.
-
-
 def sum_sparse_gradients(model: keras.Model) -> keras.Model:
-    """Make a compiled model add up gradient rows of equal indices, if its optimizer needs this."""
+    """Make a compiled model add up sparse gradients before the optimizer's step, if this matters.
+
+    The gradient of an embedding has one row for each token that was looked up, so a word that
+    occurs n times has n rows. Keras's optimizers square each of these rows, although the gradient
+    is their sum. So a step of Adam or RMSprop differs from the step for the gradient itself, which
+    micro-batches accumulate.
+    """
     return SummingTrainStep(model).install() if needs_summed_gradients(model) else model
 
 
 def needs_summed_gradients(model: keras.Model) -> bool:
-    """Return whether the optimizer's step may differ if sparse gradients are summed first."""
-    # SGD without clipping is linear in the gradient.
+    """Return whether the optimizer's step may change if sparse gradients are summed first."""
+    # It does not change with SGD without clipping, which is linear in the gradient.
     if user_step(model) is not None or not model.compiled:
         return False
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -248,7 +248,7 @@ def needs_summed_gradients(model: keras.Model) -> bool:
 
 
 class SummingTrainStep(TrainStep):
-    """Keras's step on the whole batch, with sparse gradients summed for the optimizer."""
+    """Keras's train step, with sparse gradients summed before the optimizer's step."""
 
     def _update(self, data: Any) -> dict[str, Any]:
         applied: list[Any] = []

@@ -1,4 +1,4 @@
-"""Samples and batches of data, validation data in blocks, and a meter of the batches."""
+"""Sample data, cut it into batches, cut validation data into blocks, and count batches."""
 
 import math
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from kbatch.records.notes import Note
 from kbatch.training.data import forms
 from kbatch.training.model import replica_count
 
-MOST_BLOCKS = 50  # Blocks of consecutive validation examples.
-SAMPLE_ROWS = 64  # At most, in the sample of the data.
+MOST_BLOCKS = 50  # Largest number of blocks of consecutive validation examples.
+SAMPLE_ROWS = 64  # Largest number of rows in a sample of the data.
 
-_SAMPLED_ELEMENTS = 16
+_SAMPLED_ELEMENTS = 16  # Elements of a dataset that are read for a sample.
 
 _NUMBER, _NUMBERS = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
 
@@ -26,22 +26,22 @@ class Sample(NamedTuple):
     """Some rows of the data, and the number of examples."""
 
     rows: Any  # Inputs, targets and perhaps weights: nested NumPy arrays of shape (rows, ...).
-    examples: int | None  # An upper bound for a long dataset of batches; None if unknown.
-    note: Note | None = None  # A reader should know this about the choice of rows.
+    examples: int | None  # An upper bound for a long dataset of batches. If unknown, None.
+    note: Note | None = None  # A warning about the choice of rows.
 
 
 class Batches(NamedTuple):
     """Training data in batches of one size, with their validation data."""
 
     dataset: tf.data.Dataset
-    validation_data: Any  # A dataset in validation batches; for several replicas it may be arrays.
+    validation_data: Any  # A dataset of validation batches. With several replicas, perhaps arrays.
     validation_batch_size: int
-    validation_batches: int | None  # An upper bound; None if unknown.
-    examples: int | None  # An upper bound for an epoch; None if unknown.
-    # Names the order of the rows of arrays. None if it was drawn without a seed, and for a dataset,
-    # whose order shows only in its batches.
+    validation_batches: int | None  # An upper bound. If unknown, None.
+    examples: int | None  # An upper bound for an epoch. If unknown, None.
+    # The order of the rows of arrays, in words. If it was drawn without a seed, or if the data are
+    # a dataset, None.
     order: str | None
-    of_dataset: bool
+    of_dataset: bool  # Whether the data are a dataset, a `PyDataset` or a function.
     epoch_steps: int | None  # Steps of an epoch if `dataset` is endless, else None.
 
 
@@ -77,7 +77,7 @@ def sample_elements(dataset: tf.data.Dataset) -> tuple[Any, Sample | None, Sampl
 
 
 class _SampleReader:
-    """Collects the rows of the element with the largest examples."""
+    """Keeps rows of the element that has the largest examples."""
 
     def __init__(self, cardinality: int):
         self.counts: list[int] = []  # Rows of each element.
@@ -102,13 +102,13 @@ class _SampleReader:
 
 
 def epoch_sizes(examples: int, size: int) -> list[int]:
-    """Return the sizes of the batches of an epoch."""
+    """Return the sizes of an epoch's batches, or only one size if all are equal."""
     full, rest = divmod(examples, size)
     return [size] if full and not rest else [*[size] * full, rest]
 
 
 def _pipeline(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
-    """Give a dataset its length, and turn off tuning and graph rewriting, which do not pay here."""
+    """Set the length of a dataset, and turn off tuning and rewriting, which do not pay here."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
@@ -141,8 +141,8 @@ class ArrayRows:
         return _pipeline(batches.prefetch(2), tf.data.INFINITE_CARDINALITY)
 
     def epoch(self, batch_size: int, *, seed: int | None, first_epoch: int) -> tf.data.Dataset:
-        """Return the batches of one epoch. The order changes when the last batch was read."""
-        # Keras makes iterators from which it reads one batch or none: they must not count.
+        """Return the batches of one epoch. The order changes after the last batch has been read."""
+        # Keras also makes iterators from which it reads one batch or none. These must not count.
         with tf.device("CPU:0"):
             read = tf.Variable(tf.constant(first_epoch, tf.int64), trainable=False)
         steps = -(-self.examples // batch_size)
@@ -190,7 +190,7 @@ def _traced(function: Any, *specs: tf.TensorSpec) -> Any:
 
 
 def map_traced(function: Any, dataset: tf.data.Dataset, spec: Any) -> tf.data.Dataset:
-    """Map a concrete function over a dataset of dense tensors; its results have this spec."""
+    """Map a concrete function over a dataset of dense tensors. Its results must have this spec."""
     return _dataset_of(
         tf.raw_ops.MapDataset,
         spec,
@@ -203,7 +203,7 @@ def map_traced(function: Any, dataset: tf.data.Dataset, spec: Any) -> tf.data.Da
 
 
 def rebatched(dataset: tf.data.Dataset, sizes: list[int]) -> tf.data.Dataset:
-    """Cut and join batches of dense tensors to these sizes, repeating the list of sizes."""
+    """Cut and join batches of dense tensors to these sizes. The list of sizes repeats."""
     with tf.device("CPU:0"):
         return _dataset_of(
             tf.raw_ops.RebatchDatasetV2,
@@ -230,15 +230,16 @@ def of_known_size(batches: tf.data.Dataset, size: int) -> tf.data.Dataset:
 
 
 def of_any_length(spec: Any) -> Any:
-    """Open the first axis of a spec; a part that is None has a spec without axes."""
+    """Return a spec with any length of the first axis. The spec of a part that is None stays."""
     return forms.open_spec(spec) if isinstance(spec, tf.TensorSpec) else spec
 
 
-# Keras's default. Data of unknown length are validated in such batches, so that a small set still
-# has several blocks.
+# Keras's default. If the number of validation examples is unknown, batches are at most this large,
+# so that a small set still has several blocks.
 _DEFAULT_BATCH_SIZE = 32
 _LEAST_REPEATED_ROWS = 8  # Fewer different rows may be equal by chance.
-#: By `validation_steps`: full batches and further rows before the data repeat, None if they do not.
+#: For each `validation_steps`, the place at which the data begin to repeat: the number of full
+#: batches before it, and of further rows. If the data do not repeat, None.
 Cuts = dict[int | None, tuple[int, int] | None]
 
 
@@ -350,16 +351,13 @@ def in_blocks(
 
 
 def _may_repeat(dataset: Any) -> bool:
-    """Return whether a stage of a dataset repeats rows, or joins datasets that may be equal."""
+    """Return whether a stage of a dataset may repeat rows."""
     repeats = any(word in type(dataset).__name__ for word in ("Repeat", "Concatenate"))
     return repeats or any(map(_may_repeat, inputs_of_dataset(dataset)))
 
 
 def _before_repeat(batches: Any) -> tuple[int, int] | None:
-    """Find the place from which all rows repeat: full batches and further rows before it.
-
-    Return None if they do not repeat. A few rows may be equal by chance.
-    """
+    """Return the place from which all rows repeat, as in `Cuts`, or None if they do not repeat."""
     sizes, keys = [], []
     for batch in batches:
         parts = forms.parts_of(batch)
@@ -396,18 +394,20 @@ def _length(dataset: tf.data.Dataset) -> int | None:
 
 
 def _block_part(examples: int, most: int) -> int:
-    """Return a validation batch size, at most `most`, that divides a block into equal batches."""
+    """Return a validation batch size, at most `most`, that cuts each block into equal batches."""
     block = max(1, -(-examples // MOST_BLOCKS))
     return -(-block // -(-block // most))
 
 
 class InputReading(NamedTuple):
+    """The counts of an `InputMeter` so far."""
+
     batches: int
     examples: int
     largest_batch: int  # Examples of the largest batch.
-    wait_s: float | None  # Sum of the times from the request to the arrival; None if unknown.
-    shape_number: float  # Equal for batches of equal shapes: here of the last batch.
-    order: str | None = None  # Fingerprint of the first batch, which differs between orders.
+    wait_s: float | None  # Seconds from requests of batches to their arrival. If unknown, None.
+    shape_number: float  # A number of the last batch that is equal for batches of equal shapes.
+    order: str | None = None  # A fingerprint of the first batch, which shows the order of the rows.
 
 
 class InputMeter:
@@ -434,8 +434,8 @@ class InputMeter:
 
     def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
         """Return a dataset of the same batches that counts them when they are taken."""
-        # The largest batch starts at zero again. The first stage stamps the time of a request, the
-        # last one the time of arrival.
+        # The largest batch starts at zero again. The first stage of the dataset yields the time of
+        # a request, and the last one reads the time of arrival.
         self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1, 1], tf.float64))
         moment, spec = tf.TensorSpec([], tf.float64), dataset.element_spec
         parts = [part for part in tf.nest.flatten(spec) if part.value_type is not type(None)]
@@ -463,10 +463,10 @@ class InputMeter:
         return self._functions[key]
 
     def begin_epoch(self) -> None:
-        """Do nothing: the dataset counts."""
+        """Do nothing, because the dataset counts."""
 
     def end_step(self) -> None:
-        """Do nothing: the dataset counts."""
+        """Do nothing, because the dataset counts."""
 
     def read(self) -> InputReading:
         batches, examples, largest, wait_s, shape, first = self._totals.numpy().tolist()
@@ -480,7 +480,7 @@ class InputMeter:
     def _count(self, asked_s: tf.Tensor, batch: Any) -> Any:
         leaves = forms.parts_of(batch)
         ranks = [leaf.shape.rank for leaf in leaves]
-        # If no other axis varies, the number of rows shows the shapes of all parts.
+        # If no other axis varies, the number of rows is enough to tell shapes from each other.
         vary = None in ranks or any(None in leaf.shape[1:].as_list() for leaf in leaves)
         shapes = [
             leaf.bounding_shape(out_type=tf.int64)
@@ -490,8 +490,8 @@ class InputMeter:
         ]
         rows = shape_number = tf.cast(shapes[0][0], tf.float64)
         if vary:
-            # The sum of the lengths of all axes, each times the root of another integer, is the
-            # same for equal shapes only.
+            # The sum of the lengths of all axes, each times the square root of another integer,
+            # differs between shapes.
             lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
             roots = tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
             shape_number = tf.reduce_sum(lengths * roots)

@@ -1,4 +1,4 @@
-"""The forms of training data: arrays, datasets, PyDatasets and functions that make batches."""
+"""Read the forms of training data: arrays, datasets, PyDatasets and functions of batch sizes."""
 
 import copy
 import itertools
@@ -52,8 +52,8 @@ def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> 
     rng = np.random.default_rng(seed)
 
     def epoch() -> Iterator[int]:
-        # Keras calls both before the first epoch too. Here threads may still be reading batches of
-        # an epoch when it ends, so `on_epoch_end` is called before the next one begins.
+        # Keras also calls both before the first epoch. Here, threads may still read batches when an
+        # epoch ends, so call `on_epoch_end` just before the next epoch.
         data.on_epoch_end()
         data.on_epoch_begin()
         count = data.num_batches
@@ -75,9 +75,9 @@ def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> 
 
 
 def fresh_copy(data: Any) -> tuple[Any, str | None]:
-    """Copy a PyDataset, because its hooks may change it; also return why it cannot be copied.
+    """Copy a PyDataset, because its hooks may change it. Also return why it cannot be copied.
 
-    Large arrays are shared. Other data are returned unchanged.
+    Copies share large arrays. Other data are returned unchanged.
     """
     if not isinstance(data, keras.utils.PyDataset):
         return data, None
@@ -112,7 +112,7 @@ def batches_of(
 ) -> tf.data.Dataset:
     """Return a dataset of batches of one size from a dataset, a PyDataset or a function.
 
-    If `whole`, drop the last incomplete batch of a dataset that drops its own.
+    If `whole`, and all batches of a dataset have the same known size, drop the last smaller batch.
     """
     data = as_dataset(data, shuffle=shuffle, seed=seed)
     if not is_dataset(data):
@@ -121,7 +121,7 @@ def batches_of(
         endless = data.cardinality() == tf.data.INFINITE_CARDINALITY
         known = all(p.shape[:1].is_fully_defined() for p in tf.nest.flatten(data.element_spec))
         data = data.rebatch(batch_size, drop_remainder=whole and known)
-        if endless:  # After `rebatch` TensorFlow no longer knows it.
+        if endless:  # After `rebatch`, TensorFlow no longer knows that the dataset is endless.
             data = data.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         return data
     return data.batch(batch_size)
@@ -130,7 +130,7 @@ def batches_of(
 def called_for(
     function: Callable[[int], Any], model: keras.Model | None, batch_size: int, **order: Any
 ) -> tf.data.Dataset:
-    """Call a data function, and check that it returns a dataset of batches."""
+    """Call a data function. If it does not return a dataset of batches, raise InputError."""
     dataset = as_dataset(function(batch_size), **order)
     if not is_dataset(dataset):
         raise InputError(
@@ -147,9 +147,9 @@ def called_for(
 
 
 def spec_of(dataset: tf.data.Dataset, *, batched: bool = False) -> Any:
-    """Return the spec of an element, with an open first axis if the elements are batches.
+    """Return the spec of an element. If the elements are batches, their first axis has any length.
 
-    `batched` says that elements which may be batches are batches.
+    If `batched`, elements that could be batches or examples count as batches.
     """
     spec: Any = dataset.element_spec
     parts = tf.nest.flatten(spec)
@@ -193,7 +193,7 @@ def open_spec(part: Any) -> tf.TypeSpec:
 def rows_between(part: Any, start: Any, size: Any) -> Any:
     if isinstance(part, tf.RaggedTensor):
         return part[start : start + size]
-    # In `tf.slice` XLA accepts a start that varies, as long as the size is fixed.
+    # In `tf.slice`, XLA accepts a start that varies if the size is fixed.
     sparse = isinstance(part, tf.SparseTensor)
     rest = part.dense_shape[1:] if sparse else tf.shape(part)[1:]
     begin = tf.concat([tf.cast([start], rest.dtype), tf.zeros_like(rest)], axis=0)
@@ -238,8 +238,8 @@ def first_of_each(batches: Any, rows: int) -> Any:
 
 def arrays_of(x: Any, y: Any = None, weight: Any = None, class_weight: Any = None) -> Any:
     """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their length."""
-    # This must not make tensors: they would start TensorFlow's devices in this process, and a
-    # worker process could then not use the GPU.
+    # Make no tensors, because they would start TensorFlow's devices in this process, and another
+    # process could then not use the GPU.
     if class_weight is not None:
         if weight is not None:
             raise InputError(
@@ -264,7 +264,7 @@ def arrays_of(x: Any, y: Any = None, weight: Any = None, class_weight: Any = Non
 
 
 def check_class_weight(y: Any) -> None:
-    """Check that there is one output: Keras accepts `class_weight` for no other model."""
+    """Raise InputError if there are several outputs, because Keras then has no `class_weight`."""
     if keras.tree.is_nested(y):
         raise InputError(
             "`class_weight` requires a model with a single output: give `sample_weight` with one "
@@ -273,7 +273,7 @@ def check_class_weight(y: Any) -> None:
 
 
 def check_targets(y: Any) -> None:
-    """Check that targets are numbers."""
+    """Raise InputError if targets are not numbers."""
     for leaf in keras.tree.flatten(y):
         dtype = getattr(leaf, "dtype", None)
         if dtype == tf.string or getattr(dtype, "kind", None) in ("O", "S", "U"):
@@ -306,7 +306,7 @@ def _array(leaf: Any) -> Any:
 
 
 def _frame_array(frame: Any, dtypes: dict[Any, Any]) -> np.ndarray:
-    """Return the columns of a frame as one array, in Keras's float type if any column is float."""
+    """Return a data frame as one array, with Keras's float type if a column has floats."""
     kinds = {getattr(dtype, "kind", "O") for dtype in dtypes.values()}
     try:
         array = np.asarray(frame.astype(keras.config.floatx()) if "f" in kinds else frame)
@@ -362,7 +362,7 @@ def is_batched(spec: Any, model: keras.Model | None) -> bool:
 
 
 def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]]] | None:
-    """Pair each feature with the shape of its input; return None if that is not possible."""
+    """Pair each feature with the shape of its model input, or return None if this is impossible."""
     structure, tensors = declared_structure(model), getattr(model, "inputs", None) or []
     if isinstance(features, dict):  # Keras finds the inputs of a dict by their names.
         named = structure if isinstance(structure, dict) else {t.name: t for t in tensors}

@@ -1,4 +1,4 @@
-"""The data arguments of `fit`, in any form: sample rows of them, and make batches of one size."""
+"""Sample the data arguments of `fit`, in any form, and make batches of one size of them."""
 
 import dataclasses
 import inspect
@@ -37,8 +37,7 @@ from kbatch.training.data.batches import (
 from kbatch.training.model import build_ahead, user_step
 from kbatch.training.state import check_seed, seed_of
 
-# Labels are taken for classes if each value has at least this many rows on average.
-_LEAST_ROWS_PER_CLASS = 5
+_LEAST_ROWS_PER_CLASS = 5  # On average. With fewer, labels are not taken for classes.
 # `check_split` warns if training lacks the classes of more than this share of validation rows, or
 # if a random split would miss as many classes in validation with a chance of less than exp(-7).
 _UNSEEN_SHARE, _LOG_CHANCE = 0.1, -7.0
@@ -77,8 +76,8 @@ def training_dataset(
         sample_weight: Weights of the rows in the loss, if `x` is arrays. Default: None.
         shuffle: Boolean. Whether each epoch reads the rows of arrays, or the batches of a
             `PyDataset`, in a new order. Default: True.
-        seed: Integer. The orders are then the same as in the first training run of each trial of a
-            search with this seed. If None, they differ from call to call. Default: None.
+        seed: Integer. Seed of the orders. They are the same as in the first training run of each
+            trial of a search with this seed. If None, they differ between calls. Default: None.
         model: The model to train. It is needed only if the shapes of a dataset do not show
             whether its elements are batches. Default: None.
 
@@ -116,8 +115,8 @@ class TrainingData:
     validation_data: Any = None
     validation_split: float = 0.0
     shuffle: bool = True
-    # The result of `sample_elements`; for arrays, the first two values are None. Both samples of a
-    # dataset are kept, because only a model shows whether its elements are batches.
+    # The result of `sample_elements`. For arrays, the first two values are None. A dataset has two
+    # samples, because only a model shows whether its elements are batches.
     sampled: dataclasses.InitVar[tuple[Any, Sample | None, Sample] | None] = None
 
     def __post_init__(self, sampled: Any):
@@ -126,8 +125,8 @@ class TrainingData:
         self._sample = sampled
         makes_batches = isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
         self.is_function = callable(self.x) and not makes_batches
-        self._cuts: Cuts = {}  # The places at which validation data begin to repeat.
-        # Copies that the last training run used, if `x` or the validation data are a `PyDataset`.
+        self._cuts: Cuts = {}
+        # Copies for the last training run, if `x` or the validation data are a `PyDataset`.
         self._copies: dict[str, Any] = {}
         self.not_copied: str | None = None  # Why training runs share a `PyDataset`.
         self._rows: ArrayRows | None = None  # All rows, with the graphs that shuffle them.
@@ -139,7 +138,7 @@ class TrainingData:
 
     @classmethod
     def of_example(cls, example: Any) -> "TrainingData":
-        """Use one example, x or (x, y) without a batch axis, as the sample of unknown data."""
+        """Make data of which only one example is known: x or (x, y), without a batch axis."""
         parts = example if isinstance(example, tuple) else (example,)
         rows, _ = forms.arrays_of(*forms.each_part(lambda leaf: np.asarray(leaf)[None], parts))
         return cls(sampled=(None, None, Sample(forms.each_part(np.asarray, rows), None)))
@@ -155,16 +154,16 @@ class TrainingData:
         return all(map(operator.is_, self.as_given, other.as_given))
 
     def check(self) -> None:
-        """Raise an error if no rows can be taken from the data; a dataset is read for this."""
+        """Raise InputError if no rows can be taken from the data. A dataset is read for this."""
         if self.is_function:
             self._check_arguments()
         else:
             self._sampled()
 
     def some_rows(self, model: Any) -> Sample | None:
-        """Return rows of the data. A function, which makes datasets of any batch size, has none.
+        """Return some rows of the data, or None if the data are a function of the batch size.
 
-        For a dataset, return rows of its largest element: the longest sequence needs most memory.
+        For a dataset, return rows of its largest element, because long sequences need most memory.
         """
         if self.is_function:
             return None
@@ -191,7 +190,7 @@ class TrainingData:
             build_symbolically(model, spec)
 
     def repeated(self, rows: int, model: keras.Model) -> tf.data.Dataset:
-        """Return endless batches of `rows` rows of the sample, or those of a data function."""
+        """Return endless batches of `rows` rows from the sample, or batches of a data function."""
         known = self.some_rows(model)
         if known is None:
             return forms.called_for(self.x, model, rows)
@@ -207,10 +206,10 @@ class TrainingData:
         )
 
     def sample(self, rows: int, model: keras.Model, *, fewest: int | None = None) -> Any:
-        """Return a batch of `rows` rows, on the device.
+        """Return a batch of `rows` rows, on the GPU if there is one.
 
         Raises:
-            DataEnded: If a data function gives fewer than `fewest` rows. If that is None, `rows`.
+            DataEnded: If a data function gives fewer than `fewest` rows, by default `rows`.
         """
         batch = next(iter(self.repeated(rows, model)), None)
         count = 0 if batch is None else forms.rows_of(batch)
@@ -221,7 +220,7 @@ class TrainingData:
     def largest_rows(self, above: float, model: Any) -> Any:
         """Return a batch of the rows with the largest inputs, and of some evenly spaced rows.
 
-        If no float input is larger than `above`, return None. Only the sample of a dataset is used.
+        If no float input is larger than `above`, return None. Of a dataset, only a sample is read.
         """
         x, y, weight, _ = self._split()
         if forms.gives_batches(x):
@@ -248,12 +247,12 @@ class TrainingData:
         largest_batch_size: int = 1,  # The data must have at least this many examples.
         validation_batch_size: int = 1,
         validation_steps: int | None = None,
-        endless: bool = False,  # One iterator over all epochs of arrays: a new one takes time.
-        first_epoch: int = 0,  # Arrays begin with the order of this epoch.
+        endless: bool = False,  # Whether one iterator of arrays has all epochs, which saves time.
+        first_epoch: int = 0,  # The epoch with whose order arrays begin.
         fresh: bool | None = None,  # True: copy a `PyDataset`. False: use the last copy again.
-        whole: bool = False,  # The model may need full batches only, of a known size.
+        whole: bool = False,  # Whether the model may accept only full batches of a known size.
     ) -> Batches:
-        """Return all rows in batches of one size; arrays are shuffled again for each epoch."""
+        """Return all rows in batches of one size. Arrays are shuffled again for each epoch."""
         x, y, weight, validation_data = self._split()
         if fresh is not None:
             x = self._copied("x", x, fresh)
@@ -263,7 +262,7 @@ class TrainingData:
             order_of = {"shuffle": self.shuffle, "seed": seed}
             dataset = forms.batches_of(x, model, batch_size, whole=whole, **order_of)
             examples = None
-            if forms.is_dataset(x):  # The sample was read from more than the first batch.
+            if forms.is_dataset(x):  # Prefer the sample, for which several batches were counted.
                 known = self._sample and self.some_rows(model)
                 examples = known.examples if known else most_examples(x, model)
             if self.class_weight is not None:
@@ -309,7 +308,7 @@ class TrainingData:
         return self._copies[name]
 
     def count_examples(self, build: Callable[[], keras.Model], batch_size: int) -> int | None:
-        """Count the training examples of an epoch; return None if the data do not show it.
+        """Count the training examples of an epoch, or return None if their number is unknown.
 
         A data function is called with `batch_size`. The model shows whether a dataset is batched.
         """
@@ -324,7 +323,7 @@ class TrainingData:
         )
 
     def count_validated(self, build: Callable[[], keras.Model]) -> int:
-        """Count the validation examples; return 0 if there are none or the number is unknown."""
+        """Count the validation examples. If there are none or the number is unknown, return 0."""
         data = self._split()[-1]
         if data is None or callable(data):
             return 0
@@ -347,7 +346,7 @@ class TrainingData:
             return None
         unseen = float(np.mean(~np.isin(validated, classes)))
         in_validation = np.isin(classes, validated)
-        # The chance that a random split lacks as many classes, whichever these are.
+        # The approximate chance that all validation rows of a random split are of so few classes.
         log_chance = math.log(math.comb(len(classes), in_validation.sum()))
         share = max(counts[in_validation].sum(), 0.5) / counts.sum()
         log_chance += len(validated) * math.log(share)
@@ -383,7 +382,7 @@ class TrainingData:
                 "`validation_split` works with arrays only: give `validation_data` instead. "
                 f"Received: validation_split={share}."
             )
-        # Keras would silently leave rows out.
+        # With other values, Keras would silently leave rows out.
         if not isinstance(share, numbers.Real) or not 0 < share < 1:
             raise InputError(
                 "`validation_split` must be a share of the rows, more than 0 and less than 1: "
@@ -397,7 +396,7 @@ class TrainingData:
         return (*split[0], split[1])
 
     def _sampled(self) -> tuple[Any, Sample | None, Sample]:
-        """Sample the data once: to read a dataset again may fill a shuffle buffer again."""
+        """Sample the data once, because another reading may fill a shuffle buffer again."""
         if self._sample is not None:
             return self._sample
         self._check_arguments()
@@ -422,7 +421,7 @@ class TrainingData:
 
 
 def _classes(y: Any) -> np.ndarray | None:
-    """Return the class index of each row, or None if the targets are not classes."""
+    """Return the class of each row, or None if the targets are not classes."""
     if not hasattr(y, "__array__"):
         return None
     y = np.asarray(y)
@@ -434,13 +433,13 @@ def _classes(y: Any) -> np.ndarray | None:
 
 
 def check_labels(model: Any, y: Any) -> None:
-    """Raise an error if labels are one-hot and the loss takes class indices, or the reverse."""
+    """Raise InputError if labels are one-hot and the loss takes class indices, or the reverse."""
     outputs, loss = getattr(model, "outputs", None) or (), getattr(model, "loss", None)
     if user_step(model) is not None or len(outputs) != 1 or not isinstance(y, np.ndarray):
         return
     if 1 in (outputs[0].shape[-1], *y.shape):
         return
-    # Labels of the wrong kind have this many axes fewer than the outputs.
+    # Labels of the wrong kind have this many fewer axes than the outputs.
     wrong = {"sparse_categorical_crossentropy": 0, "categorical_crossentropy": 1}
     axes = wrong.get(str(getattr(loss, "name", loss)))
     if axes == len(outputs[0].shape) - y.ndim:
@@ -484,7 +483,7 @@ class FitCall:
     def of_search(
         cls, arguments: Sequence[Any], keywords: Mapping[str, Any], *, stock_fit: bool = False
     ) -> "FitCall":
-        """Bind the arguments of a search; a custom `HyperModel.fit` may have its own names."""
+        """Bind the arguments of a search. A custom `HyperModel.fit` may have other names."""
         try:
             return cls(arguments, keywords)
         except TypeError as error:
