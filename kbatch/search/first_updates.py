@@ -156,7 +156,7 @@ class Updates:
         return self._peak_bytes[rows]
 
     def check(self, rows: int, largest_batch_size: int) -> None:
-        """Raise PolicyUnsupported if so many batches overflow that an epoch makes no update."""
+        """Raise PolicyUnsupported if an epoch makes no update, because its batches overflow."""
         rows = self._only_rows or rows
         if rows not in self._overflows:
             self.step_s(rows)

@@ -35,7 +35,7 @@ _WRITERS = (
 )
 # Arguments of callbacks that decide only how and to which file they write.
 _OUTPUTS = ("filepath", "filename", "log_dir", "path", "directory", "folder", "file", "verbose")
-_MOST_BYTES, _MOST_ROWS = 16 * 2**20, 256  # At most so many rows are read of a larger array.
+_MOST_BYTES, _MOST_ROWS = 16 * 2**20, 256  # Of a larger array, at most this many rows are read.
 _LONGEST_TEXT = 100
 _DESCRIBED = (
     *(bool, int, float, str, bytes, complex, range, Path, type),

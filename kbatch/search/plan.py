@@ -155,7 +155,7 @@ def _measured_plan(
             jit_compile=None if known is None else known.jit_compile,
             step_s=None if only_rows else _step_s(updates, model, most, settings),
         )
-        size = micro_batch_size_of(plan, facts, plan.largest_batch_size)
+        size = micro_batch_size(plan, facts, plan.largest_batch_size)
         if is_cut(facts, size, plan.largest_batch_size):
             note = compare_parts(model, data, size)
             plan = dataclasses.replace(plan, parts_equal=note is None, parts_note=note)
@@ -238,7 +238,7 @@ def outgrown(plan: Plan, settings: PlanSettings) -> bool:
     return settings.micro_batch_size == "auto" and larger and most_in_memory(plan) is None
 
 
-def micro_batch_size_of(plan: Plan, facts: ModelFacts, batch_size: int) -> int:
+def micro_batch_size(plan: Plan, facts: ModelFacts, batch_size: int) -> int:
     """Return the micro-batch size on one replica for a batch size, in examples."""
     rows, most = facts.rows(batch_size), plan.micro_batch_size
     if facts.cut_by_user is not None:
@@ -352,7 +352,7 @@ def planned_steps(
         if plan.step_s is not None:
             fixed_s, example_s = plan.step_s
             batch_size = training.batch_size
-            parts = -(-batch_size // micro_batch_size_of(plan, ModelFacts(model), batch_size))
+            parts = -(-batch_size // micro_batch_size(plan, ModelFacts(model), batch_size))
             return steps_within(parts * fixed_s + batch_size * example_s, training), ()
         reason = "no step could be timed separately from the data"
     return 1, (Note.of("one_step_an_execution", reason=reason),)

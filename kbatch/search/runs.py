@@ -31,7 +31,7 @@ from kbatch.search.plan import (
     is_cut,
     loss_is_sum,
     make_plan,
-    micro_batch_size_of,
+    micro_batch_size,
     notes_on_size,
     outgrown,
 )
@@ -283,7 +283,7 @@ class TrialRuns:
             size = min(facts.rows(batch_size), batch_size if cut is None else cut.micro_batch_size)
         else:
             assert plan is not None
-            size = micro_batch_size_of(plan, facts, batch_size)
+            size = micro_batch_size(plan, facts, batch_size)
             notes += notes_on_size(plan, hypermodel.micro_batch_size, model, batch_size)
             fingerprint = model_fingerprint(model)
             if is_cut(facts, size, batch_size):

@@ -18,13 +18,7 @@ import kbatch
 from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import PLAN_NAME, Plan
-from kbatch.search.plan import (
-    choose_xla,
-    halved,
-    micro_batch_size_of,
-    most_in_memory,
-    notes_on_size,
-)
+from kbatch.search.plan import choose_xla, halved, micro_batch_size, most_in_memory, notes_on_size
 from kbatch.search.runs import TrialRuns
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import ModelFacts, installed_step, is_compiled
@@ -347,7 +341,7 @@ def test_halved_keeps_the_smallest_size_or_a_given_size():
 def test_halved_own_step_leaves_larger_sizes_out():
     model = own_steps.gan()
     facts, before = ModelFacts(model), dataclasses.replace(FITS, reason="own_step")
-    assert micro_batch_size_of(before, facts, 32) == 32
+    assert micro_batch_size(before, facts, 32) == 32
     assert notes_on_size(before, "auto", model, 32) == ()
     after = halved(before, facts, rows=32, size=32)
     assert (after.number, after.micro_batch_size, most_in_memory(after)) == (2, 31, 31)

@@ -44,7 +44,7 @@ def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor,
 def finalize(
     sums: Sequence[tf.Tensor], variables: Sequence[Any], connected: Sequence[bool]
 ) -> list[tf.Tensor | None]:
-    """Return the gradients for the optimizer, with None for variables without an effect."""
+    """Return the gradients for the optimizer. If the loss does not reach a variable, None."""
     return [
         tf.cast(s, v.dtype) if reached else None
         for s, v, reached in zip(sums, variables, connected, strict=True)

@@ -187,7 +187,7 @@ class _Passes:
         return sums | {"layer": outputs, "state": state}
 
     def _sent(self, rows: Any, share: float | None) -> _Pass:
-        """Send rows through the model. `share`: their share of the batch, or None for the whole."""
+        """Send rows through the model. `share`: their share of the batch. If None, all."""
         rows = forms.each_part(as_tensor, rows)
         arguments = (None, ()) if share is None else (tf.constant(share), self._totals)
         send: Any = self._one_pass
