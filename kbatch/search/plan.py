@@ -210,13 +210,13 @@ def choose_xla(
                 if rows < most and gain * share * plain_s < least_s:
                     break
             else:
-                found = dataclasses.replace(plan, step_s=_line(by_xla.seconds), jit_compile=True)
+                jitted = dataclasses.replace(plan, step_s=_line(by_xla.seconds), jit_compile=True)
                 plain_s = expected_s(dataclasses.replace(plan, step_s=_line(plain.seconds)))
-                xla_s, compile_s = expected_s(found), (shapes - len(sizes)) * by_xla.first_s[most]
+                xla_s, compile_s = expected_s(jitted), (shapes - len(sizes)) * by_xla.first_s[most]
                 if share * (plain_s - xla_s) > compile_s:
                     note = Note.of("compiled_by_xla", speedup=format_number(plain_s / xla_s, 2))
                     compiled = dataclasses.replace(
-                        found, compile_s=compile_s, notes=(*plan.notes, note)
+                        jitted, compile_s=compile_s, notes=(*plan.notes, note)
                     )
         except DeviceLostError:
             raise
@@ -441,8 +441,8 @@ def float32_note(reason: str) -> Note:
 
 def _chooses_steps(model: Any, settings: PlanSettings) -> bool:
     """Return whether kbatch may choose the steps per execution of a model."""
-    one = int(model.steps_per_execution) == 1 and replica_count(model) == 1
-    return settings.steps_per_execution == "auto" and one and why_single_step(model) is None
+    single = int(model.steps_per_execution) == 1 and replica_count(model) == 1
+    return settings.steps_per_execution == "auto" and single and why_single_step(model) is None
 
 
 def _step_s(
@@ -474,15 +474,15 @@ def _most_that_fit(
     updates: Updates, facts: ModelFacts, settings: PlanSettings, build_elsewhere: Build
 ) -> tuple[int, Literal["cut", "fits", "own_step"], Note | None]:
     """Return how many examples fit at once, the `reason` of the plan, and perhaps a note."""
-    replicas, own, rows = facts.replicas, facts.own_step, facts.rows(settings.batch_sizes[-1])
+    replicas, own_step, rows = facts.replicas, facts.own_step, facts.rows(settings.batch_sizes[-1])
     if _surely_fits(updates, rows, settings.memory_limit_bytes):
-        return rows, "own_step" if own else "fits", None
+        return rows, "own_step" if own_step else "fits", None
     policy = facts.dtype_policy
     workload = Workload(
         functools.partial(build_elsewhere, policy),
         updates.run.data,
         policy,
-        accumulate_below=0 if own else rows,
+        accumulate_below=0 if own_step else rows,
         moments_every=MOMENTS_EVERY,
         replicas=replicas,
     )
@@ -496,8 +496,8 @@ def _most_that_fit(
         experiment = MaxBatchExperiment(probes, MEMORY_WINDOW, rows)
         largest, _ = experiment.largest() or experiment.search()
     most = experiment.fitting(largest)
-    if own or not experiment.is_bound(most) or most >= rows:
-        return most, "own_step" if own else "fits", None
+    if own_step or not experiment.is_bound(most) or most >= rows:
+        return most, "own_step" if own_step else "fits", None
     shared = (f" {note}" for note in experiment.facts.notes if note.code == "gpu_shared")
     return most, "cut", Note.of("cut_to_fit", size=most, more=next(shared, ""))
 

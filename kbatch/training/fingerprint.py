@@ -401,10 +401,10 @@ def _code(
         counts = (body.co_argcount, body.co_posonlyargcount, body.co_kwonlyargcount, body.co_flags)
         bytecode = (body.co_code.hex(), body.co_exceptiontable.hex())
         bodies.append((*bytecode, consts, body.co_names, arguments, body.co_freevars, counts))
-    instructions = [one for body in codes for one in dis.get_instructions(body)]
+    instructions = [op for body in codes for op in dis.get_instructions(body)]
 
     def read_by(*operations: str) -> frozenset[str]:
-        return frozenset(one.argval for one in instructions if one.opname in operations)
+        return frozenset(op.argval for op in instructions if op.opname in operations)
 
     # Another version of Python compiles the same source to another bytecode.
     python = ".".join(map(str, sys.version_info[:2]))

@@ -399,7 +399,7 @@ def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
 
 def _scaled_settings(layers: list[Any], optimizers: list[Any]) -> list[tuple[Any, str]]:
     """List all settings that `scale_model` may change, except learning rates, as (owner, name)."""
-    averaging = [one for one in optimizers if one.use_ema and getattr(one, _EMA_EVERY)]
+    averaging = [o for o in optimizers if o.use_ema and getattr(o, _EMA_EVERY)]
     return [
         *((layer, "momentum") for layer in layers),
         *((optimizer, name) for optimizer in optimizers for name in _followers(optimizer)),
@@ -414,11 +414,11 @@ def _scale_momenta(
     sizes = {"batch_size": scaling.batch_size, "base_batch_size": scaling.base_batch_size}
     name = "batch_norm_momentum"
     for layer in layers:
-        own = momentum = _own_momentum(layer)
+        unscaled = momentum = _own_momentum(layer)
         if name in scaling.follow_batch_size:
-            momentum = scale_momentum(own, **sizes)
+            momentum = scale_momentum(unscaled, **sizes)
         layer.momentum = momentum
-        vars(layer)[MOMENTA_NAME] = (own, momentum)
+        vars(layer)[MOMENTA_NAME] = (unscaled, momentum)
     given, made = dict(scaling.given), dict(scaling.made)
     if layers:
         pairs = zip(*(vars(layer)[MOMENTA_NAME] for layer in layers), strict=True)

@@ -73,7 +73,7 @@ class ModelFacts:
         self.own_step: bool = user_step(model) is not None
         #: The batch size in the shapes of its inputs. None if it accepts any batch size.
         self.declared_rows: int | None = next(
-            (one.shape[0] for one in getattr(model, "inputs", None) or () if one.shape[0]), None
+            (x.shape[0] for x in getattr(model, "inputs", None) or () if x.shape[0]), None
         )
         how = accumulation_of(model)
         self.cut_by_user = how if how is not None and how.by_user else None
@@ -281,10 +281,10 @@ def optimizers_of(model: Any) -> list[Any]:
             values.append(value)
             if isinstance(value, (list, tuple, dict)):
                 values += value.values() if isinstance(value, dict) else value
-    found = _with_inner([value for value in values if isinstance(value, _Optimizer)])
+    optimizers = _with_inner([value for value in values if isinstance(value, _Optimizer)])
     # `compile` without an optimizer makes an RMSprop, which comes last unless a step has built it.
     default = type(getattr(main, "inner_optimizer", main)) is keras.optimizers.RMSprop
-    return sorted(found, key=lambda one: (not one.built, default and one is main))
+    return sorted(optimizers, key=lambda o: (not o.built, default and o is main))
 
 
 def training_optimizers(model: Any) -> list[Any]:
@@ -295,7 +295,7 @@ def training_optimizers(model: Any) -> list[Any]:
     parts = layers_of(model, include_self=False)
     of_parts = [part.optimizer for part in parts if getattr(part, "optimizer", None) is not None]
     known = _with_inner(of_parts)
-    others = [one for one in optimizers_of(model) if all(one is not part for part in known)]
+    others = [o for o in optimizers_of(model) if all(o is not part for part in known)]
     return others or of_parts
 
 
@@ -303,13 +303,13 @@ def inner_optimizers(model: Any) -> list[Any]:
     """List the optimizers that update weights. Records describe the first one."""
     # Leave out loss scales, and custom optimizers that give the variables to several optimizers.
     stock = _Optimizer.update_step
-    found = _with_inner(training_optimizers(model))
-    return [o for o in found if type(o).update_step is not stock or len(_with_inner([o])) == 1]
+    optimizers = _with_inner(training_optimizers(model))
+    return [o for o in optimizers if type(o).update_step is not stock or len(_with_inner([o])) == 1]
 
 
 def _with_inner(optimizers: list[Any]) -> list[Any]:
     """List optimizers, and the optimizers in their attributes, each once."""
-    found = list({id(one): one for one in optimizers}.values())
+    found = list({id(o): o for o in optimizers}.values())
     for optimizer in found:
         for value in keras.tree.flatten(list(vars(optimizer).values())):
             if isinstance(value, _Optimizer) and all(value is not other for other in found):
@@ -319,6 +319,6 @@ def _with_inner(optimizers: list[Any]) -> list[Any]:
 
 def updates_made(model: Any, batches: int = 0) -> int:
     """Return the largest update count of a model's optimizers, or `batches` if it has none."""
-    built = [one.iterations for one in _with_inner(training_optimizers(model)) if one.built]
+    built = [o.iterations for o in _with_inner(training_optimizers(model)) if o.built]
     counts: list[Any] = [keras.ops.convert_to_numpy(count) for count in built]
     return max(map(int, counts), default=batches)

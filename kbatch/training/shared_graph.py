@@ -84,7 +84,7 @@ class SharedGraph:
     def release(self, *, except_policy: str | None = None) -> None:
         """Stop sharing all models, for example after a failure, except that of `except_policy`."""
         self._models = {
-            policy: one for policy, one in self._models.items() if policy == except_policy
+            policy: pair for policy, pair in self._models.items() if policy == except_policy
         }
 
     def __reduce__(self):

@@ -33,9 +33,9 @@ class KeptState:
                 optimizer.build(model.trainable_variables)
         # The custom train step of a model may build several optimizers, such as one for each
         # network, so some of their variables may not exist yet.
-        self._optimizers = [(one, len(one.variables)) for one in optimizers_of(model)]
+        self._optimizers = [(o, len(o.variables)) for o in optimizers_of(model)]
         self._initial_values: dict[int, list[np.ndarray]] = {}
-        variables += [variable for one, _ in self._optimizers for variable in one.variables]
+        variables += [variable for o, _ in self._optimizers for variable in o.variables]
         self._variables = list({id(variable): variable for variable in variables}.values())
         self._values = copies_of(self._variables)
         self._attributes = {n: vars(model)[n] for n in _ATTRIBUTES if n in vars(model)}

@@ -96,7 +96,7 @@ def why_single_step(model: Any, callbacks: Sequence[Any] = ()) -> str | None:
         return "the model is run eagerly"
     if user_step(model) is not None:
         return "the model has its own `train_step`"
-    names = [type(one).__name__ for one in callbacks if acts_on_batches(one)]
+    names = [type(callback).__name__ for callback in callbacks if acts_on_batches(callback)]
     return f"`{names[0]}` acts on each batch" if names else None
 
 
@@ -181,7 +181,7 @@ class ExecutionSteps(keras.callbacks.Callback):
         self._clock = clock  # A `TrainingClock`.
         self._endless = endless  # Whether the data has no end that ends the last execution.
         # Steps per execution in a validation. 0 means the same as in training.
-        watched = any(_overrides(one, _TEST_HOOKS) for one in training.callbacks)
+        watched = any(_overrides(callback, _TEST_HOOKS) for callback in training.callbacks)
         self._validation = 0 if watched else min(validation, _MOST_VALIDATED)
         self._steps = 1
 

@@ -252,7 +252,7 @@ def _with_gradient(
     if not floats or not sources:
         return outputs
     tensors = iter(recomputed(*(outputs[i] for i in floats), *sources))
-    return [marked(i, next(tensors)) if i in floats else one for i, one in enumerate(outputs)]
+    return [marked(i, next(tensors)) if i in floats else output for i, output in enumerate(outputs)]
 
 
 class _LayerCall:

@@ -124,10 +124,10 @@ class _Passes:
     def __init__(self, model: Any, batch: Any):
         self._model, self._batch, self._rows = model, batch, int(forms.row_count(batch))
         trained = {id(variable) for variable in model.trainable_variables}
-        self._state = [one for one in model.variables if id(one) not in trained]
+        self._state = [v for v in model.variables if id(v) not in trained]
         # Leave out BatchNormalization, which the accumulating step updates once for all parts.
-        excluded = trained | {id(one) for layer in batch_norms(model) for one in layer.weights}
-        self._written_in_call = [one for one in model.weights if id(one) not in excluded]
+        excluded = trained | {id(v) for layer in batch_norms(model) for v in layer.weights}
+        self._written_in_call = [v for v in model.weights if id(v) not in excluded]
         self._totals: Sequence[tf.Tensor] = ()  # The denominators of the losses of the outputs.
         layers = internals.layers_of(model)
         self._recurrent = any(isinstance(layer, keras.layers.RNN) for layer in layers)
@@ -168,9 +168,9 @@ class _Passes:
             alone = len(losses) == 1 or not entry.name
             return f"the loss {entry.loss.name if alone else entry.name}"
         adding = [
-            f"{one.name} ({type(one).__name__})"
-            for one in internals.layers_of(model)
-            if internals.added_by(one)
+            f"{layer.name} ({type(layer).__name__})"
+            for layer in internals.layers_of(model)
+            if internals.added_by(layer)
         ]
         alone = output_losses.has_own_loss(model) or not adding
         return "the loss" if alone else f"the loss that {' or '.join(adding)} adds"
@@ -180,7 +180,7 @@ class _Passes:
         with kept_values(self._state):
             passes = [self._sent(*part) for part in parts]
             state = [_wide(variable.value) for variable in self._written_in_call]
-        by_kind = {kind: zip(*(one[kind] for one in passes), strict=True) for kind in passes[0]}
+        by_kind = {kind: zip(*(p[kind] for p in passes), strict=True) for kind in passes[0]}
         # Joined outputs have another length than the whole one if it is not one value per row.
         outputs = [np.concatenate([p.ravel() for p in group]) for group in by_kind.pop("layer")]
         sums = {kind: [np.sum(p, axis=0) for p in groups] for kind, groups in by_kind.items()}

@@ -180,7 +180,7 @@ class Update:
         return Sums(
             gradient_sum.add(sums.gradients, gradients),
             sums.loss + tf.cast(loss, tf.float32),
-            tuple(total + tf.cast(one, tf.float32) for total, one in losses),
+            tuple(total + tf.cast(part, tf.float32) for total, part in losses),
             micro_sq_norm,
             self.batch_norm.add(sums.batch_statistics, rows_share),
         )
