@@ -422,8 +422,8 @@ class TimedFit:
 def _fill_caches(dataset: Any, most: int | None) -> None:
     """Fill the caches of a dataset before training, so that the first trial is not slower.
 
-    `most` is the number of examples that training reads. If None, it reads all. Caches that training
-    does not read to their end stay empty.
+    `most` is the number of examples that training reads. If None, it reads all. Caches stay empty
+    if training does not read them to the end.
     """
     stages = [dataset]
     while stages:

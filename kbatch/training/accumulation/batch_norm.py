@@ -108,7 +108,7 @@ class BatchNormUpdate:
 def _collect(
     layer: Any, calls: list[Any], graph: Any, moments: Callable[..., Any], inputs: Any, mask: Any
 ) -> Any:
-    """Compute the moments of a call, and append them to `calls`. In another graph, append None."""
+    """Compute the moments of a call, and append them to `calls`, or None in another graph."""
     mean, variance = moments(inputs, mask)
     if tf.compat.v1.get_default_graph() is not graph:
         calls.append(None)
