@@ -1,4 +1,4 @@
-"""The batch size as a hyperparameter: a HyperModel around your own."""
+"""Wrap a HyperModel, so that the batch size is a hyperparameter."""
 
 import contextlib
 import copy

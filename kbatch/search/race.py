@@ -130,13 +130,13 @@ class RaceStrategy:
             ]
         factors: list[Any] = [trial.hyperparameters.get(FACTOR_NAME, 1.0) for trial in trials]
         self._last_step, self._smallest_factor = None, min(factors, default=1.0)
-        settings = _combinations(space)  # Training may have declared more.
-        chosen, others = settings[0]
+        combinations = _combinations(space)  # Training may have declared more of them.
+        best, others = combinations[0]
         task = race_task([], self._settings)
-        if len(settings) > 1:
+        if len(combinations) > 1:
             # Each combination has a short run at the base size. The race continues with the best.
             base = task.base_batch_size
-            first = [_values_at(values, base, 1.0) for values, _ in settings]
+            first = [_values_at(values, base, 1.0) for values, _ in combinations]
             begun = [t.hyperparameters for t in trials] + pending
             if missing := [values for values in first if values not in begun]:
                 return missing[0], NextRun(base, 1.0, 0, short_epochs(task))
@@ -148,7 +148,7 @@ class RaceStrategy:
                 if t.executions and (value := t.judged_values[0]) is not None
             }
             ranks = [scores.get(key_of(values), -math.inf) for values in first]
-            chosen, others = settings[ranks.index(max(ranks))]
+            best, others = combinations[ranks.index(max(ranks))]
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
         spent = complete_trainings(trial for trial in trials if trial not in same)
         task = race_task(same, self._settings)
@@ -171,7 +171,7 @@ class RaceStrategy:
         run = self._last_step.run
         if run is None:
             return None
-        values = _values_at(chosen, run.batch_size, run.factor)
+        values = _values_at(best, run.batch_size, run.factor)
         for trial in same:
             ended = [r for r in trial.executions if is_complete(r) or r.length == "stopped_early"]
             if trial.hyperparameters == values and len(ended) > run.number:
@@ -189,18 +189,18 @@ def _values_at(values: Values, size: int, factor: float) -> Values:
 
 def _combinations(space: Any) -> list[tuple[Values, Values]]:
     """List the combinations of other hyperparameters as pairs: all values, these values alone."""
-    settings: list[tuple[Values, Values]] = []
+    combinations: list[tuple[Values, Values]] = []
     for values in grid(space):
-        others = other_hyperparameters(values)
-        if all(others != known for _, known in settings):
-            settings.append((values, others))
-    if len(settings) > _MOST_COMBINATIONS:
+        combination = other_hyperparameters(values)
+        if all(combination != known for _, known in combinations):
+            combinations.append((values, combination))
+    if len(combinations) > _MOST_COMBINATIONS:
         raise InputError(
             f'`strategy="race"` tries at most {_MOST_COMBINATIONS} combinations of hyperparameters '
             "other than batch size and learning rate: give them fewer values, tune them in another "
-            f'search, or give `strategy="grid"`. Received: {len(settings)} combinations.'
+            f'search, or give `strategy="grid"`. Received: {len(combinations)} combinations.'
         )
-    return settings
+    return combinations
 
 
 def untried_in_grid(

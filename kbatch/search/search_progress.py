@@ -33,7 +33,7 @@ class SearchProgress:
         now: Function that returns seconds that never decrease.
         search_left_s: Function that returns the expected seconds from the start of the running
             trial to the end of the search.
-        keep: Function that writes the seconds that are left to a file.
+        write: Function that writes the seconds that are left to a file.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class SearchProgress:
         open_line: Callable[[], ConsoleLine | NotebookLine] = live_line,
         now: Callable[[], float] = time.monotonic,
         search_left_s: Callable[[], float | None] = lambda: None,
-        keep: Callable[[float | None], None] = lambda left_s: None,
+        write: Callable[[float | None], None] = lambda left_s: None,
     ):
         self._verbose, self._open_line, self._now = verbose, open_line, now
         self._expect_left_s = search_left_s
-        self._keep, self._kept_s = keep, -math.inf  # And the time of the last write.
+        self._write, self._written_s = write, -math.inf  # And the time of the last write.
         self._line: ConsoleLine | NotebookLine | None = None
         self._name = ""  # Of the running trial, as it is printed.
         self.trials_ended = 0  # Including earlier calls. In a race, the number of training runs.
         self._failures: set[str] = set()  # Texts that were printed, so that each is printed once.
         self._began_s = 0.0
         # The time of the first report of the trial, and the share that was done then.
-        self._first: tuple[float, float] | None = None
+        self._first_report: tuple[float, float] | None = None
         self._total: int | None = None  # Trials of the search. If None, it is unknown.
 
     def __enter__(self) -> "SearchProgress":
@@ -78,7 +78,7 @@ class SearchProgress:
     def plan_begins(self) -> None:
         """Show that the plan of the search is being made."""
         self._began_s = self._now()
-        self._keep_left()
+        self._write_left()
         self._update("plan", None, "timing the first updates")
 
     def trial_begins(
@@ -92,8 +92,8 @@ class SearchProgress:
         self._name = ", ".join([place, f"batch {values['batch_size']:>5}", *others])
         self._began_s = self._now() - (took_s or 0.0)
         if took_s is None:
-            self._first = None
-            self._keep_left()
+            self._first_report = None
+            self._write_left()
             self._update(self._name, None, "starting")
 
     def run_begins(self, learning_rate: float | None) -> None:
@@ -103,7 +103,7 @@ class SearchProgress:
 
     def show_counts(self, submitted: int, *, ended: int) -> None:
         """Show how many trials are submitted to an executor, and how many have ended."""
-        self._keep_left(_WRITE_EVERY_S)
+        self._write_left(_WRITE_EVERY_S)
         left = self._search_left_s(trial_left_s=0.0)
         counts = [f"{submitted} submitted", f"{ended} done"]
         counts += [] if left is None else [left_text(left)]
@@ -114,16 +114,16 @@ class SearchProgress:
 
         If an epoch has just ended, `ended` is its name, which is printed on a line of its own.
         """
-        self._keep_left(_WRITE_EVERY_S)
+        self._write_left(_WRITE_EVERY_S)
         if self._line is None:
             return
         figures = _figures(metrics.get("samples_per_second"), metrics)
         if ended is not None and self._verbose > 1:
             self.say(", ".join([self._name, ended, *figures]))
-        if self._first is None:
-            self._first = self._now(), share
+        if self._first_report is None:
+            self._first_report = self._now(), share
         # Only the progress since the first report counts, because building came before it.
-        first_s, first_share = self._first
+        first_s, first_share = self._first_report
         gained, trial_left_s = share - first_share, None
         left = [percent(share)]
         if gained > 0:
@@ -137,7 +137,7 @@ class SearchProgress:
     def trial_ends(self, record: TrialRecord | None) -> None:
         duration_s = self._now() - self._began_s
         self.trials_ended += 1
-        self._keep_left()
+        self._write_left()
         if self._line is None:
             return
         name, end = self._name.partition(_RATE)[0], ending(record)
@@ -155,12 +155,12 @@ class SearchProgress:
             text += f"; about {left_text(left)}{less}"
         self.say(text)
 
-    def _keep_left(self, pause_s: float = 1.0) -> None:
+    def _write_left(self, pause_s: float = 1.0) -> None:
         """Write the seconds that are left, unless they were written less than `pause_s` ago."""
-        if self._now() - self._kept_s >= pause_s:
-            self._kept_s = self._now()
+        if self._now() - self._written_s >= pause_s:
+            self._written_s = self._now()
             with errors_as_warnings("The progress"):
-                self._keep(self._search_left_s(trial_left_s=None) or None)  # 0 s: it has ended.
+                self._write(self._search_left_s(trial_left_s=None) or None)  # 0 s: it has ended.
 
     def _update(self, name: str, share: float | None, figures: str) -> None:
         with errors_as_warnings("The progress"):

@@ -1,4 +1,4 @@
-"""The tuner: a search over batch sizes that continues after interruptions and failed trials."""
+"""Search over batch sizes, and continue after interruptions and failed trials."""
 
 import contextlib
 import dataclasses
@@ -238,7 +238,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._live_plots = [plot for plot in call.callbacks if isinstance(plot, LivePlot)]
         project = Path(self.project_dir)
         self.progress = SearchProgress(
-            verbose=verbosity, search_left_s=self.time.search_left_s, keep=self._write_progress
+            verbose=verbosity, search_left_s=self.time.search_left_s, write=self._write_progress
         )
         earlier = load_if_readable(Progress, project / PROGRESS_NAME)
         self.time.earlier_s = (earlier and earlier.search_s) or 0.0

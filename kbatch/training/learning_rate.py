@@ -45,6 +45,8 @@ Schedule = keras.optimizers.schedules.LearningRateSchedule
 _RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values")
 _STEPS = ("decay_steps", "first_decay_steps", "warmup_steps")
 _ROUNDING = 1e-6  # A relative difference above the rounding error of float32.
+# The arguments of a custom schedule have no known meaning, so kbatch calls it for these updates.
+_READ_AT_UPDATES = np.unique([0, *np.geomspace(1, 1e6, 300).astype("int64")])
 
 
 def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
@@ -117,10 +119,6 @@ def current_learning_rate(optimizer: Any) -> float | None:
 
 def _is_keras_schedule(rate: Any) -> bool:
     return isinstance(rate, Schedule) and type(rate).__module__.split(".")[0] == "keras"
-
-
-# The arguments of a custom schedule have no known meaning, so kbatch calls it for these updates.
-_READ_AT_UPDATES = np.unique([0, *np.geomspace(1, 1e6, 300).astype("int64")])
 
 
 def _rates(schedule: Any) -> np.ndarray:

@@ -139,7 +139,7 @@ class TrainStep:
         self.model: Any = model
         step = installed_step(model)
         # A step that the user has set on the model, or None if the step is a method of the class.
-        self.bound: Any = vars(model).get("train_step") if step is None else step.bound
+        self.given_step: Any = vars(model).get("train_step") if step is None else step.given_step
         # The argument of `accumulate_gradients`, which later steps of this model keep.
         self.loss_denominator: Any = step and step.loss_denominator
         # Called before each step until it returns True, because a batch may build further layers.
@@ -233,10 +233,11 @@ def accumulation_of(model: Any) -> Any:
 
 def user_step(model: Any) -> Callable[[Any], Any] | None:
     """Return the user's `train_step`, a method or set on the model, or None if it is Keras's."""
-    step = installed_step(model)
-    bound = vars(model).get("train_step") if step is None else step.bound
-    kind = type(model).train_step
-    return kind.__get__(model) if bound is None and kind is not keras.Model.train_step else bound
+    step, kind = installed_step(model), type(model).train_step
+    given_step = vars(model).get("train_step") if step is None else step.given_step
+    if given_step is None and kind is not keras.Model.train_step:
+        return kind.__get__(model)
+    return given_step
 
 
 def uninstall_step(model: Any) -> None:
@@ -244,8 +245,8 @@ def uninstall_step(model: Any) -> None:
     step = installed_step(model)
     if step is not None:
         del model.train_step
-        if step.bound is not None:
-            model.train_step = step.bound
+        if step.given_step is not None:
+            model.train_step = step.given_step
         model.train_function = None
 
 

@@ -209,7 +209,7 @@ def test_search_prints_one_line_per_trial_or_nothing(tmp_path):
 def test_progress_is_written_at_each_run_and_twice_a_minute(clock, line):
     kept = []
     with SearchProgress(
-        0, open_line=lambda: line, now=clock, search_left_s=lambda: 90.0, keep=kept.append
+        0, open_line=lambda: line, now=clock, search_left_s=lambda: 90.0, write=kept.append
     ) as shown:
         shown.plan_begins()
         clock.now_s = 5.0
