@@ -74,7 +74,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             all layers and optimizers that training changes. A HyperModel with its own `fit` trains
             as you wrote it: kbatch sets the batch size of its `model.fit`, measures the training,
             and changes nothing else.
-        batch_sizes: Batch sizes to try, in examples: ascending integers.
+        batch_sizes: Ascending integers. The batch sizes to try, in examples.
         micro_batch_size: Examples that go through a device at once. Larger batches are accumulated.
             Under a `distribution_strategy` this is a part of the batch of each replica. `"auto"`:
             the largest size that fits in memory, measured once before the first training; if memory
@@ -92,10 +92,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"`,
             `None` (it does not follow) or `"auto"`, which is linear for SGD, the square root for
             Adam and similar optimizers, and `None` for others. Default: `"auto"`.
-        base_batch_size: Batch size that the learning rate and other settings of the model were
-            tuned for. It is always tried, and a study compares the other sizes with it. Default:
-            32, or the nearest of `batch_sizes` if 32 is outside their range. A search that resumes
-            keeps its base size.
+        base_batch_size: Integer. The batch size, in examples, that the learning rate and other
+            settings of the model were tuned for. It is always tried, and a study compares the other
+            sizes with it. Default: 32, or the nearest of `batch_sizes` if 32 is outside their
+            range. A search that resumes keeps its base size.
         follow_batch_size: Other settings that keep their timescale in examples. `"beta_2"` (decay
             of Adam's second moment, `rho` of RMSprop), `"batch_norm_momentum"` and
             `"ema_momentum"` (average of the weights, `use_ema`) are raised to the power of the
@@ -108,8 +108,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             data is unknown. If you give `steps_per_epoch`, it is a divisor of that, because Keras
             runs only whole executions. `None`: the number that the build function sets. A number
             above 1 that the build function sets is always kept. Default: `"auto"`.
-        memory_limit_bytes: Memory in bytes that `"auto"` may use. Default: the memory of the GPU
-            that TensorFlow may use, or half of the free memory of the host or its control group.
+        memory_limit_bytes: Integer. Memory in bytes that `"auto"` may use. Default: the memory of
+            the GPU that TensorFlow may use, or half of the free memory of the host or its control
+            group.
         seed: Integer. Seed of weights and shuffling. The first training run of a trial uses `seed`,
             the second one `seed + 1`, and so on. If None, `BatchSizeTuner` draws one seed for the
             search, which `keras.utils.set_random_seed` makes repeatable. Other tuners draw new

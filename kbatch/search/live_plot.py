@@ -35,9 +35,9 @@ class LivePlot(keras.callbacks.Callback):
     >>> tuner.search(x, y, validation_split=0.2, epochs=10, callbacks=[kbatch.LivePlot()])
 
     Args:
-        path: File to write at each change, with suffix `.png`, `.svg` or `.pdf`. If None, no file
-            is written. Default: None.
-        interval_s: Least seconds between two drawings in a trial. Default: 1.0.
+        path: String or path. File to write at each change, with suffix `.png`, `.svg` or `.pdf`. If
+            None, no file is written. Default: None.
+        interval_s: Float. Least seconds between two drawings in a trial. Default: 1.0.
         display: Function that shows the figure, like IPython's `display`. If None, the display of
             the notebook. Default: None.
         now: Function that returns the time in seconds. Default: `time.monotonic`.

@@ -78,8 +78,16 @@ def train(
 ) -> Trained:
     """Train a model, and write a record of its end, also if it fails.
 
-    `fit` is the `fit` of a HyperModel, which calls `model.fit`. `short` is a short run of the same
-    model, which the training continues.
+    Args:
+        model: A compiled model, as the plan has changed it.
+        hp: The hyperparameters of the trial.
+        call: The arguments of `fit`.
+        settings: The settings of the run.
+        files: The files of the trial.
+        fit: The `fit` of the HyperModel, which calls `model.fit`.
+        shared: The data and the meter that all runs share.
+        scaling: How the settings of the model were scaled with the batch size.
+        short: A short run of the same model to continue. Default: None.
     """
     number = settings.number
     # The record of a short run stays until the run that continues or repeats it has ended.

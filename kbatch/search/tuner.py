@@ -73,31 +73,32 @@ class BatchSizeTuner(keras_tuner.Tuner):
             the trials.
         objective: Name of a metric, a `keras_tuner.Objective`, or a list of these. If None, the
             search minimises the number that your own `HyperModel.fit` returns.
-        batch_sizes: Batch sizes to try, in examples, ascending. Leave it out for a
+        batch_sizes: Ascending integers. The batch sizes to try, in examples. Leave it out for a
             `BatchSizeHyperModel`, which has its own. Default: powers of two from 16 to 1,024, as
             long as an epoch has at least eight batches. With the default, the first model is built
             when `search` is called.
-        strategy: Which trials to run. `"race"` looks for the learning rate with short runs at
-            `base_batch_size`, then compares the sizes at their own rates and repeats only the runs
-            that decide the answer. It takes up to four combinations of other hyperparameters, and
-            keeps the best at `base_batch_size`. It needs one metric of quality as objective and
+        strategy: String. Which trials to run. `"race"` looks for the learning rate with short runs
+            at `base_batch_size`, then compares the sizes at their own rates and repeats only the
+            runs that decide the answer. It takes up to four combinations of other hyperparameters,
+            and keeps the best at `base_batch_size`. It needs one metric of quality as objective and
             keras-tuner's own `fit`; otherwise the search is a grid, and a note says why. `"grid"`
             trains every combination of batch size and other hyperparameters, at the learning rate
             that follows the size. Default: `"race"`.
-        search_learning_rate: Whether a race also looks for the learning rate; a grid never does.
-            Set False if yours is tuned. Default: a race looks for it, unless `build` declares a
-            learning rate among its hyperparameters or is a HyperModel with its own `fit`.
-        tolerance: How much worse than the best still counts as equally good, in the metric's unit:
-            0.01 for 1 % of accuracy. If None, `Study.decide` chooses it.
-        confidence: Confidence level of the decision, above 0.5 and below 1. At 0.95, at most 5 % of
-            searches report a wrong size as certain. It is a rate over many searches, not the
+        search_learning_rate: Boolean. Whether a race also looks for the learning rate; a grid never
+            does. Set False if yours is tuned. Default: a race looks for it, unless `build` declares
+            a learning rate among its hyperparameters or is a HyperModel with its own `fit`.
+        tolerance: Float. How much worse than the best still counts as equally good, in the metric's
+            unit: 0.01 for 1 % of accuracy. If None, `Study.decide` chooses it.
+        confidence: Float. Confidence level of the decision, above 0.5 and below 1. At 0.95, at most
+            5 % of searches report a wrong size as certain. It is a rate over many searches, not the
             probability that the answer of one search is right. Default: 0.95.
-        time_budget_s: Wall-clock seconds for one call of `search`, including its plan. The call may
-            exceed them by 5 %, or by one training run. A later call continues with a new budget.
-            Default: no limit.
-        max_trainings: Largest number of complete training runs of a race. A run of 2 of 10 epochs
-            counts 0.2. Default: two for each batch size.
-        executions_per_trial: Runs of each trial of a grid, with different seeds. Default: 1.
+        time_budget_s: Float. Wall-clock seconds for one call of `search`, including its plan. The
+            call may exceed them by 5 %, or by one training run. A later call continues with a new
+            budget. Default: no limit.
+        max_trainings: Float. Largest number of complete training runs of a race. A run of 2 of 10
+            epochs counts 0.2. Default: two for each batch size.
+        executions_per_trial: Integer. Training runs of each trial of a grid, with different seeds.
+            Default: 1.
         executor: Runs each training run in its own process, so that memory is freed and a crash
             ends that run only. `"local"` uses this host: one run at a time on each GPU, or on
             every two cores of a CPU. Or an object with `submit(function, *arguments)`, whose
@@ -105,15 +106,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
             Dask's `Client`, an executor of submitit, or `kbatch.ray_executor()`. A process takes
             some seconds to start, data must be arrays or functions, and attributes of callbacks
             stay in that process. Default: this process trains all runs, one after the other.
-        max_parallel: Largest number of trials that an executor runs at a time. With 1, trials run
-            one by one, each in its own process. Default: all trials that the strategy asks for;
-            with `"local"`, one for each device.
+        max_parallel: Integer. Largest number of trials that an executor runs at a time. With 1,
+            trials run one by one, each in its own process. Default: all trials that the strategy
+            asks for; with `"local"`, one for each device.
         distribution_strategy: A `tf.distribute.Strategy` to train under. Default: none.
         directory: Folder for results. Default: the working directory.
         project_name: Name of the folder in `directory`. Default: `"search"`.
-        overwrite: Whether to delete the contents of the folder. If False, the search continues with
-            the trials there, if model, data, arguments of `fit` and search space are the same. You
-            can add batch sizes and executions. Default: False.
+        overwrite: Boolean. Whether to delete the contents of the folder. If False, the search
+            continues with the trials there, if model, data, arguments of `fit` and search space are
+            the same. You can add batch sizes and executions. Default: False.
 
     Raises:
         TypeError: If `build` cannot build a model.
