@@ -260,7 +260,7 @@ def _add_recommend(commands: Any) -> None:
 
 def _recommend(options: argparse.Namespace) -> None:
     arguments = _function_arguments(options, "figure")
-    if options.figure is not None and options.figure.suffix not in (".png", ".svg", ".pdf"):
+    if options.figure is not None and options.figure.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(
             f"`--figure` must end in .png, .svg or .pdf. Received: --figure {options.figure}."
         )

@@ -85,12 +85,12 @@ def test_recommend_writes_record_and_figure(folder, capsys, monkeypatch):
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=0.01))
     words = ["recommend", "given:build", "--data", "given:arrays", "--budget", "20", "--seed", "0"]
     words += ["--base-batch-size", "16", "--limit", "1GiB"]
-    assert cli.main([*words, "-o", "found.json", "--figure", "limits.png"]) == 0
+    assert cli.main([*words, "-o", "found.json", "--figure", "limits.PNG"]) == 0
     printed = capsys.readouterr().out
     recommendation = kbatch.Recommendation.load(folder / "found.json")
     assert (recommendation.base_batch_size, recommendation.pilot.seed) == (16, 0)
     assert recommendation.memory_limit_bytes == 2**30
     assert str(recommendation) in printed
     assert "measuring gradient noise" in printed
-    assert printed.endswith("result: found.json\nfigure: limits.png\n")
-    assert (folder / "limits.png").stat().st_size > 10_000
+    assert printed.endswith("result: found.json\nfigure: limits.PNG\n")
+    assert (folder / "limits.PNG").stat().st_size > 10_000
