@@ -182,9 +182,9 @@ def gradient_moments(
     if np.any(wrong):
         step = int(np.argmax(wrong))
         raise ValueError(
-            "At each step, `micro_sq_norms` must be at least `batch_sq_norms`, which must not be "
-            "negative. Check that `micro_sq_norms` is the first argument, and that the gradients "
-            "are neither clipped nor multiplied by a loss scale. Received at the first wrong step: "
+            "At each step, `micro_sq_norms` must be at least `batch_sq_norms`, and neither may be "
+            "negative: check that `micro_sq_norms` is the first argument, and that gradients are "
+            "neither clipped nor multiplied by a loss scale. Received at the first wrong step: "
             f"micro_sq_norm={m[step]}, batch_sq_norm={batch[step]}."
         )
     variance = (m - batch) * examples / (micros - 1)

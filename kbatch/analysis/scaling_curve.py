@@ -161,7 +161,7 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     places, index = np.unique(x, return_inverse=True)
     if len(x) < 3 or len(places) < 2:
         raise ValueError(
-            "A fit needs at least three measurements at two or more batch sizes: measure more. "
+            "At least three measurements at two or more batch sizes are needed: measure more. "
             f"Received: measurements: {len(x)}, batch sizes: {len(places)}."
         )
     count, unit = len(y), np.array([1.0, 1 / np.max(x)])

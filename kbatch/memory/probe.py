@@ -58,8 +58,8 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
             limit_text = "the whole device" if limit is None else memory_text(limit)
             raise _out_of_memory(
                 "The model could not be built, because its weights and the optimizer's variables "
-                "need more memory than there is. Use a smaller model or more memory. `nvidia-smi` "
-                f"shows which processes use a GPU's memory. Received: a limit of {limit_text}.",
+                "do not fit in memory: use a smaller model or more memory. `nvidia-smi` shows "
+                f"which processes use a GPU's memory. Received: a limit of {limit_text}.",
                 died=error if isinstance(error, WorkerDied) else None,
                 limit_bytes=limit,
             ) from error

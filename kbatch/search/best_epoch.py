@@ -214,8 +214,8 @@ def check_epoch_end(
     largest = meter.read().largest_batch
     if largest != batch_size:
         raise InputError(
-            f"The batches must have {batch_size} examples. Leave out sizes above the number "
-            "of training examples. A data function must make batches of the size that it is given. "
+            f"The batches must have {batch_size} examples: leave out sizes above the number of "
+            "training examples, and let a data function make batches of the size that it is given. "
             f"Received: batch_size={batch_size}, and at most {largest} examples in a batch."
         )
     cut = metrics_of_parts(model, batch_size)

@@ -81,10 +81,10 @@ def train(project: str, search: bytes, task: Task) -> tuple[str, str]:
         execute, *arguments = pickle.loads(search)
     except (FileNotFoundError, PermissionError) as error:
         return "mistake", (
-            "A worker of the executor cannot read the project directory, which holds the large "
-            "arrays of the search: give a `directory` on a file system that all hosts share, a "
-            "function `batch_size -> tf.data.Dataset` that loads the data on the worker, or an "
-            "executor that sends data to workers, such as `kbatch.ray_executor()`. "
+            "A worker of the executor cannot read the project directory, which holds the data. "
+            "Give a `directory` that all hosts share, or a function `batch_size -> "
+            "tf.data.Dataset` that loads the data on the worker, or an executor that sends data, "
+            "such as `kbatch.ray_executor()`. "
             f"Received: {error} on {socket.gethostname()}."
         )
     except (ImportError, AttributeError) as error:

@@ -395,8 +395,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         name = next((name for name, is_set in settings.items() if is_set), None)
         if not self.stock_fit and name is not None:
             raise InputError(
-                f"kbatch cannot apply `{name}`, because the HyperModel has its own `fit`: leave it "
-                f"out, and apply it in that `fit`. Received: {name}={getattr(self, name)!r}."
+                f"kbatch cannot apply `{name}`, because the HyperModel has its own `fit`: leave "
+                f"`{name}` out, and apply it in `fit`. Received: {name}={getattr(self, name)!r}."
             )
 
 

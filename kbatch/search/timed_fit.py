@@ -213,8 +213,8 @@ class TimedFit:
         counts = (epochs, initial_epoch, 1 if steps_per_epoch is None else steps_per_epoch)
         if not (all(map(is_integer, counts)) and 0 <= initial_epoch < epochs and counts[2] >= 1):
             raise InputError(
-                "`initial_epoch` must be at least 0 and below `epochs`. `steps_per_epoch` must be "
-                "at least 1 or None. All must be integers. Received: epochs="
+                "The arguments must be integers with 0 <= initial_epoch < epochs, and "
+                "`steps_per_epoch` must be at least 1 or None. Received: epochs="
                 f"{epochs!r}, initial_epoch={initial_epoch!r}, steps_per_epoch={steps_per_epoch!r}."
             )
         batches = data.batches(

@@ -127,10 +127,10 @@ def train(
         status, failure = failures.failure_status(error), failures.failure_text(error)
         if status == "failed" and settings.plan is not None and settings.plan.reason == "whole":
             failure = (
-                f"The model or its loss takes only batches of {settings.batch_size} rows (axis 0): "
-                "use sizes that divide the number of training and of validation rows, give "
-                "functions `lambda n: dataset.batch(n, drop_remainder=True)` as data, or write "
-                f"`keras.ops.shape(x)[0]` in the model instead of a number. Received: {failure}"
+                f"The model or its loss takes only batches of {settings.batch_size} rows: write "
+                "`keras.ops.shape(x)[0]` there instead of a number, give data functions `lambda n: "
+                "dataset.batch(n, drop_remainder=True)`, or choose batch sizes that divide the "
+                f"numbers of training and validation rows. Received: {failure}"
             )
         traceback = failures.failure_traceback(error)
         ended = dataclasses.replace(record(status, failure), traceback=traceback)

@@ -325,8 +325,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 raise RuntimeError(
                     f"The checkpoint of trial {trial.trial_id} cannot be read: train a model built "
                     "with `get_best_hyperparameters()`. kbatch keeps the checkpoints of the "
-                    "recommended trial and of the trial with the best objective, if they called "
-                    f"`model.fit`. Received: {error}."
+                    "recommended trial and of the trial with the best objective, if "
+                    f"`model.fit` trained them. Received: {error}."
                 ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

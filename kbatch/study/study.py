@@ -420,8 +420,8 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     if difference:
         # keras-tuner reloads a finished search without a message, and trains nothing.
         raise RecordError(
-            f"{path} holds an older search with other settings, so the tuner trained nothing. "
-            "Give another `project_name`, or `overwrite=True` to start over. To read the older "
+            f"{path} holds an older search with other settings, so the tuner trained nothing: "
+            "give another `project_name`, or `overwrite=True` to start over. To read the older "
             f"search, call `load_study` with the directory. Received: {difference}."
         )
     return study

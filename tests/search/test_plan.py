@@ -490,5 +490,5 @@ def test_models_for_one_batch_size_name_sizes_that_do_not_divide(tmp_path):
         (run,) = runs(quick(tmp_path / name, stateful, (16,), **given))
         return run.failure
 
-    assert "(axis 0): use sizes that divide" in failure("arrays", models.rows(40))
+    assert "takes only batches of 16 rows" in failure("arrays", models.rows(40))
     assert failure("advice", (batches,)) is None

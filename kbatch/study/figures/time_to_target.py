@@ -137,8 +137,8 @@ def plot_time_to_target(
     several, goal = len(shown) > 1, target_of(shown[0], target)
     if any(target_of(study, target) != goal for study in shown):
         raise ValueError(
-            "These studies have different targets: give one, such as `target=0.95` (in a terminal "
-            f"`--target 0.95`). Received: target=None, and {len(shown)} studies."
+            "These studies have different targets: give one target, such as `target=0.95` (in a "
+            f"terminal `--target 0.95`). Received: target=None, and {len(shown)} studies."
         )
     points_of_studies = [target_points(study, goal) for study in shown]
     fit, fit_text = (None, "") if several else fitted(points_of_studies[0])

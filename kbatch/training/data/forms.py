@@ -297,7 +297,7 @@ def _array(leaf: Any) -> Any:
     if array is None or array.ndim == 0:
         kind = type(leaf)
         raise InputError(
-            f"kbatch cannot change the batch size of a {kind.__name__}. "
+            f"kbatch cannot cut a {kind.__name__} into batches. "
             f"{FORMS} Received: {kind.__module__}.{kind.__name__}."
         )
     if hasattr(leaf, "to_frame") and array.ndim == 1:
