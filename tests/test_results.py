@@ -122,8 +122,7 @@ def test_notebook_html_of_many_rows():
 @pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize("text", ["", "[]", "{}", "not json", '{"kind": "Study"}'])
 def test_load_file_that_is_no_record(name, text, tmp_path):
-    path = tmp_path / "x.json"
-    path.write_text(text)
+    (path := tmp_path / "x.json").write_text(text)
     for load in (load_result, getattr(type(RECORDS[name]), "load", load_result)):
         with pytest.raises(RecordError, match=r"x\.json is damaged, or"):
             load(path)
@@ -146,8 +145,9 @@ def test_load_file_of_another_record(record, tmp_path):
     ],
 )
 def test_load_file_with_inconsistent_values_or_another_schema(tmp_path, changed, message):
-    path = tmp_path / "x.json"
-    RECORDS["largest batch"].save(path)
+    RECORDS["largest batch"].save(path := tmp_path / "x.json")
+    with pytest.raises(RecordError, match=r"none\.json cannot be read: No such file"):
+        type(RECORDS["largest batch"]).load(tmp_path / "none.json")
     document = json.loads(path.read_text())
     (document if "kbatch_schema" in changed else document["record"]).update(changed)
     path.write_text(json.dumps(document))

@@ -68,10 +68,7 @@ def damaged(name: str, reason: object = "") -> RecordError:
 def check_local(path: str | Path) -> None:
     """Raise an `InputError` for a URL. `Path("gs://a")` would be a local folder named `gs:`."""
     if _URL_SCHEME.match(str(path)):
-        raise InputError(
-            "A path must be local, not a URL: copy the file from or to remote storage yourself. "
-            f"Received: {str(path)!r}."
-        )
+        raise InputError(f"A path must be local, not a URL. Received: {str(path)!r}.")
 
 
 def read_json(path: Path) -> typing.Any:
@@ -82,7 +79,9 @@ def read_json(path: Path) -> typing.Any:
         raise RecordError(f"{name} must be a regular file, not a folder, device or pipe.")
     try:
         return json.loads(path.read_bytes().decode())
-    except (OSError, RecursionError, ValueError) as error:
+    except OSError as error:
+        raise RecordError(f"{name} cannot be read: {error.strerror}.") from error
+    except (RecursionError, ValueError) as error:
         raise damaged(name, error) from error
 
 
