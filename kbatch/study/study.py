@@ -411,7 +411,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
                     hint = f"The folder {file.parent} holds a study: load that folder. "
                     break
         raise FileNotFoundError(
-            f"There is no kbatch study in {path}. `load_study` needs the project directory "
+            f"There is no kbatch study in {path}: give the project directory "
             "(`directory/project_name`) of a `kbatch.BatchSizeTuner`, or of a keras-tuner tuner "
             f"that searched a `kbatch.BatchSizeHyperModel`. {hint}Received: {str(path)!r}."
         )

@@ -153,7 +153,7 @@ SENT = OWN | {"executor": StubExecutor()}
 HOLDS = keras.callbacks.LambdaCallback(on_train_end=Held())
 TO_TARGET = keras_tuner.Objective("seconds_to_target", "min")
 ENDED = [
-    (searched(data=lambda: ((models.rows(8) for _ in range(2)),)), "cannot change"),
+    (searched(data=lambda: ((models.rows(8) for _ in range(2)),)), "cannot cut"),
     (searched(fit={"batch_size": 8}, **OWN), "batch_size=8"),
     (searched(fit={"callbacks": 3}, **OWN), "callbacks=3"),
     (searched(), "batch_size=128 for 94"),
