@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,7 @@ from kbatch.memory.probe import open_probes
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import join_words, pluralize
 from kbatch.progress import MeasuringProgress
+from kbatch.records.machine import LIBRARIES, EnvironmentRecord
 from kbatch.records.notes import Note
 from kbatch.timing import (
     DEFAULT_SIZES,
@@ -256,11 +258,22 @@ def profile_inference(
             compared_examples=compared[2],
             target_ms=latency_slo_ms,
             noted=tuple(dict.fromkeys((*notes, *memory.notes, *dependence.notes()))),
-            environment=read_environment(),
+            environment=_environment(functions or {}),
         )
         if latency_slo_ms is None:
             return profile
         return verify_target(profile, sweep, first, time_budget_s=left_s)
+
+
+def _environment(functions: Mapping[str, Function]) -> EnvironmentRecord:
+    """Return the machine. Versions of other runtimes replace those of TensorFlow and Keras."""
+    environment, modules = read_environment(), sys.modules if functions else {}
+    own = {name for name in environment.versions if name.startswith(("tensorflow", "keras"))}
+    others = {n: modules[n].__version__ for n in LIBRARIES if n not in own and modules.get(n)}
+    if others and not any(isinstance(function, keras.Model) for function in functions.values()):
+        others |= {n: v for n, v in environment.versions.items() if n not in own}
+        return dataclasses.replace(environment, versions=others)
+    return dataclasses.replace(environment, versions={**environment.versions, **others})
 
 
 def measure_predict_memory(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.records.machine import EnvironmentRecord
+from kbatch.records.machine import LIBRARIES, EnvironmentRecord
 
 
 def format_number(value: float, digits: int = 3) -> str:
@@ -134,9 +134,8 @@ def environment_texts(environment: EnvironmentRecord | None) -> dict[str, str]:
 
 
 def where_measured(environment: EnvironmentRecord | None) -> list[str]:
-    """List the device and the versions of TensorFlow and Keras, such as `"Keras 3.15.1"`."""
+    """List the device and the versions of the libraries that computed, as in `"Keras 3.15.1"`."""
     if environment is None:
         return ["n/a (device not recorded)"]
-    names, versions = {"tensorflow": "TensorFlow", "keras": "Keras"}, environment.versions
-    known = (f"{name} {versions[key]}" for key, name in names.items() if key in versions)
+    known = (f"{LIBRARIES[n]} {v}" for n, v in environment.versions.items() if n in LIBRARIES)
     return [environment.device, *known]

@@ -9,14 +9,16 @@ from typing import Any, Literal
 SHORTEST_S = 1e-9
 # Metrics of a trial that describe its use of GPUs.
 USAGE_METRICS = ("joules_per_sample", "gpu_power_w", "gpu_utilization")
+# Names of the libraries that may compute, by module.
+LIBRARIES = {"tensorflow": "TensorFlow", "keras": "Keras", "onnxruntime": "ONNX Runtime"}
+LIBRARIES |= {"ai_edge_litert": "LiteRT", "jax": "JAX", "torch": "PyTorch"}
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentRecord:
     """The machine and the versions of a measurement."""
 
-    # By name: Python and the packages that matter. If TensorFlow has a GPU, also its driver
-    # ("nvidia-driver") and the CUDA and cuDNN that TensorFlow was built with.
+    # By name: Python, libraries, and for a GPU its driver and TensorFlow's CUDA and cuDNN.
     versions: Mapping[str, str]
     platform: str  # Operating system and processor architecture.
     cpu: str
@@ -30,9 +32,8 @@ class EnvironmentRecord:
     @property
     def device(self) -> str:
         """A short name of the devices."""
-        if self.devices != ("CPU",):
-            return ", ".join(self.devices)
-        return f"CPU, {self.cpu_count} cores"
+        name = ", ".join(self.devices)
+        return f"CPU, {self.cpu_count} cores" if name == "CPU" else name
 
 
 @dataclasses.dataclass(frozen=True)

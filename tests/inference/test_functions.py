@@ -277,10 +277,14 @@ def test_onnx_runtime_profiles_a_file_and_a_session(tmp_path, capsys, dtype):
     path = onnx_file(tmp_path / "net.onnx", dtype=dtype)
     result = by_command(path, capsys)
     assert result.series == (("net.onnx", None),) and result.use
+    caption = kbatch.plot_inference_throughput(result).get_label()
+    assert f"ONNX Runtime {onnxruntime.__version__}" in caption and "TensorFlow" not in caption
     session = onnxruntime.InferenceSession(path)
     if dtype == "FLOAT":
         functions = {"onnx": lambda x: session.run(None, {"x": x}), "product": product}
         assert profile(functions, latency_slo_ms=1000, time_budget_s=1.0).verified
+        both = profile(functions | {"keras": keras.Sequential([keras.layers.Dense(3)])}, X)
+        assert {"tensorflow", "onnxruntime"} <= both.environment.versions.keys()
         with pytest.raises(InputError, match=r"tensor\(double"):
             profile(functions, X.astype("float64"))
 
