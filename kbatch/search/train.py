@@ -118,7 +118,7 @@ def train(
         reported = files.reported(results)
         if files.of_kbatch_tuner:
             known = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
-            best = known and known.best_objective_value
+            best = known and known.best_objective_value()
             timed.best_epoch.write_weights(model, files.folder, best)
             keep_build_config(files.tuner, files.trial_id, model)
         outcomes = timed.best_epoch.outcomes(reported)

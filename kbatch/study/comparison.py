@@ -10,6 +10,7 @@ from kbatch.analysis.judge import judge
 from kbatch.errors import InputError
 from kbatch.page.numbers import at_most, format_number, join_words, setting
 from kbatch.page.result import Result
+from kbatch.records.notes import Note
 from kbatch.study.compared_trials import (
     as_compared,
     is_complete,
@@ -35,6 +36,10 @@ _MOST_DIFFERENCES = 6
 # Settings that a search draws, counts or measures itself, or that follow from its batch sizes.
 _NOT_GIVEN = ("seed", "training_s", "executions_asked", "short_runs", "grid_because", "epochs")
 _NOT_GIVEN += ("validation_batch_size", "base_added")
+# Notes on how a study chose its batch size, on how fast others are, and on usual settings.
+_ABOUT_SIZES = ("to_be_certain", "sizes_not_compared", "shown_better", "rate_off", "base_added")
+_ABOUT_SIZES += ("times_scatter", "times_corrected", "memory_binds", "updates_bind", "noise_binds")
+_ABOUT_SIZES += ("also_set", "batches_cut", "batches_whole")
 # The digest of a model, which includes its dtype policy.
 _DIGEST = re.compile(r" \([0-9a-f]{8}\)$")
 # The gain of a study's answer over the base's, and its quality and speed in words.
@@ -133,7 +138,6 @@ class Comparison(Result):
 
     studies: tuple[Study, ...]  #: The studies. The first one is the base.
 
-    noted = ()
     environment = None  # Each study has its own.
 
     @property
@@ -182,6 +186,18 @@ class Comparison(Result):
     def settings(self) -> dict[str, str]:
         """The conditions of each study."""
         return {study.name: study.settings["compared"] for study in self.studies}
+
+    @property
+    def noted(self) -> tuple[Note, ...]:
+        """The notes of the studies that matter to a comparison, each note once."""
+        names: dict[Note, list[str]] = {}
+        for study in self.studies:
+            for note in study.notes:
+                names.setdefault(note, []).append(study.name)
+        named = [(Note(f"{join_words(at_most(of))}: {note}"), note) for note, of in names.items()]
+        for copy, note in named:
+            copy.code, copy.values = note.code, note.values
+        return tuple(copy for copy, _ in named if copy.code not in _ABOUT_SIZES)
 
     def table(self) -> "pd.DataFrame":
         """Return a row for each study, with the differences, its answer and a verdict."""

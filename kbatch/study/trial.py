@@ -168,9 +168,8 @@ class TrialRecord:
         key = self.objective.rank(value or 0.0, batch_size=size, trial_id=self.trial_id)
         return (value is None, *key)
 
-    @property
     def best_objective_value(self) -> float | None:
-        """Best value of the objective in any epoch; None if no epoch has it."""
+        """Return the best value of the objective in any epoch; None if no epoch has it."""
         name, direction = self.objective.name, self.objective.direction
         values = [v for e in self.executions for m in e.epochs if (v := m.finite(name)) is not None]
         return (max if direction == "max" else min)(values, default=None)

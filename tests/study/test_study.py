@@ -133,7 +133,7 @@ def test_judged_value_is_mean_of_outcomes():
         ends = (value - 0.0248, value, value + 0.0248)
         assert (found.low, found.value, found.high) == pytest.approx(ends, abs=1e-4)
     # The best epoch is chosen by single epochs.
-    assert trial.best_objective_value == 0.97
+    assert trial.best_objective_value() == 0.97
     # Without outcomes, a value that a custom `fit` returned decides.
     own = make_trial(64, reported={"val_accuracy": 0.8})
     assert (own.judged_value, own.metrics["val_accuracy"]) == (0.8, 0.8)
