@@ -4,17 +4,9 @@ import functools
 import itertools
 from pathlib import Path
 
+import figure_studies as made
 import inference_factory
 import input_profile_factory
-from figure_studies import (
-    gpu_study,
-    learned_study,
-    max_batch_result,
-    rates_study,
-    target_study,
-    timed,
-    tuned_study,
-)
 from matplotlib.text import Annotation, Text
 from recommendation_factory import make_recommendation
 from training_profile_factory import training_profile
@@ -29,29 +21,29 @@ def input_profile():
 
 
 SAMPLES = {
-    "gpu_timeline": gpu_study,
+    "gpu_timeline": made.gpu_study,
     "inference_memory": inference_factory.make_profile,
     "inference_operating_curve": inference_factory.make_profile,
     "inference_throughput": inference_factory.make_profile,
     "input_pipeline": input_profile,
-    "learning_curves": lambda: learned_study(3),
-    "learning_rates": rates_study,
+    "learning_curves": lambda: made.learned_study(3),
+    "learning_rates": made.rates_study,
     "limits": make_recommendation,
-    "memory": max_batch_result,
-    "noise_scale": lambda: learned_study(3),
-    "pareto": lambda: learned_study(3),
-    "search": lambda: timed(learned_study(3), workers=2),
-    "time_to_target": lambda: target_study(3),
+    "memory": made.max_batch_result,
+    "noise_scale": lambda: made.learned_study(3),
+    "pareto": lambda: made.learned_study(3),
+    "search": lambda: made.timed(made.learned_study(3), workers=2),
+    "time_to_target": lambda: made.target_study(3),
     "training_profile": training_profile,
-    "trials": lambda: learned_study(3),
+    "trials": lambda: made.learned_study(3),
 }
 # Figures of several studies with long names. One of them met no target.
 OF_SEVERAL = {
-    "learning_curves": lambda n: learned_study(3, best=0.98 - 0.02 * n),
-    "learning_rates": lambda _: rates_study(),
-    "pareto": lambda n: learned_study(3, best=0.98 - 0.02 * n),
-    "time_to_target": lambda n: target_study(3, missed=(2048,) if n else (8, 2048)),
-    "trials": lambda n: learned_study(3, best=0.98 - 0.02 * n),
+    "learning_curves": lambda n: made.learned_study(3, best=0.98 - 0.02 * n),
+    "learning_rates": lambda _: made.rates_study(),
+    "pareto": lambda n: made.learned_study(3, best=0.98 - 0.02 * n),
+    "time_to_target": lambda n: made.target_study(3, missed=(2048,) if n else (8, 2048)),
+    "trials": lambda n: made.learned_study(3, best=0.98 - 0.02 * n),
 }
 
 
@@ -63,7 +55,7 @@ def several(name, count):
 SAMPLES |= {f"{name} of many studies": lambda n=name: several(n, 5) for name in OF_SEVERAL}
 # Studies that differ in several hyperparameters have more and longer texts.
 TUNED = ("learning_curves", "learning_rates", "noise_scale", "pareto", "trials")
-SAMPLES |= {f"{name} of many": lambda: tuned_study(14) for name in TUNED}
+SAMPLES |= {f"{name} of many": lambda: made.tuned_study(14) for name in TUNED}
 DATA = Path(__file__).parent.parent / "docs" / "data"
 # Its small sizes take about the same time.
 SAMPLES["inference_operating_curve of many"] = lambda: kbatch.InferenceProfile.load(

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from kbatch.analysis.intervals import Estimate
 from kbatch.inference.result import InferenceProfile, TimingRecord
 from kbatch.page.document import Figure
-from kbatch.page.numbers import count_range, where_measured
+from kbatch.page.numbers import count_range, memory_text, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, ALARM_TEXT, MUTED
 from kbatch.throughput.figure import check_timed, draw_sweep, height_in, time_name
@@ -55,6 +55,7 @@ def plot_inference_throughput(
         ],
         quantile=quantile,
         title="Throughput and time of a batch",
+        result=profile.answer,
         facts=[*_facts(profile), _THROUGHPUT],
         caption=caption,
     )
@@ -107,8 +108,8 @@ def plot_inference_operating_curve(
     panel.set_ylabel("Throughput (samples/s)")
     canvas.write_title(panel, "Throughput against the time of a batch", columns=4)
     facts = [*_facts(profile), _THROUGHPUT, f"{count_range(rounds, 'round')} a point"]
-    caption = caption and ax is None
-    canvas.write_caption([panel], "Numbers: batch sizes.", facts=facts, caption=caption)
+    texts = {"result": profile.answer, "caption": caption and ax is None}
+    canvas.write_caption([panel], "Numbers: batch sizes.", facts=facts, **texts)
     return panel
 
 
@@ -128,7 +129,8 @@ def plot_inference_memory(
     Raises:
         ValueError: If no memory was measured.
     """
-    if not any(record.peak_bytes for record in profile.memory):
+    known = {record.batch_size: record.peak_bytes for record in profile.memory if record.peak_bytes}
+    if not known:
         raise ValueError(
             "No memory was measured: call `profile_inference` with `measure_memory=True`. "
             f"Received: {len(profile.memory)} sizes, none measured."
@@ -140,6 +142,7 @@ def plot_inference_memory(
         profile.memory_limit_bytes,
         label=_BATCH_LABEL,
         title="Peak memory of predictions by batch size",
+        result=f"Batch size {max(known):,} needs {memory_text(known[max(known)])}.",
         facts=_facts(profile),
         caption=caption,
     )

@@ -64,7 +64,8 @@ def plot_input_pipeline(
     facts = [*where_measured(profile.environment), profile.dtype_policy]
     facts += [f"batch size {profile.batch_size:,}", rounds]
     notes, caption = ("Bars: 95 % interval of throughput.", profile.answer), caption and ax is None
-    canvas.write_caption((upper, lower), *notes, facts=facts, caption=caption)
+    of = "training steps over time, and of throughputs"
+    canvas.write_caption((upper, lower), *notes, of=of, facts=facts, caption=caption)
     return upper
 
 

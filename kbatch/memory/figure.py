@@ -83,8 +83,9 @@ def plot_memory(
     machine = where_measured(result.environment) if result.environment else [result.device]
     facts = [*machine, result.dtype_policy, pluralize(len(result.probes), "run")]
     canvas.write_title(panel, f"{result.title}: {pluralize(answer, 'example')}", columns=4)
-    reason, caption = f"Why this size: {result.reason}.", caption and ax is None
-    canvas.write_caption([panel], reason, fit_text, facts=facts, caption=caption)
+    notes, caption = (f"Why this size: {result.reason}.", fit_text), caption and ax is None
+    of = "peak memory by batch size"
+    canvas.write_caption([panel], *notes, of=of, facts=facts, caption=caption)
     return panel
 
 

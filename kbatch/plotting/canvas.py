@@ -55,11 +55,7 @@ _HANDLE_CHARACTERS = 6
 _TITLE_CHARACTERS = 100
 _PNG_DPI = 200
 # Files have no date, so that the same figure gives the same bytes.
-_METADATA: dict[str, dict[str, str | None]] = {
-    ".png": {},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}
+_METADATA: dict[str, Any] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _REPEATABLE: dict[Any, Any] = {"svg.hashsalt": "kbatch", "svg.fonttype": "path", "pdf.fonttype": 42}
 _DESCRIPTION = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
@@ -205,34 +201,19 @@ def write_title(
         rows += sum(1 + 0.9 * max(name.count("\n") for name in row) for row in in_rows)
         # matplotlib fills a legend by columns. This order makes it read by rows.
         order = [i for column in range(columns) for i in range(column, len(names), columns)]
-        legend = ax.legend(
-            [handles[i] for i in order],
-            [names[i] for i in order],
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=columns,
-            borderaxespad=0,
-            frameon=False,
-            fontsize=TEXT_PT,
-            labelcolor=INK,
-            columnspacing=1.2,
-            handletextpad=0.5,
-        )
+        look: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
+        look |= {"frameon": False, "fontsize": TEXT_PT, "labelcolor": INK}
+        look |= {"columnspacing": 1.2, "handletextpad": 0.5, "ncols": columns}
+        legend = ax.legend([handles[i] for i in order], [names[i] for i in order], **look)
         for text in legend.get_texts():
             text.set_parse_math(False)
         # The layout would make the panel as wide as the legend.
         legend.set_in_layout(False)
     title = shortened(title, _TITLE_CHARACTERS)
-    ax.set_title(
-        textwrap.fill(title, int(share * 64)),  # Fewer characters in a line of a narrow figure.
-        loc="left",
-        y=1,  # The place that matplotlib's automatic placement would choose.
-        pad=6 + 1.6 * TEXT_PT * rows,
-        fontsize=TEXT_PT + 1.5,
-        color=INK,
-        fontweight="bold",
-        parse_math=False,
-    )
+    title = textwrap.fill(title, int(share * 64))  # Shorter lines in a narrow figure.
+    # `y` is the place that matplotlib's automatic placement would choose.
+    style: dict[str, Any] = {"loc": "left", "y": 1, "pad": 6 + 1.6 * TEXT_PT * rows, "color": INK}
+    ax.set_title(title, **style, fontsize=TEXT_PT + 1.5, fontweight="bold", parse_math=False)
 
 
 def write_subtitle(ax: Axes, text: str, *, color: str = INK) -> None:
@@ -244,21 +225,23 @@ def write_subtitle(ax: Axes, text: str, *, color: str = INK) -> None:
 
 
 def write_caption(
-    panels: Sequence[Axes], *notes: str, facts: Sequence[str] = (), caption: bool = True
+    panels: Sequence[Axes],
+    *notes: str,
+    of: str = "",
+    result: str = "",
+    facts: Sequence[str] = (),
+    caption: bool = True,
 ) -> None:
     """Describe panels in the label of the first one, and write a caption below them.
 
-    The label is an alternative text for readers who do not see the figure. Its first line lists
-    axes, titles and texts. Each note has its own line, and the facts are in the last line.
+    The first line of the label is an alternative text for readers who do not see the figure: what
+    it is a chart `of`, and its main `result`. Default of both: the title. Each note has its own
+    line, and the facts are in the last line.
     """
-    ylabels = [panel.get_ylabel().partition("\n")[0] for panel in panels]
-    axes = dict.fromkeys([*filter(None, ylabels), *filter(None, (p.get_xlabel() for p in panels))])
-    charts = "Charts" if len(panels) > 1 else "A chart"
-    titles = [panel.get_title(loc="left") for panel in panels]
-    texts = dict.fromkeys(t.get_text() for panel in panels for t in panel.texts if t.get_text())
-    parts = (f"{charts}: {', '.join(axes)}", *titles, ", ".join(texts))
-    sentences = (f"{' '.join(part.split()).removesuffix('.')}." for part in parts if part)
-    lines = (" ".join(sentences), *filter(None, notes), _FACT_MARK.join(filter(None, facts)))
+    charts, title = "Charts" if len(panels) > 1 else "Chart", panels[0].get_title(loc="left")
+    shown = of or (title if title[:2].isupper() else title[:1].lower() + title[1:])
+    description = f"{charts} of {shown}. {(result or title).removesuffix('.')}."
+    lines = (description, *filter(None, notes), _FACT_MARK.join(filter(None, facts)))
     panels[0].set_label("\n".join(" ".join(line.split()) for line in lines))
     if caption:
         _add_caption(panels[0])
@@ -287,19 +270,14 @@ def _add_caption(ax: Axes) -> None:
     figure.set_figheight(figure.get_figheight() + grown_pt / 72)
 
 
-_SERIES = (
-    ("#0072b2", "o"),
-    ("#e69f00", "s"),
-    ("#009e73", "^"),
-    ("#cc79a7", "D"),
-    ("#56b4e9", "v"),
-    ("#767676", "P"),  # Grey, because black would not show on a dark page.
-)
+# The last one is grey, because black would not show on a dark page.
+_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#767676")
+_MARKERS = "os^DvP"
 
 
 def series_style(index: int) -> tuple[str, str]:
     """Return the colour and the marker of a series. They repeat after the sixth."""
-    return _SERIES[index % len(_SERIES)]
+    return _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
 
 
 def size_color(batch_size: int, sizes: Sequence[int]) -> tuple[float, float, float]:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -72,21 +73,11 @@ def points(
     zorder: float = 2,
 ) -> None:
     """Draw marks with an edge, so that overlapping marks can be seen."""
-    panel.plot(
-        places,
-        values,
-        color=color,
-        linestyle=line,
-        linewidth=0.7 if hollow else 1.4,
-        marker=marker,
-        markersize=size,
-        markerfacecolor=canvas.PAPER if hollow else color,
-        markeredgecolor=color if hollow else canvas.PAPER,
-        markeredgewidth=1.1 if hollow else 0.8,
-        label=label,
-        zorder=zorder,
-        rasterized=len(places) > _MOST_MARKS,
-    )
+    face, edge = (canvas.PAPER, color) if hollow else (color, canvas.PAPER)
+    look: dict[str, Any] = {"marker": marker, "markersize": size, "markerfacecolor": face}
+    look |= {"markeredgecolor": edge, "markeredgewidth": 1.1 if hollow else 0.8, "zorder": zorder}
+    look |= {"color": color, "linestyle": line, "linewidth": 0.7 if hollow else 1.4}
+    panel.plot(places, values, **look, label=label, rasterized=len(places) > _MOST_MARKS)
 
 
 def bars(
@@ -126,20 +117,11 @@ def text(
     xycoords: str | Transform = "data",
 ) -> None:
     """Write a small text near a point, with a white edge so that it is readable over lines."""
-    panel.annotate(
-        words,
-        place,
-        xycoords=xycoords,
-        xytext=offset_pt,
-        textcoords="offset points",
-        ha=ha,
-        va=va,
-        fontsize=size or (canvas.TEXT_PT if bold else canvas.SMALL_PT),
-        fontweight="bold" if bold else "normal",
-        color=color,
-        path_effects=[withStroke(linewidth=2.5, foreground=canvas.PAPER)],
-        parse_math=False,
-    )
+    size = size or (canvas.TEXT_PT if bold else canvas.SMALL_PT)
+    look: dict[str, Any] = {"fontsize": size, "fontweight": "bold" if bold else "normal"}
+    look |= {"path_effects": [withStroke(linewidth=2.5, foreground=canvas.PAPER)], "color": color}
+    look |= {"xycoords": xycoords, "xytext": offset_pt, "textcoords": "offset points"}
+    panel.annotate(words, place, **look, ha=ha, va=va, parse_math=False)
 
 
 def label_points(
@@ -185,13 +167,8 @@ def label_points(
 
 def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -> None:
     """Draw an upward arrow at a value that is only a lower bound."""
-    panel.annotate(
-        "",
-        place,
-        xytext=(0, up_pt),
-        textcoords="offset points",
-        arrowprops={"arrowstyle": "<|-", "color": color, "linewidth": 1.2, "shrinkB": 0},
-    )
+    look: dict[str, Any] = {"arrowstyle": "<|-", "color": color, "linewidth": 1.2, "shrinkB": 0}
+    panel.annotate("", place, xytext=(0, up_pt), textcoords="offset points", arrowprops=look)
 
 
 def guide(panel: Axes, place: float) -> None:

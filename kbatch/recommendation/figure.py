@@ -72,7 +72,8 @@ def plot_limits(
     if (pilot := recommendation.pilot) is not None:
         facts.append(f"noise of {sum(pilot.updates):,} updates at batch size {pilot.batch_size:,}")
     notes = "Bands: 95 % intervals of the curves. Grey: batch sizes to try in a search."
-    canvas.write_caption([panel], notes, facts=facts, caption=caption and ax is None)
+    of, caption = "throughput and progress by batch size", caption and ax is None
+    canvas.write_caption([panel], notes, of=of, facts=facts, caption=caption)
     return panel
 
 

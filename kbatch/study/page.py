@@ -115,7 +115,7 @@ def with_page(
             unfinished = f"The search is unfinished ({_spent(trials, progress)}). So far: "
         sentences = (
             f"{unfinished}{_headline(decision, trial, name, your=not added)}",
-            _certainty(decision, words, within),
+            _certainty(decision, words, within, len(rows)),
             _change(decision, words, within),
         )
         use = _use(decision, trial)
@@ -138,11 +138,13 @@ def _headline(decision: Decision, trial: TrialRecord, name: str, *, your: bool) 
     return f"{'Keep' if keep else 'Train with'} batch size {name}{rate}{under}."
 
 
-def _certainty(decision: Decision, words: str, within: str) -> str:
-    """Say how sure the answer is."""
+def _certainty(decision: Decision, words: str, within: str, sizes: int) -> str:
+    """Say how sure the answer is, if the search had this number of batch sizes."""
     judgement, size = decision.judgement, f"batch size {decision.batch_size:,}"
     if judgement is None:
         return "Not certain: the search has several objectives, so batch sizes are not compared."
+    if judgement.obstacle == "alone" and sizes == 1 and not decision.left_out:
+        return "The search had no other batch size to compare with."
     if judgement.obstacle:
         why = _UNPAIRED[decision.unpaired]
         return f"Not certain: {_OBSTACLES[judgement.obstacle].format(why=why)}."

@@ -72,6 +72,7 @@ def plot_training_profile(
         label="Micro-batch size (examples at once)",
         answers=answers,
         title="Training throughput by micro-batch size",
+        result=profile.answer,
         facts=facts,
         fit="" if line is None else f"Fit{way}: t = {line}.",
         caption=caption,
@@ -95,6 +96,7 @@ def draw_sweep(
     *,
     label: str,
     title: str,
+    result: str,
     facts: Sequence[str],
     of: str = "batch",
     targets_ms: Sequence[tuple[float, str]] = (),
@@ -153,7 +155,8 @@ def draw_sweep(
     if not draw.missing(panels[-1:], [(size, reason) for size in sorted(failed)]):
         notes.insert(0, f"\N{MULTIPLICATION X}: {reason}.")
     canvas.write_title(panels[0], title, columns=4)
-    canvas.write_caption(panels, *notes, facts=facts, caption=caption and ax is None)
+    caption = caption and ax is None
+    canvas.write_caption(panels, *notes, result=result, facts=facts, caption=caption)
     return panels[0]
 
 

@@ -1,6 +1,7 @@
 """The comparison of several studies, and their common figures and reports."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from records_factory import make_environment, make_execution, make_search, make_
 
 import kbatch
 from kbatch.cli.main import SHARED_FIGURES, STUDY_FIGURES, main
+from kbatch.records.notes import Note
 from kbatch.records.training_run import Outcomes
 from kbatch.report import write_report
 from kbatch.study.comparison import differences
@@ -138,6 +140,27 @@ def test_compare_scattered_times_show_no_speed(times_s):
     assert kbatch.compare(ONCE, A).answer.endswith(", and adam trains as fast (one run).")
 
 
+def test_compare_studies_of_one_size_have_no_doubt():
+    search = make_search(batch_sizes=[64], base_batch_size=64)
+    studies = [make_study(each.trials[0], name=each.name, search=search) for each in (A, B)]
+    _, names = kbatch.plot_trials(studies).get_legend_handles_labels()
+    assert " ".join(names[0].split()) == "adam (answer: batch size 64)"
+    assert "not certain" not in " ".join((*names, studies[0].decide().reason))
+
+
+def test_compare_shows_notes_of_studies_once(tmp_path):
+    whole, slow = Note.of("own_step_whole", size=8), Note.of("too_short_to_time")
+    one = study_of("one", 0.9, 0.91, 0.9, notes=(slow,))
+    comparison = kbatch.compare(one, study_of("other", 0.9, 0.91, 0.9, notes=(slow, whole)))
+    assert comparison.notes == (f"other: {whole}", f"one and other: {slow}")
+    assert [note.code for note in comparison.notes] == ["own_step_whole", "too_short_to_time"]
+    bare = kbatch.compare(*(Study(each.name, each.trials) for each in comparison.studies))
+    report = write_report(bare, tmp_path / "report.md")[-1].read_text(encoding="utf-8")
+    for text in (str(comparison), report):
+        assert text.count("one and other: A training") == text.count("other: Batches") == 1
+    assert kbatch.compare(A, ONCE).notes == ()  # How to be certain of a size does not matter here.
+
+
 def test_compare_study_without_answer():
     failed = make_study(make_trial(64, status="failed"), name="failed")
     assert kbatch.compare(A, failed).answer == "Compared with adam, failed has no answer."
@@ -216,20 +239,24 @@ def test_differences_leave_out_what_follows_from_batch_sizes(sizes, bases, expec
     assert differences(studies).keys() == expected
 
 
+LOSS = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
+BAD = (
+    ([], r"Give a study.*Received: \[\]"),
+    ("results/adam", "load_study"),
+    ([A, "results/sgd"], r"load_study.*Received: 'results/sgd'"),
+    ([A, A], r"dict that names them.*two studies named 'adam'"),
+    ([A, LOSS], r"same objective.*'adam' has val_accuracy \(max\).*'loss' has val_loss"),
+)
+
+
 def test_compare_refuses_bad_studies():
-    loss = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
-    for given, words in (
-        ((A,), "at least two"),
-        ((), "Give a study"),
-        (([],), r"Give a study.*Received: \[\]"),
-        (("results/adam", A), r"load_study.*Received: 'results/adam'"),
-        ((A, None), "Received: None"),
-        ((A, A), r"dict that names them.*two studies named 'adam'"),
-        ((A, loss), r"same objective.*'adam' has val_accuracy \(max\).*'loss' has val_loss"),
-        ((A, kbatch.Study("empty", ())), "'empty' has no trial"),
-    ):
+    empty = kbatch.Study("empty", ())
+    more = ((A, "at least two"), ([A, None], "Received: None"), ([A, empty], "'empty' has no tria"))
+    for given, words in (*BAD, *more):
         with pytest.raises(ValueError, match=words):
-            kbatch.compare(*given)
+            kbatch.compare(given)
+        with pytest.raises(ValueError, match=words):
+            kbatch.compare(*given if isinstance(given, list) and given else [given])
 
 
 def test_compare_dict_names_equal_studies():
@@ -301,14 +328,7 @@ def test_shared_figure_of_one_study_in_list(plot):
 
 @pytest.mark.parametrize("plot", FIGURES)
 def test_shared_figure_refuses_bad_studies(plot):
-    loss = make_study(make_trial(64, objective=Objective("val_loss", "min")), name="loss")
-    for given, words in (
-        ([], r"Give a study.*Received: \[\]"),
-        ("results/adam", "load_study"),
-        ([A, "results/sgd"], "Received: 'results/sgd'"),
-        ([A, A], "dict that names them"),
-        ([A, loss], "same objective"),
-    ):
+    for given, words in BAD:
         with pytest.raises(ValueError, match=words):
             plot(given)
 
@@ -352,7 +372,7 @@ def test_report_of_studies_begins_with_comparison(given, suffix, tmp_path):
     text = path.read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
     places = [text.index(words) for words in ("Compared with adam", "more accurate", "Study adam")]
     assert places == sorted(places)
-    assert text.count("Compared with adam,") == 1
+    assert re.sub(r'alt="[^"]*|!\[[^]]*', "", text).count("Compared with adam,") == 1
     assert text.count("<article" if suffix == ".html" else "\n## ") == 3
     assert "\n\n\n" not in text or suffix == ".html"
 

@@ -25,10 +25,8 @@ def test_plot_gpu_timeline_shows_readings():
 
 
 def test_plot_gpu_timeline_of_several_gpus():
-    usage = make_usage(make_gpu(), make_gpu())
-    axes = plot_gpu_timeline(usage)
-    lines = axes.lines
-    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 2
+    axes = plot_gpu_timeline(make_usage(make_gpu(), make_gpu()))
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 2
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["Example GPU (GPU:0)"] * 2
 
 

@@ -5,22 +5,14 @@ import math
 
 import numpy as np
 import pytest
-from figure_samples import panels, words
+from figure_samples import OF_SEVERAL, panels, words
 from figure_studies import learned, learned_study, rates_study
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
+import kbatch
 from kbatch.analysis.intervals import mean_interval
 from kbatch.plotting.canvas import PAPER
-from kbatch.study.figures.quality import (
-    learning_curves,
-    pareto_points,
-    plot_learning_curves,
-    plot_learning_rates,
-    plot_pareto,
-    rate_lines,
-)
-from kbatch.study.figures.time_to_target import plot_time_to_target
-from kbatch.study.figures.trials import plot_trials
+from kbatch.study.figures.quality import learning_curves, pareto_points, rate_lines
 from kbatch.study.trial import Objective
 
 # Slow and good, fast and bad, one that is beaten by both, and one that is as fast and worse.
@@ -65,7 +57,7 @@ def test_rate_lines_leave_out_negative_rates():
 @pytest.mark.parametrize(("name", "edge"), [("val_accuracy", 0.04), ("val_loss", 0.96)])
 def test_plot_learning_rates_marks(name, edge):
     found = rates_study(Objective(name, "max" if name == "val_accuracy" else "min"))
-    panel, decided = plot_learning_rates(found), found.decide()
+    panel, decided = kbatch.plot_learning_rates(found), found.decide()
     crosses = [line.get_xydata().tolist() for line in panel.lines if line.get_marker() == "X"]
     assert crosses == [[[0.064, edge]]]
     judged = decided.as_judged(decided.trial).judged().value
@@ -83,13 +75,13 @@ def test_plot_learning_rates_log_axis_of_loss():
         make_trial(32, trial_id=str(rate), learning_rate=rate, accuracies=(v,), objective=objective)
         for rate, v in values.items()
     ]
-    assert plot_learning_rates(make_study(*trials)).get_yscale() == "log"
-    assert plot_learning_rates(make_study(*trials[:2])).get_yscale() == "linear"
+    assert kbatch.plot_learning_rates(make_study(*trials)).get_yscale() == "log"
+    assert kbatch.plot_learning_rates(make_study(*trials[:2])).get_yscale() == "linear"
 
 
 @pytest.mark.parametrize(("direction", "edge"), [("max", 0), ("min", 1)])
 def test_plot_pareto_steps_follow_front(direction, edge):
-    panel = plot_pareto(study(direction))
+    panel = kbatch.plot_pareto(study(direction))
     (steps,) = [line for line in panel.lines if line.get_drawstyle() == "steps-pre"]
     # The loss is 1.1 less the accuracy, so the same trials are best.
     points = [(trial.batch_size, best) for trial, _, _, best in pareto_points(study(direction))[1]]
@@ -107,7 +99,7 @@ def test_plot_pareto_axis_contains_bars():
     )
     study = make_study(slow, fast)
     _, (*_, (_, rate, *_)) = pareto_points(study)
-    assert 1.12 * rate.value < rate.high < plot_pareto(study).get_xlim()[1]
+    assert 1.12 * rate.value < rate.high < kbatch.plot_pareto(study).get_xlim()[1]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +124,7 @@ def test_learning_curves_accumulate_cost_and_average_runs(runs, expected):
 @pytest.mark.parametrize("against", [None, "seconds"])
 def test_plot_learning_curves_panels(against):
     study = learned_study(sizes=(32, 256))
-    axes = plot_learning_curves(study, against=against)
+    axes = kbatch.plot_learning_curves(study, against=against)
     labels = ["Updates", "Training examples", "Training time (s)"]
     assert [p.get_xlabel() for p in panels(axes)] == labels[2 if against else 0 :]
     points = learning_curves(study)[1][0][1]
@@ -143,14 +135,14 @@ def test_plot_learning_curves_panels(against):
         assert panel.get_xscale() == "log"
         assert panel.get_ylim() == axes.get_ylim()
     with pytest.raises(ValueError, match=r"updates, examples, seconds.*against='epochs'"):
-        plot_learning_curves(study, against="epochs")
+        kbatch.plot_learning_curves(study, against="epochs")
 
 
 def test_plot_learning_curves_axis_of_loss():
     losses = (0.01, 0.02), (0.5, 0.3), (0.9, 0.8)  # The intervals of their means include 0.
     runs = [make_execution(32, epochs=make_epochs([1.1 - v for v in run])) for run in losses]
     study = make_study(make_trial(32, *runs, objective=Objective("val_loss", "min")))
-    panel = plot_learning_curves(study, against="updates")
+    panel = kbatch.plot_learning_curves(study, against="updates")
     low, high = panel.get_ylim()
     (band,) = panel.collections
     ends = band.get_paths()[0].vertices[:, 1]
@@ -168,16 +160,13 @@ def test_plot_learning_curves_diverged_trial():
     epochs = (*learned(512).epochs[:3], *diverged.executions[0].epochs)
     execution = dataclasses.replace(diverged.executions[0], epochs=epochs)
     study = make_study(make_trial(32, learned(32)), make_trial(512, execution))
-    axes = plot_learning_curves(study)
+    axes = kbatch.plot_learning_curves(study)
     assert [line.get_marker() for line in axes.lines][3] == "X"
     assert len(learning_curves(study)[1][1][1]) == 3
 
 
 @pytest.mark.parametrize("metric", ["val_accuracy", "val_loss"])
-@pytest.mark.parametrize(
-    "plot",
-    [plot_learning_curves, plot_learning_rates, plot_pareto, plot_time_to_target, plot_trials],
-)
+@pytest.mark.parametrize("plot", [getattr(kbatch, f"plot_{name}") for name in OF_SEVERAL])
 def test_axes_contain_bars_and_marks(plot, metric):
     objective = Objective(metric, "max" if metric == "val_accuracy" else "min")
     trials = []
@@ -194,7 +183,7 @@ def test_axes_contain_bars_and_marks(plot, metric):
         ]
         trials.append(make_trial(size, *runs, objective=objective))
     study = make_study(*trials)
-    options = {"target": 0.6} if plot is plot_time_to_target else {}
+    options = {"target": 0.6} if plot is kbatch.plot_time_to_target else {}
     for shown in (study, {"one": study, "other": study}):
         for panel in panels(plot(shown, **options)):
             (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
@@ -211,7 +200,7 @@ def test_plot_learning_rates_names_sizes_of_studies():
         make_study(*(make_trial(n, learning_rate=n * rate) for n in (16, 64, 256)))
         for rate in (1e-3, 3e-2)
     )
-    panel = plot_learning_rates({"one": one, "other": other})
+    panel = kbatch.plot_learning_rates({"one": one, "other": other})
     texts = sorted(t.get_text() for t in panel.texts if t.get_text().isdigit())
     assert texts == ["16", "16", "256", "256", "64", "64"]
     assert "Numbers: batch sizes." in panel.get_label()

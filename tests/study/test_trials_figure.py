@@ -8,13 +8,9 @@ from figure_samples import two_panels, words
 from matplotlib.colors import to_hex
 from records_factory import make_epochs, make_execution, make_search, make_study, make_trial
 
+import kbatch
 from kbatch.plotting.canvas import ALARM, PAPER, save_figure
-from kbatch.study.figures.quality import (
-    learning_curves,
-    pareto_points,
-    plot_learning_curves,
-    plot_pareto,
-)
+from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import draw_trials, plot_trials
 from kbatch.study.trial import Objective
 
@@ -112,7 +108,7 @@ def test_figures_leave_out_size_at_far_rate():
     # Its quality would take up the other figures.
     assert {point[0].batch_size for point in pareto_points(study)[1]} == {32, 64}
     assert [trial.batch_size for trial, _ in learning_curves(study)[1]] == [32, 64]
-    for plot in (plot_pareto, plot_learning_curves):
+    for plot in (kbatch.plot_pareto, kbatch.plot_learning_curves):
         shown = " ".join(map(words, plot(study).figure.axes))
         assert "Left out: batch size 128, trained only at" in shown
 

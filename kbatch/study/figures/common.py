@@ -1,5 +1,6 @@
 """Texts, axes and choices of trials that the figures of a study share."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
 from kbatch.study.compared_trials import conditions, differing, missing_text, trial_name
+from kbatch.study.comparison import Comparison
 from kbatch.study.decision import Decision
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
@@ -30,14 +32,23 @@ def write_conditions(
     studies: Sequence[Study],
     *notes: str,
     alarm: str | None = None,
+    of: str = "",
+    result: str = "",
     caption: bool,
 ) -> None:
-    """Write notes, missing trials and common conditions of the studies below panels."""
+    """Write notes, missing trials and common conditions of the studies below panels.
+
+    The default result in the alternative text is the answer of the studies.
+    """
     first, *others = (conditions(study.trials, study.environment) for study in studies)
     facts = [fact for fact in first if all(fact in other for other in others)]
     alarm = incomplete_text(studies) if alarm is None else alarm
     missing = missing_text(sum(study.missing for study in studies))
-    canvas.write_caption(panels, alarm, missing, *notes, facts=facts, caption=caption)
+    decision = studies[0].decide()
+    answer = f"{studies[0].answer.removesuffix('.')}{doubt(decision)}."
+    result = result or (Comparison(tuple(studies)).answer if others else answer)
+    texts, notes = {"of": of, "result": result}, (alarm, missing, *notes)
+    canvas.write_caption(panels, *notes, **texts, facts=facts, caption=caption)
 
 
 def incomplete_text(studies: Sequence[Study], *, diverged: bool = True) -> str:
@@ -104,10 +115,9 @@ def write_title(
     for number, study in enumerate(studies if several else ()):
         size = study.decide().batch_size
         answer = "no answer" if size is None else f"answer: batch size {size:,}"
+        answer = f"({answer}{doubt(study.decide(), ', not certain')})"
         # A line of the legend does not end within these words.
-        answer, doubt = (t.replace(" ", "\N{NO-BREAK SPACE}") for t in (answer, "not certain"))
-        certified = size is None or study.decide().certified
-        answer = f"({answer})" if certified else f"({answer}, {doubt})"
+        answer = re.sub("(?<!,) ", "\N{NO-BREAK SPACE}", answer)
         name = canvas.shortened(study.name, 2 * canvas.name_room(panel) - 2)
         draw.points(panel, [], [], *series_style(number), line="-", label=f"{name} {answer}")
     for number in () if several else range(0, len(sizes), 1 + len(sizes) // _MOST_NAMES):
@@ -121,8 +131,13 @@ def answer_text(decision: Decision) -> str:
     if decision.batch_size is None:
         return ""
     rate = f", learning rate {setting(decision.learning_rate)}" if decision.learning_rate else ""
-    doubt = "" if decision.certified else " (not certain)"
-    return f"batch size {decision.batch_size:,}{rate}{doubt}"
+    return f"batch size {decision.batch_size:,}{rate}{doubt(decision)}"
+
+
+def doubt(decision: Decision, words: str = " (not certain)") -> str:
+    """Return the words if an answer is not certain; "" if there was nothing to choose from."""
+    alone = len(decision.page.rows) < 2 and not decision.left_out
+    return "" if decision.certified or decision.batch_size is None or alone else words
 
 
 def quality_of(trial: TrialRecord, quality: Objective) -> Estimate[float] | None:

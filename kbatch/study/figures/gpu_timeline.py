@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
-from kbatch.page.numbers import format_number, memory_text, percent, pluralize
+from kbatch.page.numbers import format_number, join_words, memory_text, percent, pluralize
 from kbatch.plotting import canvas
 from kbatch.plotting.canvas import series_style
 from kbatch.records.machine import GpuUsage, UsageRecord
@@ -142,6 +142,8 @@ def plot_gpu_timeline(
     panels[-1].set_xlabel("Time (s)")
     canvas.write_title(panels[0], title, columns=2)
     notes = note, missing_text(getattr(watched, "missing", 0)), *map(_summary, gpus)
-    facts = [pluralize(usage.readings, "reading")]
-    canvas.write_caption(panels, *notes, facts=facts, caption=caption and ax is None)
+    busy = [f"{_name(g)} was busy {percent(u)} of it" for g in gpus if (u := g.mean.utilization)]
+    texts = {"of": f"the use of {title}", "result": join_words(busy or [""])}
+    facts, caption = [pluralize(usage.readings, "reading")], caption and ax is None
+    canvas.write_caption(panels, *notes, **texts, facts=facts, caption=caption)
     return panels[0]

@@ -181,8 +181,8 @@ def plot_time_to_target(
     hollow = "Hollow: target not met." if several and missed else ""
     ring = common.RINGS if ringed else ""
     if ringed and not several:
-        doubt = "" if (decision := shown[0].decide()).certified else " (not certain)"
-        ring = f"Ring: the answer, batch size {decision.batch_size:,}{doubt}."
+        decision = shown[0].decide()
+        ring = f"Ring: the answer, batch size {decision.batch_size:,}{common.doubt(decision)}."
     notes = ring, fit_text, hollow, f"{common.BARS}." if has_bars else ""
     alarm = None if failed and several else alarm if failed and not labelled else ""
     caption = caption and ax is None

@@ -127,8 +127,8 @@ def draw_trials(
             marks.append(f"No complete run: batch size {sizes}{suffix}.")
     failed = [(t.batch_size, t.outcome) for t in all_trials if t.status != "completed"]
     labelled = draw.missing((upper, lower), failed) and not several
-    words = f"Throughput and {metric_words(quality.name)}" if quality else "Throughput"
-    common.write_title(upper, title or f"{words} by batch size", studies)
+    of = f"throughput{f' and {metric_words(quality.name)}' if quality else ''} by batch size"
+    common.write_title(upper, title or of.capitalize(), studies)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Quality metric")
     outside = grey = ""
@@ -159,8 +159,8 @@ def draw_trials(
     if several:
         marks.insert(0, common.RINGS)
     notes = (" ".join(dict.fromkeys(marks)), grey, outside, common.bars_text(with_bars, quality))
-    alarm = "" if labelled else None
-    common.write_conditions((upper, lower), studies, *notes, alarm=alarm, caption=caption)
+    more: dict[str, Any] = {"alarm": "" if labelled else None, "of": of, "caption": caption}
+    common.write_conditions((upper, lower), studies, *notes, **more)
     return upper
 
 
@@ -218,7 +218,7 @@ def named_label(study: Study) -> str:
         text += f": {format_number(trial.judged_value, 4)} samples/s"
     elif value:
         text += f": {format_number(value.value, 4)}"
-    return text if decision.certified else f"{text} (not certain)"
+    return f"{text}{common.doubt(decision)}"
 
 
 def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
