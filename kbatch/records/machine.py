@@ -107,5 +107,4 @@ class UsageRecord:
     def metrics(self, examples: int | None) -> dict[str, float]:
         """Return the known `USAGE_METRICS` of a trial that trained on this many examples."""
         values = (self.joules_per_sample(examples), self.gpu_power_w, self.gpu_utilization)
-        named = zip(USAGE_METRICS, values, strict=True)
-        return {name: value for name, value in named if value is not None}
+        return {n: v for n, v in zip(USAGE_METRICS, values, strict=True) if v is not None}
