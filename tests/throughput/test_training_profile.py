@@ -58,7 +58,7 @@ def test_training_profile_ignores_sizes_without_times():
     profile = training_profile(left_out(1), update(2, 1.0), left_out(4, "out_of_memory"))
     assert [u.batch_size for u in fastest_ways(profile.updates)] == [2]
     assert profile.micro_batch_size == 2
-    with pytest.raises(ValueError, match=r"two or more batch sizes.*sizes 1"):
+    with pytest.raises(ValueError, match=r"two or more batch sizes.*sizes: 1"):
         _ = profile.efficient
     nothing = training_profile(left_out(8, "out_of_memory"))
     assert nothing.answer == "No step could be timed."
