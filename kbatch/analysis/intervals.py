@@ -170,9 +170,7 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
     """
     for name, value in (("quantile", quantile), ("confidence", confidence)):
         if not isinstance(value, numbers.Real) or not 0 < value < 1:
-            raise ValueError(
-                f"`{name}` must lie between 0 and 1, such as 0.95. Received: {name}={value!r}."
-            )
+            raise ValueError(f"`{name}` must be between 0 and 1. Received: {name}={value!r}.")
     # Without 1e-9, a rounding error could add a call if the quotient is an integer.
     return max(1, math.ceil(math.log1p(-confidence) / math.log(quantile) - 1e-9))
 

@@ -265,7 +265,8 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     if len(scaling.values) < 2 * len(optimizers) + len(settings):
         raise ValueError(
             "The model must have as many optimizers as in the search: pass your build function to "
-            f"`decision.apply`. Received: {len(optimizers)} optimizers, {len(settings)} settings."
+            f"`decision.apply`. Received: {len(optimizers)} optimizers for "
+            f"{len(scaling.values)} recorded values."
         )
     values = iter(scaling.values)
     for optimizer in optimizers:

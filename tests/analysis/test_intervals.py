@@ -69,7 +69,7 @@ def test_calls_for_quantile_is_the_smallest_number_with_a_bound(quantile, calls)
 @pytest.mark.parametrize("change", [{"quantile": 0}, {"quantile": 95}, {"confidence": 1.0}])
 def test_quantile_upper_bound_refuses_probabilities_out_of_range(change):
     ((name, value),) = change.items()
-    with pytest.raises(ValueError, match=f"`{name}` must lie between.*{name}={value}"):
+    with pytest.raises(ValueError, match=f"`{name}` must be between.*{name}={value}"):
         quantile_upper_bound([1.0], **({"quantile": 0.95} | change))
 
 
