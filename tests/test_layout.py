@@ -11,17 +11,17 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_706,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_705,  # Without docstrings, comments and blank lines.
     "files in kbatch": 130,
     "record types": 81,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 29_517,
-    "kbatch.search.tuner": 20_738,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_797,  # HyperModel
-    "kbatch.memory.find": 8_240,  # find_max_batch_size
-    "kbatch.study.study": 5_849,  # load_study
+    "kbatch.search.tuner": 20_737,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_796,  # HyperModel
+    "kbatch.memory.find": 8_238,  # find_max_batch_size
+    "kbatch.study.study": 5_847,  # load_study
     "kbatch.training.accumulation.accumulate": 3_887,  # accumulate_gradients
 }
 TO_DO = {
