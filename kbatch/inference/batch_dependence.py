@@ -89,7 +89,7 @@ class BatchDependence:
             return ()
         difference, larger = self.effects[setting].difference, self._beside_larger[setting.series]
         words = "overflow" if difference is None else f"differ by {percent(difference)}"
-        words += f" beside a row that is {_LARGER:,.0f} times larger" * (larger == difference)
+        words += f" next to a row that is {_LARGER:,.0f} times larger" * (larger == difference)
         return (Note.of("depends_on_size", setting=str(setting), size=setting.size, found=words),)
 
     def _effects(
