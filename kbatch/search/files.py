@@ -215,9 +215,9 @@ def completed_trials(project: Path | None) -> Iterator[TrialRecord]:
             yield record
 
 
-def write_progress(project: Path, *, runs: bool = True, **known: float | None) -> None:
-    """Write how far the search of this process has come. `runs`: whether it still runs."""
-    process = (os.getpid(), psutil.Process().create_time()) if runs else (None, None)
+def write_progress(project: Path, *, running: bool = True, **known: float | None) -> None:
+    """Write how far the search of this process has come. `running`: whether it still runs."""
+    process = (os.getpid(), psutil.Process().create_time()) if running else (None, None)
     if project.exists():  # It may have been moved.
         progress = Progress(platform.node(), *process, time.time(), **known)
         with contextlib.suppress(OSError):  # A search that has ended may be on a read-only disk.

@@ -46,11 +46,24 @@ _MOST_JOINED, _JOINED_S = 8, 0.05
 # unless they take more than these seconds.
 _REPETITIONS, _SURELY_LONG_S = 3, 0.5
 TOO_SLOW = 2.0  # If float16 takes this many times as long as float32, kbatch trains in float32.
-# If float16 is too slow with `FIRST_ROWS` examples and takes longer than the first number, it is
-# not timed with more. The number of examples is so small that an update takes at most the second.
+# Seconds. If a float16 update of `FIRST_ROWS` is too slow and takes more than the first number, no
+# larger one is timed. A larger one has so few rows that it takes at most the second number.
 _SLOW_FIRST_S, _LONGEST_S = 0.03, 0.2
 # Timing ends when one dtype has won this many more rounds than the other, or after the most rounds.
 _ROUNDS_AHEAD, _MOST_ROUNDS = 2, 5
+
+# Keras's loss scale starts at 2^15 and reaches 1 after this many overflows.
+_START_OVERFLOWS = 15
+# A usual share of later overflows is smaller, because Keras doubles the scale every 2,000 updates.
+_RARE_SHARE = 1 / 200
+# The batch size in the search for values that are not finite, and its longest time in seconds.
+_SEARCHED_ROWS, _SEARCHED_S = 256, 2.0
+# The most updates in this search. If a weight is larger, the training has diverged by itself.
+_MOST_UPDATES, _LARGEST_WEIGHT = 200, 1e4
+# Float16 rounds integers above the first number. Numbers above the second one become infinite.
+EXACT_UP_TO, _LARGEST = 2048, 65_504
+# If rounded inputs change outputs by more than this share of their spread, the digits matter.
+_CHANGED_SHARE = 0.05
 
 
 class CutBatches:
@@ -243,12 +256,6 @@ def slowdown(
     return slowdown(half_s, full_s, max(FIRST_ROWS, batch_size // 2))
 
 
-# Keras's loss scale starts at 2^15 and reaches 1 after this many overflows.
-_START_OVERFLOWS = 15
-# A usual share of later overflows is smaller, because Keras doubles the scale every 2,000 updates.
-_RARE_SHARE = 1 / 200
-
-
 def lost_updates(model: Any, epochs: Sequence[EpochRecord]) -> int:
     """Count the updates that overflowed. If there are no more than usual, return 0.
 
@@ -281,12 +288,6 @@ def overflow_text(model: Any, epochs: Sequence[EpochRecord]) -> str | None:
     floats = [weight for weight in model.weights if "float" in weight.dtype]
     bad = [w for w in floats if not bool(tf.reduce_all(tf.math.is_finite(w.value)))]
     return f"the weight {bad[0].path!r} became NaN or infinite" if bad else None
-
-
-# The batch size in the search for values that are not finite, and its longest time in seconds.
-_SEARCHED_ROWS, _SEARCHED_S = 256, 2.0
-# The most updates in this search. If a weight is larger, the training has diverged by itself.
-_MOST_UPDATES, _LARGEST_WEIGHT = 200, 1e4
 
 
 def why_not_finite(model: Any, data: TrainingData) -> Note | None:
@@ -381,12 +382,6 @@ def _all_finite(outputs: Any) -> bool:
     floats = [tensor for tensor in tensors if tensor.dtype.is_floating]
     # A mask of -inf is not an overflow.
     return not any(bool(tf.reduce_any(tf.math.is_nan(x) | (x == np.inf))) for x in floats)
-
-
-# Float16 rounds integers above the first number. Numbers above the second one become infinite.
-EXACT_UP_TO, _LARGEST = 2048, 65_504
-# If rounded inputs change the outputs by more than this share of their spread, digits are lost.
-_CHANGED_SHARE = 0.05
 
 
 def check_large_inputs(half: Any, full: Any, batch: Any) -> None:

@@ -186,9 +186,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._live_plots: list[LivePlot] = []
         # A description of the search space and a model, and the hyperparameters of that model. If a
         # later call continues the search, its description must be the same.
-        self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
+        self._described: tuple[dict[str, str], dict[str, Any]] = ({}, {})
         #: The same, with a description of the arguments of `search`.
-        self.identity = self._explored
+        self.identity = self._described
         if overwrite and (project / LOCK_NAME).exists():
             with search_lock(project):  # keras-tuner deletes the folder: no search may run in it.
                 pass
@@ -374,7 +374,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Read the trials of the project directory, if it holds the same search."""
         search = recorded_search(Path(self.project_dir))
         # The arguments of `search` are not known yet. `_compare_search` compares them later.
-        facts = {**search.facts, **self._explored[0]} if search else None
+        facts = {**search.facts, **self._described[0]} if search else None
         compare_search(self, self.hypermodel.settings, facts)
         self.oracle.reload()
         self.oracle.reopen_trials(self.executions_per_trial)
@@ -408,12 +408,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _populate_initial_space(self) -> None:
         if self.hypermodel is not None:  # Otherwise `search` calls this when it knows the data.
             here = self.executor is None
-            space, self._explored = self.explore() if here else explored_space(self)
+            space, self._described = self.explore() if here else explored_space(self)
             self.oracle.update_space(space)
             self.reload()
 
     def explore(self) -> Any:
-        """Build the model to find the search space. Return the space and the new `_explored`."""
+        """Build the model to find the search space. Return the space and the new `_described`."""
         super()._populate_initial_space()
         values, facts = self.hypermodel.describe_model(Path(self.project_dir))
         space = self.oracle.get_space()
@@ -433,7 +433,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _compare_search(self, call: FitCall) -> None:
         """Raise InputError if the directory holds another search, else update its settings."""
-        project, (facts, values) = Path(self.project_dir), self._explored
+        project, (facts, values) = Path(self.project_dir), self._described
         parts = getattr(self.oracle.objective, "objectives", [self.oracle.objective])
         objective = " and ".join(f"{part.name} ({part.direction})" for part in parts)
         facts = {"objective": objective} | facts | identity.fit_facts(call)
@@ -497,7 +497,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         search_time.compile_left_s = (plan and plan.compile_s) or 0.0
         search_time.lap()
         if self._race is not None:
-            rate = self._explored[0].get("optimizer.learning_rate", "")
+            rate = self._described[0].get("optimizer.learning_rate", "")
             # A short run trains like the first epochs of a complete run only at a constant rate.
             constant_rate = re.fullmatch(r"[\d.e+-]+", rate) is not None
             short_runs = constant_rate and not ends_early and call.named["initial_epoch"] == 0
@@ -511,12 +511,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._write_progress(search_time.search_left_s() or None)
         self.progress.say(search_time.price())
 
-    def _write_progress(self, left_s: float | None, runs: bool = True) -> None:
+    def _write_progress(self, left_s: float | None, running: bool = True) -> None:
         """Write how far the search has come, so that `load_study` of another process shows it."""
         write_progress(
             # keras-tuner's `project_dir` would create the folder again if the user has moved it.
             Path(self.directory, self.project_name),
-            runs=runs,
+            running=running,
             search_s=self.time.earlier_s + self.time.spent_s(),
             most_trainings=self.time.most_trainings,
             left_s=left_s,

@@ -48,6 +48,7 @@ def hypermodel_of(build: Any, batch_sizes: Iterable[int] | None) -> BatchSizeHyp
 
 
 def check_objective(objective: Any, build: keras_tuner.HyperModel) -> None:
+    """Raise InputError if no objective is given and keras-tuner's own `fit` trains."""
     if objective is None and has_stock_fit(build):
         raise InputError(
             "`objective` can be None only if your own `HyperModel.fit` returns the value: "
@@ -77,6 +78,7 @@ def check_strategy(
     max_trainings: float | None,
     distribution_strategy: Any,
 ) -> None:
+    """Raise an error if arguments of `BatchSizeTuner` cannot be used together."""
     if strategy not in ("grid", "race"):
         raise ValueError(f'`strategy` must be "race" or "grid". Received: strategy={strategy!r}.')
     if executor is not None and distribution_strategy is not None:
@@ -158,6 +160,7 @@ def check_without_rates(names: Sequence[str], study_settings: Mapping[str, Any])
 
 
 def check_executor(executor: Any, max_parallel: Any) -> None:
+    """Raise an error if these arguments of `BatchSizeTuner` cannot be used."""
     can_submit = callable(getattr(executor, "submit", None)) and not isinstance(executor, type)
     is_local = isinstance(executor, str) and executor == "local"
     if not (executor is None or can_submit or is_local):
