@@ -2,13 +2,7 @@
 
 from records_factory import make_study
 
-from kbatch.input_pipeline.result import (
-    ChangeRecord,
-    InputPipelineProfile,
-    LongRun,
-    RateRecord,
-    StepSpan,
-)
+from kbatch.input_pipeline import result as result
 from kbatch.records.notes import Note
 
 SPREAD = (1.0, 1.01, 0.99, 1.02, 0.98)
@@ -16,7 +10,7 @@ SPREAD = (1.0, 1.01, 0.99, 1.02, 0.98)
 
 def make_rate(rate, *, examples=640, wait_share=None, rounds=5):
     durations = tuple(examples / rate / SPREAD[i % 5] for i in range(rounds))
-    return RateRecord(
+    return result.RateRecord(
         examples=(examples,) * rounds,
         durations_s=durations,
         wait_s=() if wait_share is None else tuple(wait_share * s for s in durations),
@@ -26,10 +20,10 @@ def make_rate(rate, *, examples=640, wait_share=None, rounds=5):
 def make_change(name="parallel_map", gain=1.9, *, condition=None):
     """Return a change that makes training `gain` times as fast. If None, it was not tried."""
     if gain is None:
-        return ChangeRecord(
+        return result.ChangeRecord(
             name, f"code of {name}", reason=Note.of("no_time_for_changes", needed="9")
         )
-    return ChangeRecord(
+    return result.ChangeRecord(
         name=name,
         code=f"code of {name}",
         condition=condition,
@@ -43,7 +37,7 @@ def make_long_run(low, high=None, *, waiting=None):
     counted = ("whole_chunks", round(3 * low), 3.0, 0, 0.0)
     if high is not None:
         counted = ("part_of_the_data", round(3 * low), 3.0, round(2 * high), 2.0)
-    return LongRun(*counted, 1.0, waiting)
+    return result.LongRun(*counted, 1.0, waiting)
 
 
 def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **changed):
@@ -52,7 +46,7 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
         "pipeline": make_rate(pipeline),
         "step": make_rate(step),
         "together": make_rate(together, wait_share=wait_share),
-        "timeline": tuple(StepSpan(0.08 * i, 0.05, 0.03) for i in range(13)),
+        "timeline": tuple(result.StepSpan(0.08 * i, 0.05, 0.03) for i in range(13)),
         "changes": (
             make_change(),
             make_change("prefetch", 1.0),
@@ -64,4 +58,4 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
         "time_budget_s": 20.0,
         "environment": make_study().search.environment,
     }
-    return InputPipelineProfile(**(fields | changed))
+    return result.InputPipelineProfile(**(fields | changed))

@@ -46,7 +46,7 @@ def plot_input_pipeline(
     narrow = canvas.width_share(upper) < 1
     canvas.write_title(upper, f"Input pipeline: {profile.verdict}", rows_below=1)
     waiting = f"■ waiting{'' if narrow else ' for data'}{share and f' ({share})'}"
-    style: dict[str, Any] = {"size": canvas.TEXT_PT, "xycoords": upper.transAxes}
+    style: dict[str, Any] = {"fontsize": canvas.TEXT_PT, "xycoords": upper.transAxes}
     draw.text(upper, waiting, (0, 1), (0, 7), ha="left", color=ALARM, **style)
     draw.text(upper, "■ computing", (1, 1), (0, 7), ha="right", color=_COMPUTING, **style)
     spans = profile.timeline
@@ -59,7 +59,8 @@ def plot_input_pipeline(
     upper.set_yticks([])
     upper.xaxis.set_major_formatter("{x:,g}")
     upper.set_xlabel("Time (ms)")
-    _draw_bars(lower, profile, _NARROW_NAME_CHARACTERS if narrow else _NAME_CHARACTERS)
+    wrapped = narrow and not canvas.is_low(upper)
+    _draw_bars(lower, profile, _NARROW_NAME_CHARACTERS if wrapped else _NAME_CHARACTERS)
     rounds = pluralize(len(profile.step.durations_s), "round")
     facts = [*where_measured(profile.environment), profile.dtype_policy]
     facts += [f"batch size {profile.batch_size:,}", rounds]
@@ -87,7 +88,7 @@ def _draw_bars(panel: Axes, profile: InputPipelineProfile, characters: int) -> N
         if rate.ends:
             panel.hlines(row, *rate.ends, color=INK, linewidth=1.4)
         value = format_number(rate.value)
-        draw.text(panel, value, (top, row), (4, 0), ha="left", size=canvas.TEXT_PT)
+        draw.text(panel, value, (top, row), (4, 0), ha="left", fontsize=canvas.TEXT_PT)
         farthest = max(farthest, top)
     panel.set_yticks(range(len(labels)), labels)
     panel.invert_yaxis()

@@ -13,12 +13,8 @@ from kbatch.plotting.draw import batch_axis
 _HEIGHT_IN = 3.6
 _TOP = 1.12
 # The kinds of run in the order of the legend, with their labels.
-_KINDS = {
-    "search": "below the limit",
-    "above_window": "above the window",
-    "confirm": "run once more to confirm",
-    "out_of_memory": "out of memory",
-}
+_KINDS = {"search": "below the limit", "above_window": "above the window"}
+_KINDS |= {"confirm": "run once more to confirm", "out_of_memory": "out of memory"}
 
 
 def plot_memory(
@@ -76,7 +72,8 @@ def plot_memory(
     ha, right_pt = ("right", -11) if answer > sizes[0] else ("left", 11)
     va, up_pt = ("bottom", 11) if share < 0.15 else ("top", -11)
     words = f"{answer:,}: {memory_text(peak_bytes)}, {percent(share)}"
-    draw.text(panel, words, place, (right_pt, up_pt), ha=ha, va=va, bold=True)
+    look = {"ha": ha, "va": va, "fontweight": "bold", "fontsize": canvas.TEXT_PT}
+    draw.text(panel, words, place, (right_pt, up_pt), **look)
     panel.set_ylim(0, _TOP * limit)
     panel.set_ylabel(f"Peak memory ({unit_name})")
     panel.yaxis.set_major_formatter("{x:,g}")

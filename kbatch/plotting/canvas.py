@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.gridspec import GridSpec
 from matplotlib.textpath import text_to_path
+from matplotlib.transforms import ScaledTranslation
 
 from kbatch.records.json_codec import write_whole_file
 
@@ -40,7 +41,8 @@ WIDTH_IN = 6.4
 LEAST_WIDTH_IN = 3.25
 MOST_WIDTH_IN = 40.0
 SMALL_PT = 7.5
-TEXT_PT = 8
+# Size of texts, and of all texts in a low figure.
+TEXT_PT, LOW_PT = 8, 6.5
 # Mean width of a digit, in font sizes.
 DIGIT_EM = 0.62
 # Width of the y axis's tick labels.
@@ -50,14 +52,16 @@ _LINE_SPACING = 1.35
 _BESIDE_IN = 0.2
 _FACT_MARK = " · "
 # Characters in a row of the legend, and the width of a marker in characters.
-_ROW_CHARACTERS = 78
-_HANDLE_CHARACTERS = 6
+_ROW_CHARACTERS, _HANDLE_CHARACTERS = 78, 6
 _TITLE_CHARACTERS = 100
+# A lower figure has short names, and a lower panel has its label above it.
+_LOW_FIGURE_IN, _LOW_PANEL_IN = 2.2, 1.2
+# Height of title and labels, and of a label above a panel.
+_AROUND_IN, _LABEL_PT = 1.0, 11
 _PNG_DPI = 200
 # Files have no date, so that the same figure gives the same bytes.
 _METADATA: dict[str, Any] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _REPEATABLE: dict[Any, Any] = {"svg.hashsalt": "kbatch", "svg.fonttype": "path", "pdf.fonttype": 42}
-_DESCRIPTION = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
 # Digits of coordinates after the second. The scale of a glyph, 0.015625, must keep its digits.
 _MORE_DIGITS = re.compile(r"(?<=[1-9]\.\d\d)\d+|(?<=\d0\.\d\d)\d+")
@@ -103,6 +107,40 @@ def width_share(ax: Axes) -> float:
     return min(1.0, (figure_of(ax).get_figwidth() - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
 
 
+def height_in(ax: Axes) -> float:
+    """Estimate the height of a panel, before the layout."""
+    return (figure_of(ax).get_figheight() - _AROUND_IN) * ax.get_position().height
+
+
+def label_rows(ax: Axes) -> int:
+    """Estimate how many tick labels fit above each other on the y axis, before the layout."""
+    return int(72 * height_in(ax) / (1.2 * text_pt(ax)))
+
+
+def is_low(ax: Axes) -> bool:
+    """Return whether the place of a figure is too low for long names."""
+    figure, spec = figure_of(ax), ax.get_subplotspec()
+    place = spec.get_topmost_subplotspec().get_position(figure) if spec else ax.get_position()
+    return figure.get_figheight() * place.height < _LOW_FIGURE_IN
+
+
+def text_pt(ax: Axes, usual_pt: float = TEXT_PT) -> float:
+    """Return the size of a text, which is smaller in a low figure."""
+    return min(LOW_PT, usual_pt) if is_low(ax) else usual_pt
+
+
+def _write_label_above(ax: Axes) -> bool:
+    """Write the label of the y axis above a low panel, and return whether this was done."""
+    figure, text = figure_of(ax), " ".join(ax.get_ylabel().split())
+    above = bool(text) and figure.get_figheight() * ax.get_position().height < _LOW_PANEL_IN
+    if above:
+        look: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        look |= {"va": "bottom", "color": INK, "fontsize": text_pt(ax), "parse_math": False}
+        ax.annotate(text, (0, 1), (0, 2), **look)
+        ax.set_ylabel("")
+    return above
+
+
 def label_room(ax: Axes) -> float:
     """Estimate how many characters of tick labels fit on the x axis, before the layout."""
     width_in = figure_of(ax).get_figwidth()
@@ -120,8 +158,7 @@ def panels(
         # A notebook shows figures that pyplot knows. Elsewhere pyplot would keep them in memory.
         from matplotlib import pyplot
 
-        size = WIDTH_IN, height_in
-        first = pyplot.figure(figsize=size, layout="constrained").add_subplot()
+        first = pyplot.figure(figsize=(WIDTH_IN, height_in), layout="constrained").add_subplot()
     else:
         first = detached_axes(height_in)
     axes, count, figure = [first], len(heights), figure_of(first)
@@ -152,10 +189,11 @@ def tidy(ax: Axes) -> None:
     ax.grid(visible=False, axis="x", which="both")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.spines["bottom"].set(color=MUTED, linewidth=0.8)
-    ax.tick_params(axis="y", length=0, left=False, labelsize=TEXT_PT, labelcolor=INK)
-    ax.tick_params(axis="x", color=MUTED, labelsize=TEXT_PT, labelcolor=INK)
+    size_pt = text_pt(ax)
+    ax.tick_params(axis="y", length=0, left=False, labelsize=size_pt, labelcolor=INK)
+    ax.tick_params(axis="x", color=MUTED, labelsize=size_pt, labelcolor=INK)
     for text in (ax.xaxis.label, ax.yaxis.label):
-        text.set(color=INK, fontsize=TEXT_PT)
+        text.set(color=INK, fontsize=size_pt)
 
 
 def vertical_grid(ax: Axes) -> None:
@@ -177,7 +215,7 @@ def shortened(text: str, characters: int) -> str:
 
 def name_room(ax: Axes) -> int:
     """Return how many characters of a name fit in a row of the legend."""
-    return int(width_share(ax) * _ROW_CHARACTERS) - _HANDLE_CHARACTERS
+    return int(width_share(ax) * _ROW_CHARACTERS * TEXT_PT / text_pt(ax)) - _HANDLE_CHARACTERS
 
 
 def write_title(
@@ -187,7 +225,9 @@ def write_title(
 
     The legend is left out if there are fewer than `fewest` series.
     """
-    rows, share = float(rows_below), width_share(ax)
+    above, size_pt, rows = _write_label_above(ax), text_pt(ax), float(rows_below)
+    share, below_pt = width_share(ax) * TEXT_PT / size_pt, _LABEL_PT * above
+    untitled = above and is_low(ax)
     handles, names = ax.get_legend_handles_labels()
     if columns and len(names) >= fewest:
         wrap: dict[str, Any] = {"max_lines": 3, "placeholder": "…"}
@@ -201,27 +241,31 @@ def write_title(
         rows += sum(1 + 0.9 * max(name.count("\n") for name in row) for row in in_rows)
         # matplotlib fills a legend by columns. This order makes it read by rows.
         order = [i for column in range(columns) for i in range(column, len(names), columns)]
+        up = ScaledTranslation(0, below_pt / 72, figure_of(ax).dpi_scale_trans)
         look: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
-        look |= {"frameon": False, "fontsize": TEXT_PT, "labelcolor": INK}
-        look |= {"columnspacing": 1.2, "handletextpad": 0.5, "ncols": columns}
+        look |= {"bbox_transform": ax.transAxes + up, "frameon": False, "labelcolor": INK}
+        look |= {"columnspacing": 1.2, "handletextpad": 0.5, "ncols": columns, "fontsize": size_pt}
         legend = ax.legend([handles[i] for i in order], [names[i] for i in order], **look)
         for text in legend.get_texts():
             text.set_parse_math(False)
-        # The layout would make the panel as wide as the legend.
-        legend.set_in_layout(False)
+        # The layout would make the panel as wide as the legend. Without a title it is needed.
+        legend.set_in_layout(untitled)
     title = shortened(title, _TITLE_CHARACTERS)
     title = textwrap.fill(title, int(share * 64))  # Shorter lines in a narrow figure.
     # `y` is the place that matplotlib's automatic placement would choose.
-    style: dict[str, Any] = {"loc": "left", "y": 1, "pad": 6 + 1.6 * TEXT_PT * rows, "color": INK}
-    ax.set_title(title, **style, fontsize=TEXT_PT + 1.5, fontweight="bold", parse_math=False)
+    style: dict[str, Any] = {"loc": "left", "y": 1, "pad": below_pt + 6 + 1.6 * size_pt * rows}
+    style |= {"fontsize": size_pt + 1.5, "fontweight": "bold", "parse_math": False, "color": INK}
+    # In a low figure, the label above the panel takes the place of the title.
+    ax.set_title(title, **style).set_visible(not untitled)
 
 
 def write_subtitle(ax: Axes, text: str, *, color: str = INK) -> None:
     """Write a bold text above a lower panel."""
-    characters = round(width_share(ax) * 60)
+    characters = round(width_share(ax) * 60 * TEXT_PT / text_pt(ax))
     text = textwrap.fill(text, characters, max_lines=5, placeholder=" …")
-    look: dict[str, Any] = {"fontsize": TEXT_PT, "color": color, "fontweight": "bold", "pad": 4}
-    ax.set_title(text, loc="left", y=1, parse_math=False, **look)
+    pad_pt = 4 + _LABEL_PT * _write_label_above(ax)
+    look: dict[str, Any] = {"fontsize": text_pt(ax), "color": color, "fontweight": "bold"}
+    ax.set_title(text, loc="left", y=1, pad=pad_pt, parse_math=False, **look)
 
 
 def write_caption(
@@ -238,6 +282,8 @@ def write_caption(
     it is a chart `of`, and its main `result`. Default of both: the title. Each note has its own
     line, and the facts are in the last line.
     """
+    for panel in panels:
+        _write_label_above(panel)
     charts, title = "Charts" if len(panels) > 1 else "Chart", panels[0].get_title(loc="left")
     shown = of or (title if title[:2].isupper() else title[:1].lower() + title[1:])
     description = f"{charts} of {shown}. {(result or title).removesuffix('.')}."
@@ -305,7 +351,8 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str) -> bytes:
     labels = [str(axes.get_label()).replace("\n", " ") for axes in figure.axes]
     # matplotlib's own labels, such as `<colorbar>`, are left out.
     description = " ".join(label for label in labels if label and not label.startswith("<"))
-    return _printed(figure, suffix, _METADATA[suffix] | {_DESCRIPTION[suffix]: description or None})
+    field = "Subject" if suffix == ".pdf" else "Description"
+    return _printed(figure, suffix, _METADATA[suffix] | {field: description or None})
 
 
 def _printed(figure: Figure, suffix: str, metadata: Mapping[str, str | None]) -> bytes:

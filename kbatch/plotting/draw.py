@@ -10,20 +10,19 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from matplotlib.transforms import Bbox, Transform
+from matplotlib.transforms import Bbox
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.plotting import canvas
 
 Color = str | tuple[float, float, float]
+Place = tuple[float, float]
 # Both ends of each interval, or None if there is no interval.
 Bounds = Sequence[tuple[float, float] | None]
-# Upper end of the y axis relative to the highest point, and the height of a row of names.
-_ABOVE, _NAME_ROW = 1.12, 0.085
+# Upper end of the y axis below the names, relative to the highest point. Height of a row of names.
+_ABOVE, _NAME_ROW, _NAME_ROW_IN = 1.1, 0.085, 0.115
 # A series with more marks is rasterized, because thousands of shapes make a vector file slow.
 _MOST_MARKS = 500
-# Height of labels and title.
-_AROUND_IN = 1.0
 # Width of "memory" above a mark, in characters of tick labels.
 _REASON_CHARACTERS = 6
 
@@ -69,15 +68,14 @@ def points(
     size: float = 6,
     hollow: bool = False,
     line: str = "none",
-    label: str | None = None,
-    zorder: float = 2,
+    **look: Any,
 ) -> None:
     """Draw marks with an edge, so that overlapping marks can be seen."""
     face, edge = (canvas.PAPER, color) if hollow else (color, canvas.PAPER)
-    look: dict[str, Any] = {"marker": marker, "markersize": size, "markerfacecolor": face}
-    look |= {"markeredgecolor": edge, "markeredgewidth": 1.1 if hollow else 0.8, "zorder": zorder}
+    look = {"markerfacecolor": face, "markeredgecolor": edge, "zorder": 2} | look
+    look |= {"marker": marker, "markersize": size, "markeredgewidth": 1.1 if hollow else 0.8}
     look |= {"color": color, "linestyle": line, "linewidth": 0.7 if hollow else 1.4}
-    panel.plot(places, values, **look, label=label, rasterized=len(places) > _MOST_MARKS)
+    panel.plot(places, values, **look, rasterized=len(places) > _MOST_MARKS)
 
 
 def bars(
@@ -103,25 +101,13 @@ def ring(panel: Axes, place: float, value: float) -> None:
     panel.plot([place], [value], "o", ms=13, mfc="none", mec=canvas.INK, mew=1.2, clip_on=False)
 
 
-def text(
-    panel: Axes,
-    words: str,
-    place: tuple[float, float],
-    offset_pt: tuple[float, float] = (0, 0),
-    *,
-    ha: str = "center",
-    va: str = "center",
-    color: Color = canvas.INK,
-    bold: bool = False,
-    size: float | None = None,
-    xycoords: str | Transform = "data",
-) -> None:
+def text(panel: Axes, words: str, place: Place, offset_pt: Place = (0, 0), **look: Any) -> None:
     """Write a small text near a point, with a white edge so that it is readable over lines."""
-    size = size or (canvas.TEXT_PT if bold else canvas.SMALL_PT)
-    look: dict[str, Any] = {"fontsize": size, "fontweight": "bold" if bold else "normal"}
-    look |= {"path_effects": [withStroke(linewidth=2.5, foreground=canvas.PAPER)], "color": color}
-    look |= {"xycoords": xycoords, "xytext": offset_pt, "textcoords": "offset points"}
-    panel.annotate(words, place, **look, ha=ha, va=va, parse_math=False)
+    usual: dict[str, Any] = {"ha": "center", "va": "center", "color": canvas.INK}
+    usual["path_effects"] = [withStroke(linewidth=2.5, foreground=canvas.PAPER)]
+    look = usual | {"fontsize": canvas.SMALL_PT, "parse_math": False} | look
+    look["fontsize"] = canvas.text_pt(panel, look["fontsize"])
+    panel.annotate(words, place, offset_pt, textcoords="offset points", **look)
 
 
 def label_points(
@@ -137,9 +123,8 @@ def label_points(
     that no other line covers.
     """
     in_axes = (panel.transData - panel.transAxes).transform([place for place, *_ in points])
-    height_in = canvas.figure_of(panel).get_figheight() - _AROUND_IN
-    height_pt = 72 * height_in * panel.get_position().height
-    spots = in_axes * (canvas.label_room(panel) * canvas.TEXT_PT * canvas.DIGIT_EM, height_pt)
+    width_pt = canvas.label_room(panel) * canvas.TEXT_PT * canvas.DIGIT_EM
+    spots = in_axes * (width_pt, 72 * canvas.height_in(panel))
     taken = [Bbox.from_bounds(x - 3.5, y - 3.5, 7, 7) for x, y in spots.tolist()]
     labelled, seen = set[int](), set[int]()
     each = lines or range(len(points))
@@ -193,11 +178,12 @@ def names_above(
     color: str = canvas.INK,
 ) -> None:
     """Write names of places on a logarithmic x axis above all points, one in each row."""
-    panel.set_ylim(bottom=0, top=(_ABOVE + _NAME_ROW * len(named)) * panel.get_ylim()[1])
+    row_share = max(_NAME_ROW, _NAME_ROW_IN / canvas.height_in(panel))
+    panel.set_ylim(0, panel.get_ylim()[1] * _ABOVE / max(0.2, 1 - row_share * len(named)))
     top = panel.get_xaxis_transform()
     for row, (x, words) in enumerate(sorted(named)):
         # A place outside of the axis is named at its edge.
-        place = (min(max(x, edges[0]), edges[1]), 0.99 - _NAME_ROW * row)
+        place = (min(max(x, edges[0]), edges[1]), 0.99 - row_share * row)
         words += " \N{RIGHTWARDS ARROW}" if x > edges[1] else ""
         side, offset_pt = ("right", -4) if x**2 > edges[0] * edges[1] else ("left", 4)
         text(panel, words, place, (offset_pt, 0), ha=side, va="top", color=color, xycoords=top)
@@ -244,12 +230,8 @@ def missing(panels: Sequence[Axes], failed: Iterable[tuple[int, str]]) -> bool:
 _MOST_TICKS = 12
 # The multiples of each power of ten that may be labelled, by the upper limit of high / low of the
 # axis. Longer axes get fewer labels.
-_LABELS = (
-    (4, (1, 1.5, 2, 3, 4, 5, 6, 8)),
-    (10, (1, 2, 3, 4, 6, 8)),
-    (1e3, (1, 2, 5)),
-    (math.inf, (1,)),
-)
+_LABELS = ((4, (1, 1.5, 2, 3, 4, 5, 6, 8)), (10, (1, 2, 3, 4, 6, 8)), (1e3, (1, 2, 5)))
+_LABELS = (*_LABELS, (math.inf, (1,)))
 _FEWER = ((1, 2, 5), (1, 3), (1,))
 # If an axis has no such multiples, at most this many even steps are labelled.
 _MOST_STEPS = 4
@@ -303,10 +285,11 @@ def plain_log_labels(axis: Axis) -> None:
 
 
 def _fit(axis: Axis, places: Sequence[float]) -> bool:
-    """Return whether the labels have room. On a y axis they always have."""
-    if not isinstance(axis, XAxis):
-        return True
+    """Return whether the labels have room."""
     low, high = sorted(axis.get_view_interval())
+    if not isinstance(axis, XAxis):
+        rows = canvas.label_rows(axis.axes) / math.log(high / low)
+        return all(rows * math.log(b / a) >= 1 for a, b in itertools.pairwise(places))
     room = canvas.label_room(axis.axes) / math.log(high / low)
     # At least one and a half characters between two labels.
     return all(

@@ -1,5 +1,6 @@
 """The figure of what limits the batch size."""
 
+import functools
 import math
 
 from matplotlib.axes import Axes
@@ -85,13 +86,11 @@ def curves_of(recommendation: Recommendation) -> dict[str, dict[int, Estimate[fl
     curves = {"samples/s": {size: Estimate(size / s) for size, s in times_s.items()}}
     if noise.value is not None:
         scales = (noise.value, *noise_bounds(noise))
-        curves["worth of an example"] = {}
+        efficiency = functools.partial(statistical_efficiency, base_batch_size=min(times_s))
+        worth = curves.setdefault("worth of an example", {})
         for size in times_s:
-            value, low, high = (
-                statistical_efficiency(size, noise_scale=n, base_batch_size=min(times_s))
-                for n in scales
-            )
-            curves["worth of an example"][size] = Estimate(value, low, high)
+            value, low, high = (efficiency(size, noise_scale=n) for n in scales)
+            worth[size] = Estimate(value, low, high)
         goal = times_to_goal(times_s, noise_scale=noise.value, rate=recommendation.input_rates[1])
         curves["progress a second"] = {size: Estimate(1 / time) for size, time in goal.items()}
     for name, curve in curves.items():

@@ -147,10 +147,8 @@ class LivePlot(keras.callbacks.Callback):
             write_whole_file(self._path, content)
         if self._output is not None:
             png = content if suffix == ".png" else figures.figure_bytes(axes, ".png")
-            formats = {
-                "image/png": base64.b64encode(png).decode(),
-                "text/plain": str(axes.get_label()),
-            }
+            label, image = str(axes.get_label()), base64.b64encode(png).decode()
+            formats = {"image/png": image, "text/plain": label}
             self._output.show(formats, metadata={"image/png": {"width": _WIDTH_PX}})
         ended_s = self._now()
         self._next_s = ended_s + max(self._interval_s, (ended_s - began_s) / _DRAWING_SHARE)

@@ -45,12 +45,9 @@ _DIGEST = re.compile(r" \([0-9a-f]{8}\)$")
 # The gain of a study's answer over the base's, and its quality and speed in words.
 Verdict = tuple[Estimate[float] | None, str, str]
 # Why the noise is unknown, by the obstacle of the judgement.
-_NOT_KNOWN = {
-    "one_execution": "too few runs",
-    "pinned": "the seed changes nothing",
-    "no_outcomes": "validation examples not compared",
-    "heavy_tails": "a few validation examples decide",
-}
+_NOT_KNOWN = {"one_execution": "too few runs", "pinned": "the seed changes nothing"}
+_NOT_KNOWN |= {"no_outcomes": "validation examples not compared"}
+_NOT_KNOWN |= {"heavy_tails": "a few validation examples decide"}
 
 
 def studies_of(studies: Any) -> tuple[Study, ...]:

@@ -136,11 +136,11 @@ def draw_sweep(
         upper.yaxis.set_major_formatter("{x:,.0f}")
         upper.set_ylabel("Throughput\n(samples/s)")
         lower.set_yscale("log")
+        lower.set_ylabel(f"{time_name(quantile)} of a {of}\n(ms)")
         for target_ms, words in targets_ms:  # Inside the panel, the words would cover points.
             draw.limit(lower, target_ms)
             canvas.write_subtitle(lower, words, color=canvas.ALARM_TEXT)
         draw.plain_log_labels(lower.yaxis)
-        lower.set_ylabel(f"{time_name(quantile)} of a {of}\n(ms)")
         draw.answers(upper, answers, sizes[0], sizes[-1])
         rounds = count_range((len(row.times_s) for row in rows if row.measured), "round")
         facts = [*facts, f"{rounds} for each point"]

@@ -6,7 +6,7 @@ import re
 
 import matplotlib
 import pytest
-from figure_samples import SAMPLES, cut_texts, draw, shown_texts, text_overlaps, words
+from figure_samples import SAMPLES, cut_texts, draw, several, shown_texts, text_overlaps, words
 from figure_studies import TARGET, gpu_study, learned_study, target_study, timed, tuned_study
 from matplotlib import pyplot
 from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ from kbatch.cli.main import STUDY_FIGURES
 from kbatch.plotting.canvas import figure_bytes
 from kbatch.study.study import Study
 
-COLUMN_IN, PAGE_IN = 3.4, 7.0
+COLUMN_IN, PAGE_IN, SLOW = 3.4, 7.0, pytest.mark.slow
 USUAL = [name for name in SAMPLES if " of many" not in name]
 OF_STUDIES = [name.replace("-", "_") for name in STUDY_FIGURES]
 
@@ -35,7 +35,7 @@ def test_samples_cover_every_figure():
     ("name", "width_in"),
     [
         *((name, COLUMN_IN) for name in SAMPLES),
-        *(pytest.param(name, PAGE_IN, marks=pytest.mark.slow) for name in USUAL),
+        *(pytest.param(name, PAGE_IN, marks=SLOW) for name in USUAL),
     ],
 )
 def test_figure_texts_do_not_overlap(name, width_in):
@@ -51,6 +51,21 @@ def test_figure_texts_do_not_overlap(name, width_in):
         assert all(each in " ".join(legend.split()) for each in SAMPLES[name]())
     # All thousands have a comma.
     assert not re.search(r"(?<![\d.,])\d{4,}", " ".join(text.get_text() for text in boxes))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("width_in", [3.4, *(pytest.param(w, marks=SLOW) for w in (6.0, 10.0))])
+def test_figure_of_given_size_has_room_for_its_texts(name, width_in):
+    figure = Figure(figsize=(width_in, 2.6 if width_in < 6 else 4.0), layout="constrained")
+    few = "studies" in name and width_in < 6  # The names of five studies need more height.
+    plot(
+        name.split()[0],
+        several(name.split()[0], 3) if few else SAMPLES[name](),
+        figure.add_subplot(),
+    )
+    boxes, shown = shown_texts(figure), [axes for axes in figure.axes if axes.axison]
+    assert (text_overlaps(boxes), cut_texts(figure, boxes)) == ([], [])
+    assert min(axes.get_position().height for axes in shown) * figure.get_figheight() > 0.2
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -1,17 +1,7 @@
 import pytest
-from records_factory import make_diverged, make_execution, make_study, make_trial
+from records_factory import make_diverged, make_study, make_trial
 
 from kbatch.records.notes import Note
-
-
-def repeated(batch_size, *accuracies, rate=1000):
-    return make_trial(
-        batch_size,
-        *(
-            make_execution(batch_size, accuracies=(a,), rate=rate, seed=seed)
-            for seed, a in enumerate(accuracies)
-        ),
-    )
 
 
 def codes(study):

@@ -38,8 +38,7 @@ def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
     with contextlib.suppress(ValueError):
         lines = [line for study in studies for line in quality.rate_lines(study)[1].values()]
         if any(len({rate for rate, *_ in line}) > 1 for line in lines):
-            title = "Quality by learning rate"
-            offer(quality.plot_learning_rates, title, quality.RATES_IN)
+            offer(quality.plot_learning_rates, "Quality by learning rate", quality.RATES_IN)
     with contextlib.suppress(ValueError):
         if len(quality.pareto_points(*studies)[1]) > 1:
             offer(quality.plot_pareto, "Quality against throughput", quality.PARETO_IN)

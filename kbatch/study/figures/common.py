@@ -32,9 +32,8 @@ def write_conditions(
     studies: Sequence[Study],
     *notes: str,
     alarm: str | None = None,
-    of: str = "",
-    result: str = "",
     caption: bool,
+    **texts: str,
 ) -> None:
     """Write notes, missing trials and common conditions of the studies below panels.
 
@@ -44,11 +43,9 @@ def write_conditions(
     facts = [fact for fact in first if all(fact in other for other in others)]
     alarm = incomplete_text(studies) if alarm is None else alarm
     missing = missing_text(sum(study.missing for study in studies))
-    decision = studies[0].decide()
-    answer = f"{studies[0].answer.removesuffix('.')}{doubt(decision)}."
-    result = result or (Comparison(tuple(studies)).answer if others else answer)
-    texts, notes = {"of": of, "result": result}, (alarm, missing, *notes)
-    canvas.write_caption(panels, *notes, **texts, facts=facts, caption=caption)
+    answer = f"{studies[0].answer.removesuffix('.')}{doubt(studies[0].decide())}."
+    texts = {"result": Comparison(tuple(studies)).answer if others else answer} | texts
+    canvas.write_caption(panels, alarm, missing, *notes, facts=facts, caption=caption, **texts)
 
 
 def incomplete_text(studies: Sequence[Study], *, diverged: bool = True) -> str:
@@ -117,9 +114,11 @@ def write_title(
         answer = "no answer" if size is None else f"answer: batch size {size:,}"
         answer = f"({answer}{doubt(study.decide(), ', not certain')})"
         # A line of the legend does not end within these words.
-        answer = re.sub("(?<!,) ", "\N{NO-BREAK SPACE}", answer)
+        answer = "" if canvas.is_low(panel) else re.sub("(?<!,) ", "\N{NO-BREAK SPACE}", answer)
         name = canvas.shortened(study.name, 2 * canvas.name_room(panel) - 2)
-        draw.points(panel, [], [], *series_style(number), line="-", label=f"{name} {answer}")
+        draw.points(
+            panel, [], [], *series_style(number), line="-", label=f"{name} {answer}".strip()
+        )
     for number in () if several else range(0, len(sizes), 1 + len(sizes) // _MOST_NAMES):
         color, marker = size_color(sizes[number], sizes), series_style(number)[1]
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
@@ -186,7 +185,7 @@ def quality_axis(
         margin = 0.05 * (high - low)
         ticks = [tick for tick in panel.get_yticks() if low - 1e-9 <= tick <= high + 1e-9]
         low, high = (low or -margin), (high + margin if high == 1 else high)
-        panel.set_yticks(ticks)
+        panel.set_yticks(ticks[:: 1 + len(ticks) // (1 + canvas.label_rows(panel))])
     panel.set_ylim(low, high)
 
 

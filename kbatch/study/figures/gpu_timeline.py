@@ -77,13 +77,10 @@ def _name(gpu: GpuUsage) -> str:
 
 
 def _summary(gpu: GpuUsage) -> str:
-    parts = [_name(gpu)]
-    if gpu.mig:
-        parts.append("an instance (MIG): readings are of the whole GPU")
-    if gpu.mean.utilization is not None:
-        parts.append(f"mean utilization {percent(gpu.mean.utilization)}")
-    if gpu.mean.power_w is not None:
-        parts.append(f"mean power {format_number(gpu.mean.power_w)} W")
+    parts = [_name(gpu), *["an instance (MIG): readings are of the whole GPU"] * gpu.mig]
+    busy, power_w = gpu.mean.utilization, gpu.mean.power_w
+    parts += [] if busy is None else [f"mean utilization {percent(busy)}"]
+    parts += [] if power_w is None else [f"mean power {format_number(power_w)} W"]
     if gpu.energy_j is not None:
         source = "driver's counter" if gpu.energy_source == "counter" else "mean power"
         parts.append(f"energy {format_number(gpu.energy_j)} J ({source})")

@@ -153,10 +153,10 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
     if progress:
         _draw_goodput(below[0], progress)
     notes = (progress[-1], common.bars_text([*trials.values()], None)) if progress else ()
-    result = f"The goodput is largest at batch size {progress[2]:,}." if progress else ""
-    of = "gradient noise scale by epoch, and of goodput by batch size" if progress else ""
-    texts: dict[str, Any] = {"of": of, "result": result, "caption": caption and ax is None}
-    common.write_conditions([panel, *below], [study], *notes, **texts)
+    largest = f"The goodput is largest at batch size {progress[2]:,}." if progress else ""
+    texts = {"result": largest} if largest else {}
+    caption = caption and ax is None
+    common.write_conditions([panel, *below], [study], *notes, caption=caption, **texts)
     return panel
 
 

@@ -417,6 +417,8 @@ def plot_learning_curves(
         plain_log_labels(panel.xaxis)
         common.end_axis(panel, quality, estimates)
         common.quality_axis(panel, quality, means)
+        if canvas.is_low(panel) and panel is not panels[0]:
+            panel.set_ylabel("")  # There is room for one label only.
     title = f"{common.metric_title(quality)} over training{'' if several else ', by batch size'}"
     common.write_title(panels[0], title, shown, sizes)
     banded = any(value.ends for _, curve in curves for _, value in curve)

@@ -147,9 +147,8 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
             draw.guide(panel, moment / unit_s)
     for moment, pause_s in pauses:
         words, place = f"pause of {duration_text(pause_s)}", (moment / unit_s, 1.0)
-        draw.text(
-            upper, words, place, (3, -2), ha="left", va="top", xycoords=upper.get_xaxis_transform()
-        )
+        top = upper.get_xaxis_transform()
+        draw.text(upper, words, place, (3, -2), ha="left", va="top", xycoords=top)
     lower.set_xlim(0, 1.03 * total_s / unit_s)
     lower.set_xlabel(f"Time since the search began ({unit})")
     lower.set_ylabel("Answer: batch size\n(examples)")

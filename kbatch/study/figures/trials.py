@@ -128,8 +128,8 @@ def draw_trials(
     failed = [(t.batch_size, t.outcome) for t in all_trials if t.status != "completed"]
     labelled = draw.missing((upper, lower), failed) and not several
     of = f"throughput{f' and {metric_words(quality.name)}' if quality else ''} by batch size"
-    common.write_title(upper, title or of.capitalize(), studies)
     upper.set_ylabel("Throughput\n(samples/s)")
+    common.write_title(upper, title or of.capitalize(), studies)
     lower.set_ylabel("Quality metric")
     outside = grey = ""
     all_failed = len(failed) == len(all_trials)
@@ -159,8 +159,8 @@ def draw_trials(
     if several:
         marks.insert(0, common.RINGS)
     notes = (" ".join(dict.fromkeys(marks)), grey, outside, common.bars_text(with_bars, quality))
-    more: dict[str, Any] = {"alarm": "" if labelled else None, "of": of, "caption": caption}
-    common.write_conditions((upper, lower), studies, *notes, **more)
+    alarm = "" if labelled else None
+    common.write_conditions((upper, lower), studies, *notes, alarm=alarm, caption=caption, of=of)
     return upper
 
 
