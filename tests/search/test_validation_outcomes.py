@@ -195,7 +195,7 @@ def test_outcomes_are_averaged_over_the_best_epochs_of_all_calls():
 
 
 def test_outcomes_of_many_sums_keep_few_epochs(monkeypatch):
-    monkeypatch.setattr(best_epoch, "_MOST_NUMBERS", 0)
+    monkeypatch.setattr(best_epoch, "_MOST_KEPT", 0)
     given = {"epochs": 14, "shuffle": False}
     keras.utils.set_random_seed(0)
     timed = trained(small_models.stock(), **given)
