@@ -56,9 +56,9 @@ lambda_output_shape: Any = attrgetter("_output_shape")  # The argument of a `Lam
 batch_norm_axes: Any = attrgetter("_reduction_axes")  # The axes of its mean and variance.
 compile_loss_of: Any = attrgetter("_compile_loss")  # None without a loss in `compile`.
 loss_tracker_of: Any = attrgetter("_loss_tracker")  # The metric of the mean loss of an epoch.
-added_by: Any = methodcaller("_get_own_losses")  # Losses that the layer itself added.
+own_losses: Any = methodcaller("_get_own_losses")  # Losses that the layer itself added.
 rate_of: Any = attrgetter("_learning_rate")  # A variable, a schedule or a function.
-trained_by: Any = attrgetter("_trainable_variables")  # Variables that a built optimizer trains.
+trained_variables: Any = attrgetter("_trainable_variables")  # Those of a built optimizer.
 is_recorded: Any = record.should_record_backprop  # Whether a `GradientTape` records tensors.
 stopped_tapes: Any = record.stop_recording  # A context in which no tape records operations.
 watched_variables: Any = record.VariableWatcher  # Collects trainable variables that are read.
@@ -141,14 +141,14 @@ def build_symbolically(model: Any, batch: Any) -> None:
 
 
 @contextlib.contextmanager
-def left_to_keras() -> Iterator[list[Any]]:
+def auto_jit_models() -> Iterator[list[Any]]:
     """Collect models that are compiled with `jit_compile="auto"`, which no attribute shows."""
     models: list[Any] = []
     plain = keras.Model.compile
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
-    def noting_compile(model: Any, *args: Any, **kwargs: Any) -> None:
+    def recording_compile(model: Any, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(model, *args, **kwargs).arguments
         models[:] = [other for other in models if other is not model]
         models.extend([model] if arguments.get("jit_compile", "auto") == "auto" else [])
@@ -157,7 +157,7 @@ def left_to_keras() -> Iterator[list[Any]]:
     # Replace it in the class that defines it: Keras does not compile a loaded model whose class
     # overrides `compile`.
     owner = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-    with replaced([(owner, "compile", noting_compile)]):
+    with replaced([(owner, "compile", recording_compile)]):
         yield models
 
 

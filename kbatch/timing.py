@@ -189,7 +189,7 @@ class Sweep(abc.ABC):
         """Return why a setting must not be called, or None."""
 
     @abc.abstractmethod
-    def shares(self, setting: Setting) -> float:
+    def batches_per_call(self, setting: Setting) -> float:
         """Return the number of batches in one call."""
 
     def target_s(self, setting: Setting) -> float:
@@ -228,7 +228,7 @@ class Sweep(abc.ABC):
     def extend(self, series: Any, sizes: Iterable[int]) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm up larger sizes until throughput no longer grows."""
         for size in sizes:
-            setting, before = Setting(series, size), self.timed(series)[-2:]
+            setting, before = Setting(series, size), self.warmed_up(series)[-2:]
             if series in self._ended or len(before) < 2 or self._reason_not_to_run(setting):
                 return
             small, large = before
@@ -293,15 +293,15 @@ class Sweep(abc.ABC):
         timed = functools.partial(timed_calls, call, calls, least_s=least_s, clock=self.clock)
         return self._within_memory(setting, timed)
 
-    def timed(self, series: Any) -> list[Setting]:
+    def warmed_up(self, series: Any) -> list[Setting]:
         """Return the settings of a series that were warmed up, in order."""
         return [setting for setting in self.warm_ups if setting.series == series]
 
     def time_s(self, setting: Setting) -> float:
         """Return the seconds of a batch in the fastest call of the warm-up."""
-        return self.warm_ups[setting].call_s / self.shares(setting)
+        return self.warm_ups[setting].call_s / self.batches_per_call(setting)
 
-    def tried(self, series: Any) -> list[Setting]:
+    def all_settings(self, series: Any) -> list[Setting]:
         """Return all settings of a series, also those that were not run, ordered by size."""
         return sorted(s for s in {*self.warm_ups, *self.not_run} if s.series == series)
 
@@ -310,8 +310,8 @@ class Sweep(abc.ABC):
         if reason := self.not_run.get(setting):
             outcome = "out_of_memory" if reason.code == "out_of_memory" else "not_run"
             return {"batch_size": setting.size, "outcome": outcome, "reason": reason}
-        medians_s = map(statistics.median, self.blocks[setting])
-        times_s = tuple(round(median_s / self.shares(setting), 9) for median_s in medians_s)
+        batches = self.batches_per_call(setting)
+        times_s = tuple(round(statistics.median(b) / batches, 9) for b in self.blocks[setting])
         first_call_s = self.warm_ups[setting].first_call_s
         return {"batch_size": setting.size, "first_call_s": first_call_s, "times_s": times_s}
 
@@ -329,8 +329,7 @@ class Sweep(abc.ABC):
     def _reason_not_to_run(self, setting: Setting) -> Note | None:
         late = self.spent_s >= _SHARE_TO_WARM_UP * self.timing.time_budget_s
         enough = len({setting.size, *(other.size for other in self.warm_ups)}) > _FEWEST_SIZES
-        spent = Note.of("warm_up_time_spent") if late and enough else None
-        return self.refusal(setting) or spent
+        return self.refusal(setting) or (Note.of("warm_up_time_spent") if late and enough else None)
 
     def _end_if_slow(self, setting: Setting) -> None:
         """End a series after a size that is too slow, unless the user chose the sizes."""
@@ -342,7 +341,7 @@ class Sweep(abc.ABC):
         if time_s > self.target_s(setting):
             beyond = Note.of("beyond_target")
             self._ended[setting.series] = setting.size, beyond
-            if len(self.timed(setting.series)) > 2:
+            if len(self.warmed_up(setting.series)) > 2:
                 del self._calls[setting], self.blocks[setting], self.warm_ups[setting]
                 self.not_run[setting] = beyond
         # The double size takes up to 2 `time_s`, and all smaller sizes together take as long again.

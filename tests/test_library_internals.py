@@ -33,7 +33,7 @@ def model():
 
 def added(layer):
     layer(np.ones((1, 2), "float32"))
-    return internals.added_by(layer)
+    return internals.own_losses(layer)
 
 
 def own(y, p):
@@ -70,11 +70,11 @@ READS = {
         {"optimizer", "loss", "metrics", "loss_weights"} <= internals.compile_arguments(m).keys()
     ),
     "rate_of": lambda m: internals.rate_of(keras.optimizers.SGD(SCHEDULE)) is SCHEDULE,
-    "trained_by": lambda m: (
-        [one.path for one in internals.trained_by(m.optimizer)]
+    "trained_variables": lambda m: (
+        [one.path for one in internals.trained_variables(m.optimizer)]
         == [one.path for one in m.trainable_variables]
     ),
-    "added_by": lambda m: [x.shape for x in added(layers.ActivityRegularization(1.0))] == [()],
+    "own_losses": lambda m: [x.shape for x in added(layers.ActivityRegularization(1.0))] == [()],
     "inputs_of_dataset": lambda m: internals.inputs_of_dataset(ROWS.cache("file")) == [ROWS],
     "cache_file": lambda m: internals.cache_file(ROWS.cache("file")) == "file",
     "cache_file in memory": lambda m: internals.cache_file(ROWS.cache()) == "",
@@ -212,9 +212,9 @@ def tuner(tmp_path_factory):
     return tuner
 
 
-def test_left_to_keras_lists_models_compiled_with_auto():
+def test_auto_jit_models_lists_models_compiled_with_auto():
     given = {"auto": "auto", True: True, False: False, "default": None}
-    with internals.left_to_keras() as found:
+    with internals.auto_jit_models() as found:
         built = {name: keras.Sequential([layers.Dense(1)]) for name in (*given, "again")}
         for name, value in given.items():
             built[name].compile("sgd", "mse", **({} if value is None else {"jit_compile": value}))

@@ -58,7 +58,7 @@ class Calls(Sweep):
     def refusal(self, setting):
         return Note.of("too_slow_to_time") if setting.size > self.refused else None
 
-    def shares(self, setting):
+    def batches_per_call(self, setting):
         return (self.examples or setting.size) / setting.size
 
     def target_s(self, setting):
@@ -76,7 +76,7 @@ def swept(calls, *, sizes=SIZES, larger=()):
     list(calls.warm_up(Setting("only", size) for size in sizes))
     list(calls.extend("only", larger))
     calls.run()
-    reasons = {one.size: calls.not_run.get(one) for one in calls.tried("only")}
+    reasons = {one.size: calls.not_run.get(one) for one in calls.all_settings("only")}
     return {size: reason.code if reason else "measured" for size, reason in reasons.items()}
 
 

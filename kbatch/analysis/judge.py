@@ -146,7 +146,7 @@ def judge(
     gaps, costs, half = bounds.gaps, bounds.costs, bounds.half_widths()
     behind, far = gaps.max(0), (gaps - half > tolerance).any(0)
     # A pair that is the best over few rounds may be lucky.
-    leaders = [k for k in range(count) if 2 * table.rounds[k] >= table.most]
+    leaders = [k for k in range(count) if 2 * table.rounds[k] >= table.most_rounds]
     leaders = [k for k in leaders if not far[k]] or leaders
     # If means are equal, the fastest leads.
     leader = min(leaders, key=lambda k: (behind[k], costs[k], k))
@@ -172,7 +172,7 @@ def judge(
         obstacle = "alone"
     elif table.pinned == "both":
         obstacle = "pinned"
-    elif table.most < 2:
+    elif table.most_rounds < 2:
         obstacle = "one_execution"
     elif over_examples and not table.paired:
         obstacle = "no_outcomes"
@@ -226,7 +226,7 @@ class _Bounds:
         squares = (centred**2).sum(2)
         freedom = np.maximum(0, counts - 1) * ~np.eye(count, dtype=bool)
         # Pairs with fewer runs, which often have another spread, are not in the pool.
-        pool = [k for k, rounds in enumerate(table.rounds) if rounds == table.most]
+        pool = [k for k, rounds in enumerate(table.rounds) if rounds == table.most_rounds]
         pool = np.ix_(*[pool if len(pool) > 1 else range(count)] * 2)
         pooled = squares[pool].sum() / max(1, freedom[pool].sum())
         self._seeds = np.full((count, count), pooled)
@@ -239,7 +239,7 @@ class _Bounds:
         self._parts = np.ones_like(parts)
         np.divide(self._own**2, parts, out=self._parts, where=parts > 0)
         self._resolution = np.maximum.outer(table.resolutions, table.resolutions)
-        self.coarse = bool(self._unseen(max(2, table.most)).max() > tolerance)
+        self.coarse = bool(self._unseen(max(2, table.most_rounds)).max() > tolerance)
         self._examples, self._blocks = np.zeros((count, count)), 2
         self.heavy_tails = False
         if table.outcomes is not None:
@@ -263,16 +263,16 @@ class _Bounds:
                 self._examples = np.maximum(self._examples, rare)
             else:
                 self.heavy_tails = _few_blocks_decide(np.nanmean(table.outcomes, axis=1))
-        elif table.most < 2:
+        elif table.most_rounds < 2:
             self._examples += math.inf  # One run without examples shows nothing.
-        if table.most < 2:
+        if table.most_rounds < 2:
             self._seeds *= 0.0
         for part in (self._seeds, self._examples):
             np.fill_diagonal(part, 0.0)
 
     def half_widths(self) -> np.ndarray:
         """Return the half-widths of the intervals of the gaps."""
-        counts, most = self._table.counts, self._table.most
+        counts, most = self._table.counts, self._table.most_rounds
         least = np.maximum(1, counts)
         share = 0.72 * self._others / self._looks**1.5
         if self._others == 1:

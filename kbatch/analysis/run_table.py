@@ -93,7 +93,7 @@ class RunTable:
         self.resolutions = np.array([max(run.resolution for run in row) for row in rows])
         has = ~np.isnan(self.values)
         self.rounds = [int(count) for count in has.sum(1)]
-        self.most = max(self.rounds)
+        self.most_rounds = max(self.rounds)
         self.common = has[:, None] & has
         self.counts = self.common.sum(2)
         self.costs = self._costs()

@@ -412,34 +412,34 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     # Expectation and maximization for the centre of the fast rounds of each size, and for the two
     # groups (fast, slow): how much higher they are, their scatter, and their shares.
     centres = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
-    higher, spreads = np.array([[0.0], [2 * spread]]), np.full((2, 1), spread / 2)
+    offsets, spreads = np.array([[0.0], [2 * spread]]), np.full((2, 1), spread / 2)
     shares, moved = np.array([[0.6], [0.4]]), math.inf
     for step in range(_MOST_STEPS + 1):
-        parts = _log_normal(logs - centres[sizes] - higher, spreads) + np.log(shares)
+        parts = _log_normal(logs - centres[sizes] - offsets, spreads) + np.log(shares)
         either = np.logaddexp(*parts)
         if moved < _SAME or step == _MOST_STEPS:
             break
         belongs = np.exp(parts - either)
         pulls, before = belongs / spreads**2, centres
-        pulled = (pulls * (logs - higher)).sum(0)
+        pulled = (pulls * (logs - offsets)).sum(0)
         centres = np.bincount(sizes, pulled) / np.bincount(sizes, pulls.sum(0))
         moved = np.max(np.abs(centres - before))
         residuals, counted = logs - centres[sizes], belongs.sum(1, keepdims=True)
-        higher[1] = belongs[1] @ residuals / counted[1]
-        squares = (belongs * (residuals - higher) ** 2).sum(1, keepdims=True)
+        offsets[1] = belongs[1] @ residuals / counted[1]
+        squares = (belongs * (residuals - offsets) ** 2).sum(1, keepdims=True)
         spreads = np.maximum(_LEAST_SPREAD, np.sqrt(squares / counted))
         spreads[1] = np.max(spreads)
         shares = np.clip(counted / len(logs), 0.001, 0.999)
     gain = 2 * float(np.sum(either) - alone)
     scatter = math.sqrt(np.mean(spreads**2))
-    calm = (parts[0] > parts[1]) | (logs <= centres[sizes])
+    fast = (parts[0] > parts[1]) | (logs <= centres[sizes])
     least_distance = max(_LEAST_SLOWDOWN, _LEAST_DISTANCE * scatter)
-    separate = gain >= _LEAST_GAIN and higher[1, 0] > least_distance
+    separate = gain >= _LEAST_GAIN and offsets[1, 0] > least_distance
     # A line needs three rounds. If few rounds are fast, the slow times are the usual ones.
-    if not separate or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
+    if not separate or np.sum(fast) < 3 or np.mean(fast) < 1 / 3:
         return all_rounds
     return [
-        tuple(time_s for time_s, is_calm in zip(group, calm[sizes == i], strict=True) if is_calm)
+        tuple(time_s for time_s, is_fast in zip(group, fast[sizes == i], strict=True) if is_fast)
         for i, group in enumerate(all_rounds)
     ]
 

@@ -183,7 +183,7 @@ def opened_nvml() -> Iterator[tuple[tuple[NvmlGpu, ...], str | None]]:
         yield (), _REASONS.get(code.value, f"NVML cannot be opened: {error}.")
         return
     try:
-        gpus = map(_gpu, range(_known(pynvml.nvmlDeviceGetCount) or 0))
+        gpus = map(_gpu, range(_ask_nvml(pynvml.nvmlDeviceGetCount) or 0))
         yield tuple(gpu for gpu in gpus if gpu is not None), None
     finally:
         # Fails if the driver was unloaded meanwhile. Then there is nothing to close.
@@ -197,7 +197,7 @@ def read_gpu(gpu: NvmlGpu, time_s: float = 0.0) -> tuple[GpuSample, int | None]:
         return GpuSample(time_s), None
 
     def read(name: str, *arguments: Any) -> Any:
-        return _known(getattr(pynvml, name), gpu.handle, *arguments)
+        return _ask_nvml(getattr(pynvml, name), gpu.handle, *arguments)
 
     utilization, memory = read("nvmlDeviceGetUtilizationRates"), read("nvmlDeviceGetMemoryInfo")
     power_mw = read("nvmlDeviceGetPowerUsage")
@@ -211,28 +211,28 @@ def read_gpu(gpu: NvmlGpu, time_s: float = 0.0) -> tuple[GpuSample, int | None]:
 
 
 def read_driver_version() -> str | None:
-    return _known(pynvml.nvmlSystemGetDriverVersion)
+    return _ask_nvml(pynvml.nvmlSystemGetDriverVersion)
 
 
 def _gpu(index: int) -> NvmlGpu | None:
-    handle = _known(pynvml.nvmlDeviceGetHandleByIndex, index)
-    pci = None if handle is None else _known(pynvml.nvmlDeviceGetPciInfo, handle)
+    handle = _ask_nvml(pynvml.nvmlDeviceGetHandleByIndex, index)
+    pci = None if handle is None else _ask_nvml(pynvml.nvmlDeviceGetPciInfo, handle)
     bus_id = None if pci is None else normal_bus_id(pci.busId)
     if bus_id is None:
         return None
-    memory = _known(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _ask_nvml(pynvml.nvmlDeviceGetMemoryInfo, handle)
     return NvmlGpu(
         handle=handle,
-        name=_known(pynvml.nvmlDeviceGetName, handle),
+        name=_ask_nvml(pynvml.nvmlDeviceGetName, handle),
         pci_bus_id=bus_id,
         memory_total_bytes=None if memory is None else memory.total,
-        uuid=_known(pynvml.nvmlDeviceGetUUID, handle),
-        mig=(_known(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1,
+        uuid=_ask_nvml(pynvml.nvmlDeviceGetUUID, handle),
+        mig=(_ask_nvml(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1,
         index=index,
     )
 
 
-def _known(function: Callable[..., Any], *arguments: Any) -> Any:
+def _ask_nvml(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except pynvml.NVMLError:

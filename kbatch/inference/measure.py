@@ -331,7 +331,7 @@ class InferenceSweep(Sweep):
             return Note.of("beyond_bulk_call", examples=self._bulk_examples)
         return self._memory.refusal(setting.series[1], setting.size)
 
-    def shares(self, setting: Setting) -> float:
+    def batches_per_call(self, setting: Setting) -> float:
         """Return the number of batches in a call."""
         return self.examples_per_call(setting) / setting.size
 
@@ -379,7 +379,7 @@ class InferenceSweep(Sweep):
     def records(self, dependence: BatchDependence) -> tuple[TimingRecord, ...]:
         """Return the times of each setting, or the reason why it was not timed."""
         records = []
-        for setting in itertools.chain.from_iterable(map(self.tried, self.runs)):
+        for setting in itertools.chain.from_iterable(map(self.all_settings, self.runs)):
             blocks = [] if setting in self.not_run else self.blocks[setting]
             durations_s = list(itertools.chain.from_iterable(blocks))
             # A random sample, because the first call of each block is slower than the others.
@@ -416,7 +416,7 @@ def verify_target(
             _guess(profile),
             target_s=target_ms / 1000,
             quantile=profile.quantile,
-            largest=max(sweep.timed(series)).size,  # Larger ones miss it, or had no room or time.
+            largest=max(sweep.warmed_up(series)).size,  # Larger ones miss it or did not run.
             drift=expected_drift(profile.answering),
             earlier=[blocks for timed, blocks in sweep.blocks.items() if timed.series == series],
         )

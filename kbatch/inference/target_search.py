@@ -114,7 +114,7 @@ class LatencyTargetSearch:
         self._part = calls_for_quantile(quantile)  # Calls that are made before they are judged.
         self._repeats = 0
         self._low, self._high = 0, largest + 1
-        self._share = _AIM  # The fit gives the size for this share of the allowed time.
+        self._target_share = _AIM  # The fit gives the size for this share of the allowed time.
         self._size = self._first_look(self._guessed_size())
 
     def ask(self, *, left_s: float) -> tuple[int, int] | None:
@@ -160,10 +160,10 @@ class LatencyTargetSearch:
         all_s = np.concatenate(blocks)
         # NumPy cannot interpolate between infinite values.
         quantile_s = math.inf if np.isinf(all_s).any() else np.quantile(all_s, self._quantile)
-        use = float(quantile_s) / self._most_s
-        meets = use <= 1 and self._are_rare(blocks, confidence)
+        usage = float(quantile_s) / self._most_s
+        meets = usage <= 1 and self._are_rare(blocks, confidence)
         self._looks += 1
-        may_look_again = use <= 1 and not (meets or is_last) and len(blocks) == 1
+        may_look_again = usage <= 1 and not (meets or is_last) and len(blocks) == 1
         more = _SECOND_LOOK_FACTOR * self._needed
         if may_look_again and self._are_rare(blocks, self._confidence(), more=more):
             self._needed = more
@@ -174,7 +174,7 @@ class LatencyTargetSearch:
         outcome = "missed" if missed else "verified" if meets else "unsure"
         check = TargetCheck(size, tuple(all_s[np.isfinite(all_s)].tolist()), outcome)
         self._results.append((check, blocks, confidence))
-        self._size = self._next_size(size, all_s, meets, use)
+        self._size = self._next_size(size, all_s, meets, usage)
         return check
 
     def _again(self) -> int | None:
@@ -203,7 +203,7 @@ class LatencyTargetSearch:
         return 1 - _ERROR_RATE * 6 / (math.pi * (self._looks + 1)) ** 2
 
     def _guessed_size(self) -> int:
-        size = self._guess(self._share * self._most_s) or 1
+        size = self._guess(self._target_share * self._most_s) or 1
         if size < self._high or not self._results:
             return min(size, self._high - 1)
         # The fit is wrong, because the size is known to fail: take one in the middle.
@@ -215,20 +215,20 @@ class LatencyTargetSearch:
         self._blocks.append([np.empty(0)])
         return size
 
-    def _next_size(self, size: int, latencies_s: np.ndarray, meets: bool, use: float) -> int | None:
+    def _next_size(self, size: int, calls_s: np.ndarray, meets: bool, usage: float) -> int | None:
         """Return the next size, between the largest that passed and the smallest that failed."""
         if meets:
             self._low = size
         else:
             self._high = size
-        is_near = (meets and use > WELL_USED) or self._low > WELL_USED * self._high
+        is_near = (meets and usage > WELL_USED) or self._low > WELL_USED * self._high
         if len(self._results) == _MOST_CHECKS or is_near:
             return None
-        if not math.isinf(use):  # Memory may have run out, which the fit cannot predict.
+        if not math.isinf(usage):  # Memory may have run out, which the fit cannot predict.
             # The bound may be above the target although the quantile is not.
-            bound_s = quantile_upper_bound(latencies_s, quantile=self._quantile) if meets else None
-            bound_use = (bound_s or self._target_s) / self._target_s
-            self._share *= _AIM / min(_LARGEST_STEP, max(use, bound_use))
+            bound_s = quantile_upper_bound(calls_s, quantile=self._quantile) if meets else None
+            bound_usage = (bound_s or self._target_s) / self._target_s
+            self._target_share *= _AIM / min(_LARGEST_STEP, max(usage, bound_usage))
         size = self._guessed_size()
         return self._first_look(size) if size > self._low else None
 

@@ -124,7 +124,7 @@ class TimedBatch(NamedTuple):
 
     epoch: int
     rows: int
-    numbers: int
+    values: int  # Count of the numbers in the batch.
     requested_s: float
     arrived_s: float
     end_s: float  # After the train step, if there is one.
@@ -143,7 +143,7 @@ def timed_batches(
             if step is not None:
                 step(batch)
             times_s = requested_s, arrived_s, time.perf_counter() - opened_s
-            yield TimedBatch(epoch, rows_of(batch), numbers_in(batch), *times_s, is_new), batch
+            yield TimedBatch(epoch, rows_of(batch), value_count(batch), *times_s, is_new), batch
             requested_s = time.perf_counter() - opened_s
 
 
@@ -182,7 +182,7 @@ class Block(NamedTuple):
     examples: int
     duration_s: float
     spans: tuple[StepSpan, ...] = ()  # Training steps.
-    batch_numbers: float = 0.0  # Mean count of numbers in a batch of the pipeline.
+    batch_values: float = 0.0  # Mean count of numbers in a batch of the pipeline.
 
 
 def block_length(budget_s: float, *, contenders: float, starts_s: float) -> BlockLength:
@@ -217,7 +217,7 @@ def reading_block(
             StepSpan(b.requested_s - first_s, b.arrived_s - b.requested_s, b.end_s - b.arrived_s)
             for b in counted
         )
-    examples, numbers = (batch.rows for batch in counted), (batch.numbers for batch in counted)
+    examples, numbers = (batch.rows for batch in counted), (batch.values for batch in counted)
     return Block(sum(examples), duration_s, spans, fmean(numbers))
 
 
@@ -267,7 +267,7 @@ class InputPass(NamedTuple):
     batches: tuple[Any, ...]
     epoch: tuple[int, float] | None  # Batches and seconds of an epoch, None if it did not end.
     duration_s: float
-    batch_numbers: float  # Mean count of numbers in a batch.
+    batch_values: float  # Mean count of numbers in a batch.
     step_s: float = 0.0  # Seconds of a train step on one of the batches, once it is known.
 
     def counted(self, length: BlockLength, *, trains: bool = False) -> BlockLength:
@@ -293,15 +293,15 @@ def read_pass(source: Iterable[Any], *, least_s: float, most_s: float) -> InputP
         for timed, batch in batches:
             longest_s = max(longest_s, timed.arrived_s - (read[-1].arrived_s if read else 0.0))
             read.append(timed)
-            if timed.epoch == 0 and all(abs(timed.numbers - n) > 0.1 * n for n in by_size):
-                by_size[timed.numbers] = batch
+            if timed.epoch == 0 and all(abs(timed.values - n) > 0.1 * n for n in by_size):
+                by_size[timed.values] = batch
             is_even = timed.epoch > 0 or longest_s <= _PAUSE_SHARE * timed.arrived_s
             is_over = timed.arrived_s >= max(most_s, _FIRST_BATCH_FACTOR * read[0].arrived_s)
             if len(read) > 1 and (is_over or (is_even and timed.arrived_s >= least_s)):
                 break
     first_epoch = [timed for timed in read if timed.epoch == 0]
     count, arrivals_s = len(first_epoch), [timed.arrived_s for timed in read]
-    ended, sizes = count < len(read), [timed.numbers for timed in first_epoch]
+    ended, sizes = count < len(read), [timed.values for timed in first_epoch]
     rows, epochs = [timed.rows for timed in read], [timed.epoch for timed in read]
     return InputPass(
         source,
@@ -332,7 +332,7 @@ def typical_batches(
     return tuple(batches[count // 2 :] + batches[: count // 2])
 
 
-def numbers_in(batch: Any) -> int:
+def value_count(batch: Any) -> int:
     """Count the numbers in a batch, including the row ends of ragged tensors."""
     parts = tf.nest.flatten(batch, expand_composites=True)
     return sum(math.prod(part.shape) for part in parts if part is not None)

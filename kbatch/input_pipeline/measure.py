@@ -258,8 +258,8 @@ def _measure(
             wait_share = waited_s / training_block.duration_s
             record = dataclasses.replace(record, wait_share=wait_share)
     # The first batches of the data, which the rounds train on, may be smaller than the others.
-    batch_numbers = fmean(block.batch_numbers for block in blocks["together"])
-    is_comparable = _SIZE_RATIO * batch_numbers >= reading.batch_numbers
+    batch_values = fmean(block.batch_values for block in blocks["together"])
+    is_comparable = _SIZE_RATIO * batch_values >= reading.batch_values
     return InputPipelineProfile(
         batch_size=rows_of(reading.batches[0]),
         **rates,

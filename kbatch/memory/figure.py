@@ -52,7 +52,7 @@ def plot_memory(
     fit_text = ""
     curve = memory_curve(peaks_bytes)
     if fit is not None and curve is not None and draw.follows(curve, peaks_bytes):
-        points = draw.along(lambda size: curve(size) / unit, sizes[0], sizes[-1])
+        points = draw.sampled(lambda size: curve(size) / unit, sizes[0], sizes[-1])
         look = {"color": series_style(0)[0], "linewidth": 1.2, "linestyle": ":"}
         panel.plot(*zip(*points, strict=True), **look)
         fixed, per_example = (memory_text(max(size_bytes, 0.0)) for size_bytes in fit)

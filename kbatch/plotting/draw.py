@@ -46,7 +46,7 @@ def series(
     points(panel, places, values, color, marker, label=label, line="none" if line else "-")
 
 
-def along(curve: Callable[[float], float], low: float, high: float) -> list[tuple[float, float]]:
+def sampled(curve: Callable[[float], float], low: float, high: float) -> list[tuple[float, float]]:
     """Return points of a fitted curve for logarithmic axes, which cannot show 0."""
     places = np.geomspace(low, high, 100).tolist()
     return [(place, value) for place in places if (value := curve(place)) > 0]

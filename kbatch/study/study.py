@@ -447,7 +447,7 @@ def _read_project(path: Path) -> Study:
     for folder in sorted(path.glob("trial_*")):
         file = folder / RECORD_NAME
         if not os.path.lexists(file):
-            status, message = _end_of_lost(folder / "trial.json")
+            status, message = _status_without_record(folder / "trial.json")
             if status in ("FAILED", "INVALID"):
                 failed.append(f"{folder.name} failed before training: {message}")
             elif status in ("COMPLETED", "damaged") and is_kbatch:
@@ -502,7 +502,7 @@ def _is_alive(progress: Progress) -> bool:
     return False
 
 
-def _end_of_lost(file: Path) -> tuple[str, str]:
+def _status_without_record(file: Path) -> tuple[str, str]:
     """Return the status and the last message of a trial without a record, by keras-tuner."""
     if not file.exists():
         return "", ""

@@ -180,7 +180,7 @@ def _fitted_line(rows: Sequence[Timed]) -> list[tuple[float, float]]:
     """Return sizes and seconds along the fitted line, or nothing if the fit does not hold."""
     with contextlib.suppress(ValueError):  # Too few sizes or rounds for a fit.
         if (latency := fit_rounds([row for row in rows if row.measured])).follows_line:
-            return draw.along(latency.line, *latency.batch_sizes[[0, -1]])
+            return draw.sampled(latency.line, *latency.batch_sizes[[0, -1]])
     return []
 
 
@@ -193,7 +193,7 @@ def _draw_peaks(panel: Axes, peaks: Mapping[str, dict[int, int]], limit_bytes: i
         curve = memory_curve(known)
         if curve is not None and draw.follows(curve, known):
             line_note = "Dotted: fitted line of the memory."
-            line = draw.along(curve, min(known), max(known))
+            line = draw.sampled(curve, min(known), max(known))
         draw.series(panel, index, rows, label=policy, line=line, style=":")
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda v, _: re.sub(r"\.0+ ", " ", memory_text(v)))

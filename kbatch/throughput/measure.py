@@ -164,8 +164,8 @@ def profile_training(
         )
 
 
-# The two series of a sweep.
-ALONE, TOGETHER = "one step per execution", "several steps per execution"
+# The two series of a sweep, which differ in Keras's `steps_per_execution`.
+SINGLE, SEVERAL = "one step per execution", "several steps per execution"
 
 
 def timed_updates(
@@ -180,13 +180,14 @@ def timed_updates(
     """Time train steps by size, with one step per execution and with as many as a search runs."""
     with update_sweep(model, batch_of, timing, **settings) as sweep:
         # Both series of a size, one after the other, so that both end at the same size.
-        list(sweep.warm_up(Setting(name, size) for size in sizes for name in (ALONE, TOGETHER)))
-        list(sweep.warm_up(Setting(TOGETHER, s.size) for s, _ in sweep.extend(ALONE, larger)))
+        list(sweep.warm_up(Setting(name, size) for size in sizes for name in (SINGLE, SEVERAL)))
+        list(sweep.warm_up(Setting(SEVERAL, s.size) for s, _ in sweep.extend(SINGLE, larger)))
         sweep.run()
+        steps = sweep.batches_per_call
         return tuple(
-            TimedUpdate(**sweep.timing_of(setting), steps_per_execution=int(sweep.shares(setting)))
-            for alone in sweep.tried(ALONE)
-            for setting in (alone, Setting(TOGETHER, alone.size))
+            TimedUpdate(**sweep.timing_of(setting), steps_per_execution=int(steps(setting)))
+            for alone in sweep.all_settings(SINGLE)
+            for setting in (alone, Setting(SEVERAL, alone.size))
             if setting == alone or setting in sweep.blocks
         )
 
@@ -224,7 +225,7 @@ class UpdateSweep(Sweep):
 
     def prepare(self, setting: Setting) -> Callable[[], None]:
         """Return a function that runs one execution of a setting."""
-        return self.call(self._batch_of(setting.size), int(self.shares(setting)))
+        return self.call(self._batch_of(setting.size), int(self.batches_per_call(setting)))
 
     def call(self, batch: Any, steps: int) -> Callable[[], None]:
         """Return a function that runs steps on a batch. Its first call for a shape compiles."""
@@ -235,14 +236,14 @@ class UpdateSweep(Sweep):
 
     def refusal(self, setting: Setting) -> Note | None:
         """Return why a setting is not run, or None if it is."""
-        same = setting.series == TOGETHER and self.shares(setting) == 1
+        same = setting.series == SEVERAL and self.batches_per_call(setting) == 1
         reason = Note.of("one_step_as_fast") if same else None
         return self._refused(setting.size) or reason
 
-    def shares(self, setting: Setting) -> float:
+    def batches_per_call(self, setting: Setting) -> float:
         """Return the number of steps per execution of a setting, from the time of one step."""
-        alone = self.warm_ups.get(Setting(ALONE, setting.size))
-        if setting.series == ALONE or not self._step.several or alone is None:
+        alone = self.warm_ups.get(Setting(SINGLE, setting.size))
+        if setting.series == SINGLE or not self._step.several or alone is None:
             return 1
         epoch = None if self._examples is None else -(-self._examples // setting.size)
         return execution_steps(alone.call_s, epoch, execution_s=self._execution_s)

@@ -12,7 +12,7 @@ import keras
 import keras_tuner
 
 from kbatch.errors import InputTypeError
-from kbatch.library_internals import left_to_keras, metrics_in_float32
+from kbatch.library_internals import auto_jit_models, metrics_in_float32
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.dtype_policy import check_own_dtypes, dtype_policy_scope
 from kbatch.training.model import accumulation_of, loss_scaled
@@ -71,7 +71,7 @@ def build_under(
         PolicyUnsupported: If the model cannot be built under the policy.
     """
     scope = contextlib.nullcontext() if policy is None else dtype_policy_scope(policy)
-    with scope, seeded(seed), left_to_keras() as auto_models:
+    with scope, seeded(seed), auto_jit_models() as auto_models:
         model: Any = hypermodel.build(hp)
     if isinstance(model, keras.Model):
         model.chooses_xla = any(model is auto for auto in auto_models)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from kbatch import library_internals
 from kbatch.analysis.batch_sizes import is_integer
-from kbatch.library_internals import trained_by
+from kbatch.library_internals import trained_variables
 from kbatch.training.model import optimizers_of, user_step
 
 # Attributes that `fit` and kbatch set on a model.
@@ -63,7 +63,7 @@ class KeptState:
         if id(optimizer) not in self._initial_values:
             twin = type(optimizer).from_config(optimizer.get_config())
             with self._model.distribute_strategy.scope():
-                twin.build(trained_by(optimizer))
+                twin.build(trained_variables(optimizer))
             self._initial_values[id(optimizer)] = copies_of(twin.variables[count:])
         return self._initial_values[id(optimizer)]
 

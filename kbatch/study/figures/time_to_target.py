@@ -204,7 +204,7 @@ def _draw_costs(
     met = [(size, cost) for size, (was_met, cost) in costs.items() if was_met]
     missed = [(size, cost.value) for size, (was_met, cost) in costs.items() if not was_met]
     if met:
-        curve = draw.along(fit.steps, sizes[0], sizes[-1]) if fit else ()
+        curve = draw.sampled(fit.steps, sizes[0], sizes[-1]) if fit else ()
         draw.series(panel, number, met, label="target met" if alone else "", line=curve)
         first, cost = met[0]
         if first < sizes[-1] and alone:

@@ -297,7 +297,7 @@ class _LayerCall:
         tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         masks = {i: mask for i in tensors if (mask := internals.mask_of(leaves[i])) is not None}
         added = [
-            loss for layer in internals.layers_of(self.layer) for loss in internals.added_by(layer)
+            loss for part in internals.layers_of(self.layer) for loss in internals.own_losses(part)
         ]
         scalar = [loss.shape.rank == 0 for loss in added]
         self._last_result = structure, tensors, list(masks), scalar
