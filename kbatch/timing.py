@@ -101,7 +101,18 @@ def interleaved(
     most_rounds: int,
     now: Clock = time.perf_counter,
 ) -> dict[str, list[Result]]:
-    """Call each function once per round, in a new random order each round, and list the results."""
+    """Run measurements in rounds: each one once per round, in a new random order.
+
+    Args:
+        contenders: For each name, a function that makes one measurement and returns its result.
+        until_s: Time of `now` in seconds. A round that would probably end later is not begun. At
+            least three rounds run.
+        most_rounds: Largest number of rounds.
+        now: Function that returns the time in seconds.
+
+    Returns:
+        For each name, the results in the order of the rounds.
+    """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     order, longest_s = random.Random(0), 0.0
     for number in range(most_rounds):
@@ -344,7 +355,8 @@ class Sweep(abc.ABC):
             if len(self.warmed_up(setting.series)) > 2:
                 del self._calls[setting], self.blocks[setting], self.warm_ups[setting]
                 self.not_run[setting] = beyond
-        # The double size takes up to 2 `time_s`, and all smaller sizes together take as long again.
+        # The next size is twice as large and takes up to 2 `time_s`. All smaller sizes together
+        # take as long again, so a call of each size takes up to 4 `time_s` in each series.
         elif 4 * time_s * self.timing.needed_calls * contenders > rest_s:
             self._ended[setting.series] = setting.size, Note.of("too_slow_to_time")
 

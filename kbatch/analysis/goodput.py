@@ -93,13 +93,13 @@ def _check_positive(**values: float) -> None:
 
 
 class StepsToTarget(NamedTuple):
-    """The fitted steps to a target."""
+    """The fitted steps to a target, S(B) = fewest_steps + fewest_examples / B."""
 
     fewest_steps: float  #: S_min, the limit for an infinitely large batch.
     fewest_examples: float  #: E_min, the limit for an infinitely small batch.
     #: B_crit = E_min / S_min, in examples. If S_min may be 0, only a lower bound is known.
     critical_batch_size: Estimate[float | None]
-    holds: bool | None  #: Whether the trials fit the curve. If None, it is not known.
+    holds: bool | None  #: Whether the trials fit the curve within their noise; None if unknown.
 
     def steps(self, batch_size: float) -> float:
         """Return the fitted steps to the target at `batch_size` examples."""
@@ -112,9 +112,15 @@ def fit_steps_to_target(batch_sizes: ArrayLike, steps: ArrayLike) -> StepsToTarg
     The fit compares batch sizes only if each trial had a learning rate that suits its size (Shallue
     et al. 2019, arXiv:1811.03600). Leave out the trials that missed the target.
 
+    Example:
+
+    >>> fit = fit_steps_to_target([32, 64, 128, 256], [500.0, 300.0, 200.0, 150.0])
+    >>> round(fit.fewest_steps), round(fit.critical_batch_size.value)
+    (100, 128)
+
     Args:
-        batch_sizes: One value per trial, in examples.
-        steps: The steps that each trial needed to reach the target.
+        batch_sizes: Array of numbers: the batch size of each trial, in examples.
+        steps: Array of numbers: the optimizer updates that each trial needed to reach the target.
 
     Returns:
         A `StepsToTarget`.

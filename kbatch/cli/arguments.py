@@ -95,7 +95,7 @@ def _module_and_name(text: str) -> tuple[str, str]:
 
 
 def named(text: str) -> Any:
-    """Import the object that `package.module:name` or `file.py:name` names."""
+    """Import an object by its name, `package.module:name` or `file.py:name`."""
     module_name, name = _module_and_name(text)
     value: Any = importlib.import_module(module_name)
     for part in name.split("."):

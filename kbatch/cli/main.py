@@ -86,7 +86,7 @@ def command_parser() -> Parser:
     return parser
 
 
-# Names that errors of functions have for the argument of an option.
+# Options whose argument has another name in the errors of functions.
 _ALIASES = {"output": "path", "policy": "dtype_policy"}
 
 
@@ -103,7 +103,10 @@ _DATA_TEXT = "function that returns (x, y) or a dataset; it may take a batch siz
 def _parser(
     commands: Any, name: str, run: Callable[..., None], help_text: str, data: str = ""
 ) -> Any:
-    """Add a command. If `data` is given, it takes a build function and `--data`, so described."""
+    """Add a command, and return the function that adds its options.
+
+    If `data` is given, the command takes a build function and `--data`. `data` is its help text.
+    """
     parser = commands.add_parser(name, help=help_text)
     names: dict[str, str] = {}  # Of options, by the name of the argument.
     parser.set_defaults(run=run, names=names)
@@ -127,7 +130,7 @@ def _add_verbose(add: Callable[..., Any]) -> None:
 
 
 def _function_arguments(options: argparse.Namespace, *others: str) -> dict[str, Any]:
-    """Return the options that were given, as arguments of the function that the command calls."""
+    """Return the given options as arguments for the function that the command calls."""
     left_out = ("run", "names", "build", "data", "output", *others)
     given = {n: v for n, v in vars(options).items() if v is not None and n not in left_out}
     return {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}

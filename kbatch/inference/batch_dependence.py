@@ -1,12 +1,12 @@
-"""Do predictions depend on the batch size?
+"""Find out whether predictions depend on the batch size.
 
 The prediction of an example should be the same in a batch of any size, except for rounding. Sums
 are split differently at different sizes, and the rounding error grows with the depth of a model.
-kbatch measures how much rounding may change: ten times the change of the outputs when the inputs
-move by one eps of the policy, and at least 8 eps of the largest output. A larger change has another
-cause. Either a layer mixes the examples of a batch (BatchNormalization called with `training=True`,
-a softmax or a mean over the first axis, padding to the longest row), or a number that grows with
-the batch overflows.
+So kbatch allows a change of ten times the change of the outputs when the inputs move by one eps of
+the policy, and at least 8 eps of the largest output. A larger change has another cause. Either a
+layer mixes the examples of a batch (BatchNormalization called with `training=True`, a softmax or a
+mean over the first axis, padding to the longest row), or a number that grows with the batch
+overflows.
 
 A batch repeats the rows of the data. Each output is compared with the output of the same row in a
 batch of the smallest size, which is usually one example. A second batch ends with a row that is
@@ -33,10 +33,10 @@ from kbatch.records.notes import Note
 from kbatch.timing import Setting
 from kbatch.training.data.forms import rows_of
 
-# Rounding may change the outputs by this multiple of the change for one eps of the inputs, and by
-# this number of eps.
+# Rounding may change an output by this multiple of its change for one eps of the inputs, and by at
+# least this many eps of the largest output.
 _MOVED_FACTOR, _LEAST_EPS = 10.0, 8.0
-# Rows that run in batches of the smallest size, and most examples of a batch that are compared.
+# Rows that run in batches of the smallest size, and examples of a larger batch to compare.
 _ROWS, _COMPARED = 6, 64
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _EPS_OF_TF32 = 2.0**-10
@@ -57,11 +57,12 @@ class BatchDependence:
         self._period = rows_of(rows)
         self._rows = min(_ROWS, self._period)
         self._references: dict[Any, _Reference] = {}  # By call path and policy.
-        # Largest change of an output next to a row that is much larger, None if it is rounding.
+        # By call path and policy: largest change of an output if another row of the batch is much
+        # larger. None if it is only rounding.
         self._beside_larger: dict[Any, float | None] = {}
 
     def see(self, setting: Setting, outputs: Any, *, examples: int, run: Run) -> None:
-        """Compare outputs with the first ones of the series, which have the smallest size."""
+        """Compare outputs with those of the smallest size, which a series must call first."""
         series, size = setting
         if series not in self._references:
             self._references[series] = self._reference(run, series[1], size)
@@ -95,7 +96,7 @@ class BatchDependence:
     def _effects(
         self, series: Any, outputs: Any, examples: int, *, compared: int | None = None
     ) -> list[SizeEffect]:
-        """Compare the outputs of a batch, or its first rows, with the reference."""
+        """Compare outputs of a batch with the reference. `compared` limits it to the first rows."""
         pairs = zip(self._references[series], keras.tree.flatten(outputs), strict=False)
         effects = (
             _effect(rows, _examples(leaf, examples)[:compared], tolerance, self._period)
@@ -159,7 +160,7 @@ def eps_of(policy: str | None) -> float:
 
 
 def _in_batches(run: Run, batch: Any, size: int, rows: int) -> list[list[np.ndarray]]:
-    """Run the rows in batches, and return the rows of each output."""
+    """Run the first rows in batches of a size. Return for each output a list of its rows."""
     parts = []
     for start in range(0, rows, size):
         part = keras.tree.map_structure(lambda leaf, at=start: leaf[at : at + size], batch)
@@ -198,7 +199,7 @@ def _effect(
 
 
 def _differences(row: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Return differences, infinite if one is not finite. One array may be padded to more values."""
+    """Return differences; infinite if one value is not finite. Padding of one array is left out."""
     both = tuple(slice(min(ends)) for ends in zip(row.shape, output.shape, strict=False))
     row, output = _float64(row)[both], _float64(output)[both]
     with np.errstate(invalid="ignore"):
@@ -240,7 +241,7 @@ def _moved(values: Any, eps: float, rng: np.random.Generator) -> Any:
 
 
 def _first_floats_moved(eps: float, rng: np.random.Generator) -> AbstractContextManager[None]:
-    """Change operations that turn integers or text into floats: the floats move by one eps."""
+    """Within the block, move the floats that operations make from integers or text by one eps."""
 
     def called(_: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = call(*args, **kwargs)

@@ -42,7 +42,7 @@ TEXT_KINDS = "OSU"  # `dtype.kind` of NumPy arrays that hold text.
 # TensorFlow raises these if an operation cannot take the values, shapes or dtypes.
 _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
 
-# Takes a batch of nested NumPy arrays and the batch size, and returns nested NumPy arrays.
+# A function that takes a batch (nested NumPy arrays) and its size, and returns nested arrays.
 Run = Callable[[Any, int], Any]
 
 ONE_BATCH_PATH = "predict_one_batch"
@@ -72,7 +72,7 @@ def check_names(allowed: Sequence[str], **argument: str | Iterable[str]) -> tupl
 
 @contextlib.contextmanager
 def open_path(name: str, model: Any, rows: Any) -> Iterator[Run]:
-    """Prepare a call path of a model for batches of rows like these."""
+    """Prepare a call path of a model. `rows` shows the shapes and dtypes of its batches."""
     signature = keras.tree.map_structure(
         lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), rows
     )

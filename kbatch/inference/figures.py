@@ -69,6 +69,10 @@ def plot_inference_operating_curve(
     A larger batch has a higher throughput and a longer latency, until the curve gets flat. The
     latency target is a vertical line, and with a target the time is the quantile that must meet it.
 
+    Example:
+
+    >>> kbatch.plot_inference_operating_curve(profile).figure.savefig("operating-curve.png")
+
     Args:
         profile: An `InferenceProfile`.
         ax: Matplotlib axes to draw on. If None, a new figure.
@@ -117,6 +121,10 @@ def plot_inference_memory(
     profile: InferenceProfile, ax: Axes | None = None, *, caption: bool = True
 ) -> Axes:
     """Plot the peak memory by batch size, the fitted line and the limit.
+
+    Example:
+
+    >>> kbatch.plot_inference_memory(profile).figure.savefig("memory.png")
 
     Args:
         profile: An `InferenceProfile`.

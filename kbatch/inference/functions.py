@@ -30,7 +30,7 @@ from kbatch.inference.call_paths import (
 from kbatch.training.data.forms import as_dataset, is_dataset, rows_of
 from kbatch.training.data.training_data import TrainingData
 
-# Share of the largest output by which two calls of the same batch may differ.
+# Two calls of the same batch may differ by this share of the largest output.
 _ROUNDING = 1e-3
 
 Function = Callable[[Any], Any]
@@ -156,7 +156,7 @@ _ONNX_DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 
 
 def load_model_file(path: Path) -> tuple[keras.Model | Mapping[str, Function], Any]:
-    """Load a Keras model, or a function with the name of its file and random rows for it."""
+    """Load a model file. Return a Keras model and None, or a function by name and random rows."""
     loaders = {".onnx": _load_onnx, ".tflite": _load_litert}
     load = _load_folder if path.is_dir() else loaders.get(path.suffix.lower())
     try:

@@ -66,13 +66,13 @@ from kbatch.training.state import kept_variables
 _SHARE_BEFORE_CHECKS = 0.6
 # Least share of the time budget for fresh calls, however long the rounds took.
 _LEAST_SHARE_TO_CHECK = 0.1
-# Least seconds that a size runs in a round, and in a round for a first guess.
+# Least seconds that a size runs in a round, and in a round that gives only a first guess.
 _BLOCK_S, _GUESS_S = 0.015, 0.0075
 # Share of the time budget for the comparison of classes with float32.
 _SHARE_TO_COMPARE = 0.05
 # With a target, the default sizes are every third power of two, and all of them near the target.
 _STEP_WITH_TARGET = 3
-# Most calls of a block that a record keeps, unless the quantile needs more.
+# A record keeps at most this many calls per block, unless the quantile needs more.
 _RECORDED_CALLS = 64
 
 
@@ -314,7 +314,7 @@ class InferenceSweep(Sweep):
         timing: TimingPlan,
         *,
         bulk_examples: int,
-        target_ms: float | None = None,  # After two sizes, slower ones are not timed.
+        target_ms: float | None = None,  # Sizes that take longer are left out after two sizes.
         **settings: Any,
     ):
         super().__init__(timing, **settings)
@@ -361,8 +361,8 @@ class InferenceSweep(Sweep):
     def _up_to_target(self, series: Any, most: int) -> Iterator[Setting]:
         """Yield powers of two up to the first one beyond the target.
 
-        Far below the target, only powers of eight are needed: while the line through the last two
-        times is at most twice the target.
+        Far below the target, only powers of eight are needed. A step is eight if the line through
+        the last two times expects at most twice the target for it, and two otherwise.
         """
         size, before, before_s = 1, 0, 0.0
         while 0 < size <= most:
@@ -397,7 +397,7 @@ class InferenceSweep(Sweep):
 
 
 def check_reachable(sweep: Sweep, smallest: Setting, target_ms: float, quantile: float) -> None:
-    """Check that the fastest call of one example is within the target."""
+    """Raise `TargetTooLow` if even the fastest call of one example takes longer than the target."""
     fastest_ms = 1000 * sweep.time_s(smallest)
     if fastest_ms > target_ms and smallest.size > 1:
         call = sweep.prepare(smallest._replace(size=1))
@@ -443,7 +443,7 @@ def verify_target(
 
 
 def _guess(profile: InferenceProfile) -> Callable[[float], int]:
-    """Return a function from a latency to the batch size whose quantile has that latency."""
+    """Return a function that estimates the batch size whose quantile of the latency is given."""
     # The ratio of quantile to median comes from the largest sizes, which are near the target.
     near = profile.answering[-3:]
     shares = np.concatenate([np.asarray(t.latencies_s) / t.median_s for t in near])

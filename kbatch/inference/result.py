@@ -60,7 +60,7 @@ _ANSWERS = {
 class SizeEffect:
     """How outputs of the same examples differ between a batch size and the smallest one."""
 
-    depends: bool  #: Whether the difference is more than rounding.
+    depends: bool  #: Whether the difference is larger than rounding can make it.
     difference: float | None  #: Largest difference over the largest output; None if not finite.
     #: Share of the predicted classes that changed by more than rounding. None without classes.
     changed_argmax: float | None
@@ -138,7 +138,7 @@ class InferenceProfile(Result):
         return f"Too few calls were timed for {series}: give a larger `time_budget_s` (--seconds)."
 
     def _verified_answer(self, check: TargetCheck, goal: str) -> str:
-        """Return a sentence about a verified size. The largest only if the next one is refuted."""
+        """Return a sentence about a verified size, which is the largest if the next is refuted."""
         size, quantile, margin = check.batch_size, self.quantile, expected_drift(self.answering)
         calls = f"{len(check.latencies_s):,} further calls"
         how = f"verified with a margin of {percent(margin)} by {calls}"
@@ -205,7 +205,7 @@ class InferenceProfile(Result):
             class_change = self.class_changes.get(policy or "")
             outcome = [fresh[timing] if is_fresh else timing.reason or timing.outcome]
             if named and (size, path, policy) == (named.batch_size, *self.series[0]):
-                # A verified answer rests on its fresh calls, not on the sweep.
+                # A verified answer comes from its fresh calls, not from the sweep.
                 answer_rows += [number] * (is_fresh or not named.verified)
             missing = timing.missing_calls(self.quantile)
             if timing.measured and missing and not is_bulk(path, policy):
@@ -379,6 +379,10 @@ class InferenceProfile(Result):
         calls verified. Any other answer comes from the fit and is not verified, but it does not
         contradict the fresh calls.
 
+        Example:
+
+        >>> profile.batch_for(latency_ms=20, quantile=0.99).batch_size
+
         Args:
             latency_ms: Float, the target in milliseconds.
             quantile: Float in (0, 1), the share of the calls that must meet the target.
@@ -438,10 +442,20 @@ class InferenceProfile(Result):
         return known | {size: calls_s for size, calls_s in fresh.items() if len(calls_s) >= needed}
 
     def latency_quantile(self, quantile: float) -> Latency:
-        """Fit the latency at a `quantile` in (0, 1), such as 0.95, by batch size.
+        """Fit a quantile of the latency by batch size.
 
         The fit uses sizes with enough calls, and the fresh calls of larger sizes. The calls of a
         size are cut into groups in order of time. Each group gives one value of the quantile.
+
+        Example:
+
+        >>> profile.latency_quantile(0.95).latency_s(32)
+
+        Args:
+            quantile: Float in (0, 1), the share of the calls that take at most this long.
+
+        Returns:
+            A `Latency`, in seconds.
 
         Raises:
             ValueError: If fewer than two sizes have enough calls, or the call path is "predict",
@@ -469,12 +483,19 @@ class InferenceProfile(Result):
     ) -> "InferenceProfile":
         """Return the part of the profile with one call path, one policy, or both.
 
+        Example:
+
+        >>> profile.select(call_path="xla", dtype_policy="mixed_float16").knee.batch_size
+
         Args:
             call_path: String, a call path or the name of a function. If None, all of them.
             dtype_policy: String, a policy. If None, all of them.
 
+        Returns:
+            An `InferenceProfile`.
+
         Raises:
-            ValueError: If the profile does not hold them.
+            ValueError: If the profile has no such call path or policy.
         """
         timings = tuple(
             t
@@ -493,7 +514,18 @@ class InferenceProfile(Result):
         return dataclasses.replace(selected, target_ms=None, checks=())
 
     def predict_memory_bytes(self, batch_size: int) -> float:
-        """Estimate the bytes of a batch of `batch_size` examples from the fitted line."""
+        """Estimate the peak memory of a batch from the line that was fitted to measured sizes.
+
+        Args:
+            batch_size: Integer, examples in the batch.
+
+        Returns:
+            Float, the bytes, weights included.
+
+        Raises:
+            TypeError: If the size is not an integer.
+            ValueError: If the size is not positive, or memory was measured at fewer than two sizes.
+        """
         size = check_size(batch_size, "batch_size")
         return predict_memory(peaks_under(self.series[0][1], self.memory), size)
 

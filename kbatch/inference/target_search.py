@@ -4,11 +4,11 @@ A fit predicts the latency of a typical call well, and of a slow call less well.
 therefore makes fresh calls of the size that the fit suggests. Their latency scales the fit for the
 next size: up if it was below the target, down if it was above.
 
-The fresh calls can mislead in three ways:
+Fresh calls can be misleading for three reasons:
 
-- They are few. So an upper bound of the quantile must meet the target. A search looks at its calls
-  several times. The k-th look may be wrong with probability 5 % * 6 / (pi k)^2, which adds up to
-  5 % (a union bound).
+- There are few calls. So an upper bound of the quantile must meet the target. A search looks at its
+  calls several times. The k-th look may be wrong with probability 5 % * 6 / (pi k)^2. Over all
+  looks this adds up to 5 % (a union bound).
 - Slow calls come in a row. If a hiccup of the machine slows r calls in a row, n calls tell as much
   as n / r independent calls. So the test counts hiccups among n / r calls. It does this for the
   size and for all sizes together, because a hiccup does not depend on the size.
@@ -30,7 +30,7 @@ from kbatch.analysis.scaling_curve import Latency, Timed, fit_latency, fit_line
 from kbatch.errors import TargetTooLow
 from kbatch.records.notes import Note
 
-# Most groups that the calls of a size are cut into. The scatter of their quantiles shows the noise.
+# Largest number of groups of a size's calls. The scatter of their quantiles shows the noise.
 _MOST_GROUPS = 8
 # If the quantile is above this share of the allowed time, a larger size would gain little.
 WELL_USED = 0.70
@@ -40,7 +40,7 @@ LEAST_DRIFT = 0.2
 # The search aims at this share of the target, because a size exactly at it fails half the time.
 _AIM = 0.92
 _MOST_CHECKS = 6
-# The search aims lower by at most this factor at once, because a hiccup may have slowed the calls.
+# The search lowers its aim by at most this factor at once, because a pause may have slowed calls.
 _LARGEST_STEP = 2.0
 # Most checks of an undecided size that follow if no size was verified.
 _MOST_REPEATS = 3
@@ -114,7 +114,8 @@ class LatencyTargetSearch:
         self._part = calls_for_quantile(quantile)  # Calls that are made before they are judged.
         self._repeats = 0
         self._low, self._high = 0, largest + 1
-        self._target_share = _AIM  # The fit gives the size for this share of the allowed time.
+        # The next size is where the fit reaches this share of the allowed time. Checks correct it.
+        self._target_share = _AIM
         self._size = self._first_look(self._guessed_size())
 
     def ask(self, *, left_s: float) -> tuple[int, int] | None:
@@ -140,8 +141,9 @@ class LatencyTargetSearch:
         blocks[-1] = np.concatenate([blocks[-1], latencies_s])
         all_s = np.concatenate(blocks)
         missing = max(0, self._needed - len(blocks[-1]))
-        # The size is lost if it fails even if as many more calls are fast. One more call may be
-        # slow, because NumPy interpolates a quantile between two calls.
+        # A size is lost if it would miss the target even if all missing calls (at most as many as
+        # there are) were fast. One more slow call is allowed, because NumPy interpolates a quantile
+        # between two calls.
         most = (1 - self._quantile) * (len(all_s) + min(missing, len(all_s))) + 1
         is_lost = np.sum(all_s > self._most_s) > most
         is_short = np.sum(blocks[-1]) < _LEAST_CHECK_S
@@ -169,7 +171,7 @@ class LatencyTargetSearch:
             self._needed = more
             blocks.append(np.empty(0))
             return None
-        # A quantile between the target and its margin for drift is not a miss.
+        # A quantile below the target, but without the margin for drift, is not a miss.
         missed = quantile_s > self._target_s
         outcome = "missed" if missed else "verified" if meets else "unsure"
         check = TargetCheck(size, tuple(all_s[np.isfinite(all_s)].tolist()), outcome)
@@ -233,7 +235,7 @@ class LatencyTargetSearch:
         return self._first_look(size) if size > self._low else None
 
     def _are_rare(self, blocks: list[np.ndarray], confidence: float, *, more: int = 0) -> bool:
-        """Return whether at most 1 - quantile of the calls are slow, at a confidence.
+        """Return whether at most a share 1 - quantile of all calls is slow, at a confidence.
 
         There are two tests: calls of this size above the target, and calls of all sizes with a
         delay that would make this size miss the target. `more` fast calls are added to each.

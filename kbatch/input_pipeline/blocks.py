@@ -1,9 +1,9 @@
 """Timed blocks of an input pipeline, of a train step, and of both together.
 
-Each block starts the pipeline again, so that no pipeline runs in the background of another block
-and no block starts with batches from before. Usually a block does not count the start: the first
-batch, and the batches until tf.data has tuned itself. But it may count whole epochs, or all batches
-from the start. This is decided once for each pipeline, so that all its rounds count the same.
+Each block starts the pipeline again. So no pipeline runs in the background of another block, and no
+block begins with batches that were read before. Usually a block does not count the first batch and
+the batches until tf.data has tuned itself. For some pipelines, blocks count whole epochs or all
+batches instead. This is decided once for each pipeline, so that all its rounds count the same.
 
 Before the blocks, one long reading of the pipeline gives some batches for the train step alone. The
 train step belongs to the user's model, whose state is restored afterwards.
@@ -115,7 +115,7 @@ MOST_ROUNDS = 9
 _FEWEST_BATCHES = 4
 _SHORTEST_S = 0.05
 _SETTLE_SHARE = 0.25
-# Steps that are launched before waiting for the device, because `fit` does not wait at each step.
+# Steps that start before kbatch waits for the device, because `fit` does not wait at each step.
 _LAUNCHED = 8
 
 
@@ -124,7 +124,7 @@ class TimedBatch(NamedTuple):
 
     epoch: int
     rows: int
-    values: int  # Count of the numbers in the batch.
+    values: int  # Number of values in the batch.
     requested_s: float
     arrived_s: float
     end_s: float  # After the train step, if there is one.
@@ -148,9 +148,11 @@ def timed_batches(
 
 
 class BlockLength(NamedTuple):
-    settle_s: float  # Not counted after the first batch, at least one batch.
-    measure_s: float  # Counted after that, at least four batches.
-    longest_s: float  # After this time one batch is enough.
+    """How long a block reads a pipeline, and which of its batches count."""
+
+    settle_s: float  # Seconds after the first batch that do not count; at least one batch.
+    measure_s: float  # Seconds after that, which count; at least four batches.
+    longest_s: float  # After this many seconds, a block ends even with one batch.
     # Which batches count: those after `settle_s`, whole epochs, or all from the start.
     counting: Literal["settled", "epochs", "start"] = "settled"
 
@@ -179,14 +181,16 @@ class BlockLength(NamedTuple):
 
 
 class Block(NamedTuple):
+    """The measurement of one contender in one round."""
+
     examples: int
     duration_s: float
     spans: tuple[StepSpan, ...] = ()  # Training steps.
-    batch_values: float = 0.0  # Mean count of numbers in a batch of the pipeline.
+    batch_values: float = 0.0  # Mean number of values in a batch of the pipeline.
 
 
 def block_length(budget_s: float, *, contenders: float, starts_s: float) -> BlockLength:
-    """Compute the length of blocks so that nine rounds fit in a budget."""
+    """Compute the length of blocks so that nine rounds fit in a budget of seconds."""
     block_s = max(budget_s / 2, budget_s - MOST_ROUNDS * starts_s) / (MOST_ROUNDS * contenders)
     return BlockLength(
         settle_s=max(_SETTLE_SHARE * block_s, _SHORTEST_S / 2),
@@ -241,7 +245,7 @@ def step_block(step: StepCall, batches: Sequence[Any], length: BlockLength) -> B
 
 
 def rate_of(blocks: Sequence[Block]) -> RateRecord:
-    """Join the blocks of one contender, one block from each round."""
+    """Make the record of one contender from its blocks, one for each round."""
     waited = tuple(sum(span.wait_s for span in block.spans) for block in blocks)
     return RateRecord(
         examples=tuple(block.examples for block in blocks),
@@ -250,7 +254,7 @@ def rate_of(blocks: Sequence[Block]) -> RateRecord:
     )
 
 
-# The long reading ends when another pause like the longest one would change the rate by less.
+# The long reading ends when another pause like the longest would change the rate by less than this.
 _PAUSE_SHARE = 0.2
 # Least length of the reading, as a multiple of the time of its first batch. A shuffle buffer gives
 # batches much faster than it is filled.
@@ -267,17 +271,17 @@ class InputPass(NamedTuple):
     batches: tuple[Any, ...]
     epoch: tuple[int, float] | None  # Batches and seconds of an epoch, None if it did not end.
     duration_s: float
-    batch_values: float  # Mean count of numbers in a batch.
+    batch_values: float  # Mean number of values in a batch.
     step_s: float = 0.0  # Seconds of a train step on one of the batches, once it is known.
 
     def counted(self, length: BlockLength, *, trains: bool = False) -> BlockLength:
-        """Decide whether the blocks of this pipeline count whole epochs."""
+        """Return the length of this pipeline's blocks, which may count whole epochs."""
         if self.epoch is None:
             return length
         batches, epoch_s = self.epoch
         epoch_s += trains * batches * self.step_s
         is_short = batches <= _FEW_BATCHES or epoch_s <= length.settle_s + length.measure_s
-        # The start belongs to the epoch, such as filling a shuffle buffer.
+        # A slow start, such as filling a shuffle buffer, is a part of each epoch.
         has_slow_start = self.record.first_batch_s > _START_SHARE * epoch_s
         if epoch_s <= length.longest_s and (is_short or has_slow_start):
             return length._replace(counting="epochs")
@@ -333,6 +337,6 @@ def typical_batches(
 
 
 def value_count(batch: Any) -> int:
-    """Count the numbers in a batch, including the row ends of ragged tensors."""
+    """Count the values in a batch, including the row ends of ragged tensors."""
     parts = tf.nest.flatten(batch, expand_composites=True)
     return sum(math.prod(part.shape) for part in parts if part is not None)

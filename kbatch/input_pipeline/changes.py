@@ -39,10 +39,10 @@ from kbatch.timing import FEWEST_ROUNDS, interleaved
 from kbatch.training.data.forms import rows_of
 from kbatch.training.step_call import StepCall
 
-# A change with the changed pipeline. If the pipeline is None, the record has the reason.
+# A change and the changed pipeline. If it cannot be tried, the pipeline is None.
 Change = tuple[ChangeRecord, tf.data.Dataset | None]
 
-# Least batches of a block after the first: one that is not counted, and one that is.
+# A block has at least two more batches after the first: one that does not count, and one that does.
 _LATER_BATCHES = 2
 
 
@@ -96,6 +96,7 @@ def try_changes(
             reasons[name] = _failed(error)
             return None
 
+    # The name "" is the original pipeline.
     contenders = {name: functools.partial(train, name) for name in ("", *names) if names}
     blocks = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of(list(filter(None, results))) for name, results in blocks.items()}
@@ -170,7 +171,7 @@ def _parallel_map(dataset: tf.data.Dataset) -> Change:
 
 # Share of the time budget for filling a cache.
 FILL_SHARE = 0.3
-# Elements that are compared between two passes over the data.
+# Number of elements that must be equal in two passes over the data before a cache is tried.
 _COMPARED = 8
 # With a cache after any of these, each epoch would be the same as the first.
 _RANDOM_STAGES, _RANDOM_OPERATIONS = {"Shuffle", "Random"}, ("Random", "Rng", "Shuffle")
@@ -313,7 +314,7 @@ def _remainder(stage: Any) -> dict[str, bool]:
     return {"drop_remainder": bool(dataset_argument(stage, "drop_remainder"))}
 
 
-# How to put a stage on another dataset, by its kind.
+# By the kind of a stage `s`: apply the same stage to another dataset `d`.
 _REBUILD: dict[str, Callable[[Any, Any], Any]] = {
     "Map": lambda d, s: d.map(
         function_of(s), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True

@@ -37,6 +37,9 @@ def plot_input_pipeline(
 
     Returns:
         The axes of the upper panel.
+
+    Raises:
+        ValueError: If `ax` has no figure.
     """
     upper, lower = canvas.panels(ax, _HEIGHT_IN, (1, 3), share_x=False)
     share = "" if profile.wait_share is None else percent(profile.wait_share)

@@ -56,7 +56,7 @@ from kbatch.training.state import kept_seeds
 from kbatch.training.step_call import StepCall
 
 _CHANGES_SHARE = 0.5
-# If training waits for data less than this, kbatch does not try changes to the pipeline.
+# kbatch tries changes if training waits for data for at least this share of its time.
 _LITTLE_WAITING = 0.05
 # Shares of the time before the changes: least and most for the long reading, least for the rounds.
 _LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.12, 0.3, 0.4
@@ -216,10 +216,10 @@ def _step_s(step: StepCall, batches: Sequence[Any]) -> float:
 
 # Blocks in a round, and blocks in a round that start the pipeline.
 _CONTENDERS, _STARTS = 3, 2
-# Most length of a second reading, as a multiple of the first. A longer reading can tell a pause of
-# the machine from a pause of the data.
+# A second reading is at most this many times as long as the first. A longer reading shows whether a
+# pause came from the machine or from the data.
 _SECOND_READING = 2
-# Least seconds of training beside a long reading whose rate differs from the rounds.
+# If the long reading has another rate than the rounds, training is timed for at least this long.
 _LEAST_S = 0.1
 # Rounds are comparable with the long reading if their batch sizes differ by at most this factor.
 _SIZE_RATIO = 1.1
@@ -257,7 +257,7 @@ def _measure(
             waited_s = sum(span.wait_s for span in training_block.spans)
             wait_share = waited_s / training_block.duration_s
             record = dataclasses.replace(record, wait_share=wait_share)
-    # The first batches of the data, which the rounds train on, may be smaller than the others.
+    # Rounds train on the first batches of the data, which may be smaller than later ones.
     batch_values = fmean(block.batch_values for block in blocks["together"])
     is_comparable = _SIZE_RATIO * batch_values >= reading.batch_values
     return InputPipelineProfile(

@@ -32,13 +32,13 @@ from kbatch.records.notes import Note
 if TYPE_CHECKING:
     import pandas as pd
 
-# The measurement itself costs a few percent, so closer rates count as equal.
+# Rates count as equal up to this ratio, because the measurement itself costs a few percent.
 CLOSEST_RATIO = 1.05
-# The same for the long reading, which is made only once.
+# A rate of the long reading counts as equal up to this ratio, because it is measured only once.
 _CLOSEST_ONCE = 1.1
 # If rounds and long reading differ by more than this, they saw different data.
 _AGREEING_RATIO = 1.3
-# Training can be at most this much faster than the pipeline or the train step alone.
+# If training is faster than the pipeline or the train step alone by more, a rate is wrong.
 _IMPOSSIBLE_RATIO = 1.1
 _MUCH_WAITING = 0.2
 
@@ -65,6 +65,7 @@ def input_verdict(ratio: Estimate[float] | None, *, long_run: Ends | None = None
 
 
 def _agrees(ratio: Estimate[float], long_run: Ends) -> bool:
+    """Return whether a ratio and the bounds of a long reading differ by at most 1.3 times."""
     low, high = long_run
     return high <= _AGREEING_RATIO * ratio.value <= _AGREEING_RATIO**2 * low
 
@@ -83,10 +84,11 @@ class LongRun:
     basis: Literal["whole_epochs", "whole_chunks", "part_of_the_data"]
     examples: int  # With the first batch.
     duration_s: float  # Seconds, with the start of the pipeline.
-    later_examples: int  # Without the first batch. 0 if whole epochs or chunks were counted.
+    later_examples: int  # Without the first batch. 0 if whole epochs or chunks count.
     later_s: float  # Seconds after the first batch.
     first_batch_s: float  # Seconds from the start of the pipeline to its first batch.
-    wait_share: float | None = None  # Of equally long training. None if the rounds agreed.
+    # Share of the time that equally long training waited. None if the rounds had the same rate.
+    wait_share: float | None = None
 
     @property
     def bounds(self) -> Ends:

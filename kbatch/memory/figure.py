@@ -36,6 +36,9 @@ def plot_memory(
 
     Returns:
         The Axes. Their label describes the figure in sentences.
+
+    Raises:
+        ValueError: If `ax` has no figure.
     """
     answer, limit_bytes, fit = result.max_batch_size, result.limit_bytes, result.fit
     peaks_bytes = result.memory_bytes

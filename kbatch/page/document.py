@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Columns of numbers that a user chose. They are written without trailing zeros.
 _CHOSEN = {"learning rate", "weight decay"}
-# Width of a figure in a page. Its texts have about the size of those in tables.
+# Width of a figure in a page. At this width, its texts are about as large as those in tables.
 _COLUMN_IN = 4.2
 # Longer texts are written below the table in a terminal.
 _LONGEST = 60
@@ -114,7 +114,7 @@ def _two_lines(title: str, width: int) -> tuple[str, str]:
     """Break a title about as narrow as its column, or leave the first line empty."""
     words = re.split(r" (?![^(]*\))", title)  # Not inside brackets.
     pairs = [(" ".join(words[:i]), " ".join(words[i:])) for i in range(len(words))]
-    # A second line must save more than two characters.
+    # Two lines are better only if they save more than two characters.
     return min(pairs, key=lambda pair: max(width, *map(len, pair)) + 2 * bool(pair[0]))
 
 
@@ -168,7 +168,7 @@ def notebook_html(
 
     `use` is a sentence and the lines of code below it.
     """
-    # Notebooks remove style sheets. No colours, so that it suits light and dark pages.
+    # Notebooks remove style sheets. Without colours, it suits light and dark pages.
     said = {"sentences": sentences, "use": use, "notes": notes}
     return templates().get_template("notebook.html").render(said, table=table, most=40)
 

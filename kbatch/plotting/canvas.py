@@ -63,7 +63,8 @@ _PNG_DPI = 200
 _METADATA: dict[str, Any] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _REPEATABLE: dict[Any, Any] = {"svg.hashsalt": "kbatch", "svg.fonttype": "path", "pdf.fonttype": 42}
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
-# Digits of coordinates after the second. The scale of a glyph, 0.015625, must keep its digits.
+# Decimals after the second one, to drop them from an SVG. Small numbers keep them, such as the
+# scale 0.015625 of a glyph.
 _MORE_DIGITS = re.compile(r"(?<=[1-9]\.\d\d)\d+|(?<=\d0\.\d\d)\d+")
 
 
@@ -90,7 +91,7 @@ def draw_so_wide(draw: Callable[..., Axes], width_in: float, *, caption: bool = 
 
 
 def _legends_in(figure: Figure) -> float:
-    """Return the height of the legends between panels and titles."""
+    """Return the height of the legends between panels and titles, in inches."""
     panels: Any = figure.axes  # matplotlib's types do not name `titleOffsetTrans`.
     return float(sum(ax.titleOffsetTrans.get_matrix()[1, 2] for ax in panels) / figure.dpi)
 
@@ -103,7 +104,7 @@ def figure_of(ax_or_figure: Axes | Figure) -> Figure:
 
 
 def width_share(ax: Axes) -> float:
-    """Return the width of a figure relative to the usual one, without labels; at most 1."""
+    """Return the width of a figure divided by the usual width, both without labels; at most 1."""
     return min(1.0, (figure_of(ax).get_figwidth() - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
 
 

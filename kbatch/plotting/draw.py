@@ -118,9 +118,9 @@ def label_points(
 ) -> None:
     """Write a text beside each point that has room for it; the first points come first.
 
-    A text covers neither another text nor a point. The limits of both axes must be final. If the
-    `lines` of the points are given, each line gets one text, at its first point or at another one
-    that no other line covers.
+    A text covers neither another text nor a point. The limits of both axes must be final. `lines`
+    may give the line of each point. Then each line gets only one text, at its first point that has
+    room and that no point of another line covers.
     """
     in_axes = (panel.transData - panel.transAxes).transform([place for place, *_ in points])
     width_pt = canvas.label_room(panel) * canvas.TEXT_PT * canvas.DIGIT_EM
@@ -157,7 +157,7 @@ def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -
 
 
 def guide(panel: Axes, place: float) -> None:
-    """Draw a dotted vertical line."""
+    """Draw a dotted vertical line at a place."""
     panel.axvline(place, color=canvas.MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
 
 

@@ -38,6 +38,9 @@ def plot_limits(
 
     Returns:
         The axes.
+
+    Raises:
+        ValueError: If `ax` has no figure.
     """
     (panel,) = canvas.panels(ax, _HEIGHT_IN)
     begins = [

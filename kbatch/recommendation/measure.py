@@ -146,7 +146,8 @@ def recommend(
             model, examples = run.model, run.examples
             check_one_device(model)
             sizes = _sizes(requested, examples)
-            if fits is not None and fits < sizes[0]:  # All sizes need micro-batches of these sizes.
+            # If all sizes need micro-batches, the possible sizes of micro-batches are timed too.
+            if fits is not None and fits < sizes[0]:
                 sizes = (*powers_of_two(1, fits), *sizes)
             if examples is None or base <= examples:
                 sizes = tuple(sorted({*sizes, base}))
@@ -222,13 +223,13 @@ def _sizes(requested: tuple[int, ...] | None, examples: int | None) -> tuple[int
 
 # Shares of the time budget, in the order of the measurements. Unused time goes to later ones.
 _SHARES: Mapping[Limit, float] = {"memory": 0.3, "noise": 0.3, "saturation": 0.25, "input": 0.15}
-# Least share of each measurement, even if the budget is spent.
+# Each measurement gets at least this share of the budget, even if the budget is spent.
 _LEAST_SHARE = 0.05
 
 
 @contextlib.contextmanager
 def _refusals_explained() -> Iterator[None]:
-    """Say what to fix if an operation of TensorFlow refuses the data at any batch size."""
+    """If TensorFlow refuses the data at every batch size, raise an error that says what to fix."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -239,7 +240,7 @@ def _refusals_explained() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reason_kept(limit: Limit, unknown: dict[Limit, Note]) -> Iterator[None]:
-    """Note why data or memory do not allow a measurement, and continue."""
+    """If data or memory do not allow a measurement, store the reason in `unknown` and continue."""
     try:
         yield
     except InputError as error:
@@ -274,7 +275,8 @@ def _memory(
         left_s = ends_s - time.perf_counter()  # Without the start of the process.
         memory = measure(sorted(sizes), time_budget_s=left_s)
         ran = sum(record.peak_bytes is not None for record in memory.records)
-        if ran == 1 < len(memory.records):  # A line through two sizes needs a smaller step.
+        # A line needs two sizes. If the second size did not fit, a size of 2 is measured as well.
+        if ran == 1 < len(memory.records):
             memory = measure(sorted({2, *sizes}), time_budget_s=left_s)
         example_bytes = memory.records[0].peak_bytes
         if example_bytes is None or example_bytes > MEMORY_WINDOW[1] * facts.limit_bytes:
@@ -380,7 +382,8 @@ def _finite(value: Any) -> float | None:
 
 # The pipeline is read in batches of at most this multiple of the base size.
 _MOST_LARGER = 8
-# Least steps of a measurement of the pipeline, and by which factor they may exceed its time.
+# Measuring the pipeline needs at least this many steps. If they would take longer than this many
+# times the time that is left for it, it is not measured.
 _FEWEST_STEPS, _MUCH_LONGER = 30, 1.5
 
 

@@ -54,7 +54,7 @@ LIMIT_NAMES: Mapping[Limit, str] = {
 UpdateTimes = Mapping[int, float]
 # Times to a goal count as equal up to this ratio.
 AS_SOON = 1.05
-# A noise scale above all batch sizes, if no upper bound was measured.
+# The noise scale to use if no upper bound was measured: larger than all batch sizes.
 _UNBOUNDED = 2.0**53
 # With Adam, or if the learning rate is not the best one for each size, the best sizes are as if the
 # noise scale were a few times larger or smaller (arXiv:2505.23971).
@@ -69,7 +69,7 @@ def binding_limits(
     saturation: tuple[float, float] | None,
     rates: tuple[float, float] = (math.inf, math.inf),
 ) -> tuple[Limit, ...]:
-    """Return the limits that bind for any values within the intervals of the measurements."""
+    """Return each limit that binds for some values within the intervals of the measurements."""
     unlimited_s = dict(times_s)  # Times with unlimited memory.
     if len(whole_s) > 1:
         (before, before_s), (last, last_s) = list(whole_s.items())[-2:]
@@ -154,7 +154,7 @@ def sizes_to_search(
     base_batch_size: int,
     rates: tuple[float, float] = (math.inf, math.inf),
 ) -> tuple[int, ...]:
-    """Return the sizes that may train best, with the base size and one more size at each end."""
+    """Return the sizes that may train best, one more size at each end, and the base size."""
     noise_scale = known_noise(noise) or 0.0
     scales = (*noise_bounds(noise), noise_scale / _NOISE_FACTOR, noise_scale * _NOISE_FACTOR)
     cases = itertools.product(scales, rates)
@@ -166,9 +166,9 @@ def sizes_to_search(
     return tuple(size for size in sizes if min(ends) <= size <= max(ends))
 
 
-# Share of the loss reduction that is useful. The rest takes long and mostly overfits.
+# Share of the loss reduction that is useful. The last tenth takes long and mostly overfits.
 _USEFUL_SHARE = 0.9
-# The noise is measured over at least this number of stretches.
+# The noise scale is a mean over at least this many stretches of the pilot.
 _FEWEST_READ = 6
 
 
@@ -390,7 +390,7 @@ class Recommendation(Result):
             low, high = rate.ends or (rate.value, rate.value)
         if low <= 0:
             low = high = math.inf
-        # The rounds may miss the pauses of the pipeline.
+        # The rate of the rounds may miss pauses of the pipeline, so the bounds limit it.
         return low, low if rate is None else min(max(rate.value, low), high), high
 
     @property

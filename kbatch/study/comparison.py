@@ -131,6 +131,12 @@ class Comparison(Result):
     """The answers of several searches side by side, from `kbatch.compare`.
 
     `print` shows the table. `plot` and a report draw the studies in common figures.
+
+    Example:
+
+    >>> comparison = kbatch.compare({"adam": adam, "sgd": sgd})
+    >>> comparison.answer
+    >>> comparison.plot().figure.savefig("optimizers.png")
     """
 
     studies: tuple[Study, ...]  #: The studies. The first one is the base.
@@ -289,7 +295,7 @@ def _sentence(
 def _gain(
     base: TrialRecord, other: TrialRecord, *, comparisons: int
 ) -> tuple[Estimate[float], str | None]:
-    """Return how much better the runs of the other trial are, and why the noise is unknown."""
+    """Return how much better the runs of the other trial are, and the obstacle of the judge."""
     both = [base, other]
     values = [trial.judged_value or 0.0 for trial in both]
     gain = other.objective.sign * (values[1] - values[0])
@@ -314,7 +320,8 @@ def _gain(
     gap = judgement.gaps.get((1, 1.0))
     if gap is None or gap.ends is None:
         return Estimate(gain), judgement.obstacle
-    # The gain is a mean over all runs. The gap is over common rounds only, so it varies no less.
+    # The gain is a mean over all runs, and the gap is a mean over common rounds. So the interval of
+    # the gap is at least as wide as an interval of the gain.
     half_width = (gap.ends[1] - gap.ends[0]) / 2
     return Estimate(gain, gain - half_width, gain + half_width), judgement.obstacle
 

@@ -1,7 +1,7 @@
 """Writing the records of a study to an experiment tracker, MLflow or Weights & Biases.
 
-The study is one run of the tracker, and each training run that has ended is another one. They are
-found again by the study, the trial and the number of the training run, and not written twice.
+The study is one run of the tracker, and each training run that has ended is another one. kbatch
+finds a run again by its study, trial and number, so it does not write a run twice.
 """
 
 import hashlib

@@ -19,7 +19,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.records.notes import Note
 from kbatch.throughput.result import TrainingProfile, fastest_ways
 
-# The memory limit is drawn if it is less than this many times the highest peak.
+# The memory limit is drawn if it is less than this multiple of the highest peak.
 _FAR = 16
 
 

@@ -36,7 +36,7 @@ from kbatch.training.state import kept_state
 from kbatch.training.step_call import StepCall, check_one_device, endless, held_by_host
 from kbatch.training.steps_per_execution import EXECUTION_S, execution_steps
 
-# Fewest and most rounds in which a size is timed. Six give a 95 % interval of the median.
+# Fewest and most rounds in which a size is timed. A 95 % interval of a median needs six.
 _ROUNDS, _MOST_ROUNDS = 6, 18
 
 

@@ -65,7 +65,7 @@ def search_bars(study: Study) -> tuple[list[Bar], list[tuple[float, float]]]:
 
 
 def search_answers(study: Study, bars: Sequence[Bar]) -> list[tuple[float, Decision]]:
-    """Return the time of each training run's end, with the decision from the runs until then."""
+    """Return when each training run ended, and the decision from the runs that had ended then."""
     ends = {id(trial.last): began + train_s + rest_s for _, began, train_s, rest_s, trial in bars}
     moments = sorted({*ends.values()})
     final, settings = study.decide(), study.search.settings if study.search else {}

@@ -54,7 +54,7 @@ def target_points(study: Study, target: Target) -> dict[int, Spent]:
     points = [(trial.batch_size, spent) for trial in trials if (spent := _spent(trial, target))]
     if not points:
         raise common.missing_data(study, "completed trials with epochs")
-    # The last trial of a size is shown: the one with the fewest updates, of equals the first.
+    # `dict` keeps the last trial of each size: the one with the fewest updates.
     points.sort(key=lambda point: (point[1][0], -fmean(map(_updates, point[1][1]))))
     return dict(sorted(dict(points).items()))
 
@@ -67,7 +67,7 @@ def _spent(trial: TrialRecord, target: Target) -> Spent | None:
     spent = [epochs for epochs in needed if epochs is not None]
     met = len(spent) == len(needed)
     if not met:
-        # The target takes more than the longest run.
+        # The target takes more updates than the longest run made.
         spent = [max((run.epochs for run in trial.executions), key=_updates)]
     if not all(_seconds(epochs) and _updates(epochs) for epochs in spent):
         return None  # A logarithmic axis cannot show 0.
