@@ -61,6 +61,11 @@ class UnsendableError(TypeError):
 class OutOfMemoryError(MemoryError):
     """A model, or one batch of it, does not fit in memory.
 
+    >>> try:
+    ...     kbatch.find_max_batch_size(build, x, y)
+    ... except kbatch.OutOfMemoryError as error:
+    ...     print(error.needed_bytes, error.limit_bytes)
+
     Attributes:
         examples: Size of the batch that does not fit. If None, the model itself could not be built.
         fitting_examples: Largest batch that is known to fit, 0 if one example does not fit. If
@@ -86,7 +91,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class DeviceLostError(RuntimeError):
-    """The device cannot be used any more in this process, as after an illegal memory access."""
+    """The device cannot be used any more in this process, such as after an illegal access."""
 
     def __init__(self):
         super().__init__(
@@ -97,12 +102,11 @@ class DeviceLostError(RuntimeError):
         )
 
     def __reduce__(self):
-        """Pickle without arguments."""
         return type(self), ()
 
 
 class WorkerDied(RuntimeError):
-    """The worker process ended while it worked."""
+    """A worker process ended before it returned the result of a call."""
 
     def __init__(self, exit_code: int, tail: str):
         super().__init__(

@@ -416,11 +416,7 @@ def kept_kernels(wanted: Callable[[], bool]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_retracing_advice() -> Iterator[None]:
-    """Drop TensorFlow's warning about a function that is traced often.
-
-    A search traces the train step for each batch size and calls it only a few times. TensorFlow
-    would warn that this is slow.
-    """
+    """Drop TensorFlow's warning about frequent tracing: a search traces a step for each size."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "triggered tf.function retracing" not in record.getMessage()

@@ -96,13 +96,23 @@ def check_rule(rule: str | None, name: str, others: tuple[str, ...] = ()) -> str
 def scale_beta_2(
     beta_2: float, beta_1: float | None = None, *, batch_size: int, base_batch_size: int
 ) -> float:
-    """Scale Adam's `beta_2` so that its half-life in examples stays the same at `batch_size`.
-
-    `beta_2` suits `base_batch_size`. If `beta_1` is given, the result is not below a limit just
-    above `beta_1 ** 2`, where Adam is unstable. A `beta_2` below the limit is unchanged.
+    """Scale Adam's `beta_2` so that its half-life in examples stays the same.
 
     >>> scale_beta_2(0.99, batch_size=128, base_batch_size=64)
     0.9801
+
+    Args:
+        beta_2: Float in [0, 1), which suits `base_batch_size`.
+        beta_1: Float, Adam's `beta_1`. The result is above its square, because Adam is unstable
+            below. A `beta_2` that is already below is unchanged. If None, there is no limit.
+        batch_size: Integer, the batch size to scale to, in examples.
+        base_batch_size: Integer, the batch size to scale from, in examples.
+
+    Returns:
+        The scaled `beta_2` as a `float`.
+
+    Raises:
+        ValueError: If `beta_2` is out of range, or a batch size is not positive.
     """
     if not 0 <= beta_2 < 1:
         raise ValueError(f"`beta_2` must lie in [0, 1). Received: beta_2={beta_2}.")

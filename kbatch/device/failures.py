@@ -12,7 +12,6 @@ import tensorflow as tf
 from kbatch.errors import UnsendableError, WorkerDied
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
 _MOST_TRACEBACK_CHARACTERS = 20_000
 
 _OUT_OF_MEMORY = (
@@ -28,7 +27,7 @@ _OUT_OF_MEMORY = (
     "dst tensor is not initialized",  # A copy to a GPU that is full.
     "cannot parse tensor from proto",  # A constant of a graph that does not fit.
 )
-# A library could not start or found no algorithm. The cause is memory, or it never works here.
+# A library did not start or found no algorithm. If a smaller batch ran, the cause is memory.
 _NOT_STARTED = (
     "cublas_status_not_initialized",
     "cudnn_status_not_initialized",
@@ -170,7 +169,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def failure_traceback(error: BaseException) -> str:
-    """Return the traceback of an exception, including a worker's; only the end if it is long."""
+    """Return the traceback of an exception, with that of a worker; if it is long, only its end."""
     text = COLOURS.sub("", "".join(traceback.format_exception(error)))
     return text[-_MOST_TRACEBACK_CHARACTERS:]
 

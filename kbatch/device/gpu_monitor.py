@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The usage has at most this many samples, each the mean of several readings.
 _MOST_SAMPLES = 100
-# At this number of readings every second one is dropped, and the interval doubles.
+# At this number of readings, every second one is dropped, and the interval is doubled.
 _MOST_READINGS = 2**14
 
 

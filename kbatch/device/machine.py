@@ -232,7 +232,7 @@ def _gpu(index: int) -> NvmlGpu | None:
     )
 
 
-def _ask_nvml(function: Callable[..., Any], *arguments: Any) -> Any:
+def _ask_nvml(function: Callable[..., Any], *arguments: Any) -> Any:  # None if it fails.
     try:
         return function(*arguments)
     except pynvml.NVMLError:

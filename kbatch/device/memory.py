@@ -15,8 +15,8 @@ from kbatch.device import machine
 from kbatch.library_internals import has_started_devices, local_devices
 
 MEBIBYTE = 2**20
-# A GPU is shared with other processes if TensorFlow can have less than this share of its memory.
-# Of an unused GPU it leaves 5 %, and the driver takes some hundred megabytes.
+# If TensorFlow can have less than this share of a GPU's memory, other processes use the GPU. On an
+# unused GPU, TensorFlow leaves 5 % free, and the driver takes some hundred megabytes.
 _FREE_SHARE = 0.8
 
 

@@ -81,7 +81,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self, environment: Mapping[str, str] | None = None, subject: Callable[[], Any] | None = None
     ):
         self._environment = dict(environment or {})  # Added to the variables of this process.
-        self._subject = subject  # Makes the first argument of all functions.
+        self._subject = subject  # Makes an object in the worker, which all functions take first.
         # The process, the pipe for calls and the pipe for answers.
         self._running: tuple[subprocess.Popen[bytes], Connection, Connection] | None = None
         self._temporary = tempfile.TemporaryDirectory(prefix="kbatch-")
@@ -99,7 +99,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             return ""
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run `function(*arguments)` in the worker, with the subject, if any, as first argument."""
+        """Run a function in the worker. If there is a subject, it is the first argument."""
         if self._running is None or self._running[0].poll() is not None:
             self.restart()
             self._start()
@@ -219,7 +219,7 @@ def _end_with_parent(parent: int, folder: str) -> None:
 
 
 def _answer(message: bytes, subject: list[Any]) -> bytes:
-    """Run a call and return its answer. `subject` is a list that holds the subject, if any."""
+    """Run a call and return its answer. `subject` is a list with the subject, or empty."""
     try:
         kind, function, arguments = pickle.loads(message)
     except Exception as error:  # Unpickling runs the objects' own code, which may raise anything.

@@ -175,7 +175,7 @@ def memory_pass(
     ended: Note | None = None  # Why no larger size is run.
     for size in batch_sizes:
         expected = expected_bytes(measured, size, facts.held_bytes)
-        # After one size the estimate is still poor. A worker process may try and run out of memory.
+        # The estimate from one size is poor. A worker process can try, even if memory runs out.
         trusted = len(measured) > 1 or not probes.isolated
         reason, guarded = ended, True
         if reason is None and trusted and expected is not None and expected > share * limit_bytes:

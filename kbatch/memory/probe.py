@@ -41,7 +41,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         self.limit_bytes = limit_bytes  # None if only the worker can read it.
         self._worker = Worker(environment, functools.partial(_start, workload, limit_bytes))
         self._facts: Any = None
-        # Kept over restarts of the worker: what ran in an earlier process counts.
+        # This stays when the worker restarts: a size that ran in an earlier process counts.
         self._smallest_that_ran: float = math.inf
         self._ran_out = False  # Whether memory ran out in the present process.
 
@@ -71,7 +71,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         try:
             reading = self._worker.call(Run.read, batch_size, worked)
         except MEMORY_ERRORS as error:
-            if device_is_lost(error) and self._ran_out:  # The size that ran out broke the process.
+            if device_is_lost(error) and self._ran_out:  # An earlier size broke this process.
                 self.renew()
                 return self.read(batch_size)
             if not ran_out_of_memory(error, smaller_worked=worked):
@@ -90,7 +90,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         return reading
 
     def renew(self) -> bool:
-        """Restart the worker. Returns False from probes that cannot restart."""
+        """Restart the worker, and return True. Probes in this process return False."""
         self._worker.restart()
         self._ran_out = False
         return True
@@ -191,7 +191,7 @@ def no_example_fits(
 def _out_of_memory(
     message: str, *, died: WorkerDied | None, **known: int | None
 ) -> OutOfMemoryError:
-    """Make the error. If a worker died, say so, because a crash may be the real cause."""
+    """Make the error. If a worker died, say so: the real cause may be another crash."""
     if died is None:
         return OutOfMemoryError(message, **known)
     message = (
@@ -276,7 +276,7 @@ class MaxBatchExperiment:
         return size
 
     def is_bound(self, size: int) -> bool:
-        """Return whether memory limits the size, and not the data or `max_batch_size`."""
+        """Return whether memory limits the size, rather than the data or `max_batch_size`."""
         reached = (self._memory[size] or 0) >= self._window[0] * self.facts.limit_bytes
         return reached or any(outcome != "fits" for _, _, outcome, _, _ in self.runs)
 

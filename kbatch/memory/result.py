@@ -37,7 +37,11 @@ class ProbeRecord:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MaxBatchSizeResult(Result):
-    """The largest batch size that fits in memory, and how it was found."""
+    """The largest batch size that fits in memory, and how it was found.
+
+    >>> result = kbatch.find_max_batch_size(build, x, y)
+    >>> result.max_batch_size, result.predict(64), result.powers_of_two(16)
+    """
 
     max_batch_size: int  #: The size, in examples. It was run.
     reason: Note  #: Why the search ended with this size.

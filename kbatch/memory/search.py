@@ -8,7 +8,7 @@ large ones. Therefore
 
 so the second size can be chosen safely after the first. From two sizes on, the search uses a
 secant to the middle of the window. If the measured rise is small compared with the rise that
-remains, the search goes only a part of the way, because a steeper line may still be hidden.
+remains, the next size is only a part of the way, because a steeper line may begin further on.
 
 On a busy machine the peaks of one size differ by 10 % from run to run. The search uses the highest
 reading of each size. If memory rises too steeply between two sizes, it measures the smaller one
@@ -30,25 +30,22 @@ from kbatch.records.notes import Note
 MEMORY_WINDOW = (0.80, 0.90)
 # The next size is at most this many times the size that is safe by M(b) <= M(a) b / a.
 _BEYOND_SAFE = 2.0
-# If the last rise is less than this share of the remaining rise, only this part is gone.
-_TRUSTED_RISE = 0.7
-_FIRST_PART = 0.55
-# Memory is said to jump between two sizes that differ by at most this share.
+# If memory rose by less than `_TRUSTED_RISE` of the rise that remains to the middle of the window,
+# the next size aims at only `_FIRST_PART` of this rise.
+_TRUSTED_RISE, _FIRST_PART = 0.7, 0.55
+# If two sizes differ by at most this share and only the smaller one is too small, memory jumps.
 _TIGHT = 0.02
-# Spread of one measurement, as a share of its value.
+# Standard deviation of one measurement, as a share of its value.
 _SPREAD = 0.02
-# Prior spread of readings on a machine in use, and its weight as a number of readings.
+# Prior of that deviation on a machine in use, and its weight as a number of readings.
 _PRIOR_SPREAD, _PRIOR_READINGS = 0.03, 4
 # A rise of at least this many times the average per example is a jump. A smaller rise may be noise,
 # and the smaller size is then measured up to `_MOST_READINGS` times.
 _STEEP, _MOST_READINGS = 2.0, 3
 
-
 # How a run of a batch size ended, and its purpose.
 Outcome = Literal["fits", "above_window", "out_of_memory"]
 Purpose = Literal["search", "fresh_process", "mixed_sizes"]
-
-
 # The largest measured size that is not above the window (None if not even one example fits), and
 # the reason why the search ended with it.
 MaxBatchAnswer = tuple[int | None, Note]
@@ -117,7 +114,7 @@ class MaxBatchSearch:
         return {b: m for b, m in self.memory_bytes.items() if m is not None}
 
     def _bracket(self) -> tuple[int, int | None]:
-        """Return the largest size below the window, or 0, and the smallest larger one, or None."""
+        """Return the largest size below the window (or 0) and the next measured size (or None)."""
         below = max((b for b, m in self._fitting.items() if m < self._low), default=0)
         return below, min((b for b in self.memory_bytes if b > below), default=None)
 
@@ -142,7 +139,7 @@ class MaxBatchSearch:
         return Note.of(code, below=below, needs=needs, above=above, reached=reached)
 
     def _is_unsure(self, below: int, above: int | None) -> bool:
-        """Return whether noise, and not a jump of memory, may explain a tight bracket."""
+        """Return whether two near sizes may differ so much because of noise, and not of a jump."""
         if below < 2 or above is None or not _is_tight(below, above):
             return False
         memory, beyond = self._fitting[below], self.memory_bytes[above]
@@ -221,7 +218,7 @@ def predict_memory(memory_bytes: Mapping[int, float], batch_size: int) -> float:
 
 # Peaks of one size differ by up to this share from run to run, and so may a point and the line.
 _NOISE = 0.1
-# Sizes that differ by less than this factor show the noise of the peaks, or a jump, and no slope.
+# A line is fitted only to sizes that differ by at least this factor. Others show noise or a jump.
 _LEAST_SPAN = 2
 
 
@@ -279,7 +276,7 @@ def _fit_to_largest(
         fits.append((MemoryFit(fixed, slope), b, m))
         if np.all(np.abs(fixed + slope * b - m) <= _NOISE * m):
             return fits[-1]
-    # Memory jumps, so no line is near all sizes. The fit to all of them is the least wrong.
+    # Memory jumps, so no line is near all sizes. Use the line through all sizes.
     return fits[0] if fits else (None, sizes, memory)
 
 

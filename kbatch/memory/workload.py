@@ -36,7 +36,7 @@ class Workload:
     data: TrainingData
     dtype_policy: str  # Global policy under which the model is built.
     training: bool = True  # If False, predictions run instead of train steps.
-    accumulate_below: int = 0  # Smaller sizes run as micro-batches of a batch of this size.
+    accumulate_below: int = 0  # A smaller size is a micro-batch of a batch with this size.
     moments_every: int = 0  # As in `Accumulation`.
     replicas: int = 1  # Replicas that share each batch. Sizes are per replica.
 
@@ -103,7 +103,7 @@ class Run:
         self._workload = workload
         # A model that already accumulates gradients is measured with its own step.
         self._train_step = vars(model).get("train_step")
-        # The train step and Keras's compiled function by micro-batch size; key None: a whole batch.
+        # Train step and Keras's compiled function, by micro-batch size. A whole batch has key None.
         self._compiled: dict[int | None, tuple[Any, Any]] = {}
         self.data = workload.data
         sample = self.data.some_rows(model)
@@ -127,9 +127,9 @@ class Run:
         return self.data.sample(rows, self.model)
 
     def left_out_bytes(self, batch_size: int) -> int:
-        """Return the input bytes of a real batch that `run` leaves out.
+        """Return the bytes of inputs that a real batch has and the batch of `run` does not have.
 
-        A probe of a micro-batch runs two micro-batches, and a real batch may have more.
+        A probe of a micro-batch runs two micro-batches, and a real batch may have more of them.
         """
         if batch_size >= self._workload.accumulate_below:
             return 0
@@ -218,7 +218,7 @@ class Run:
         return min(available, batch_size)
 
     def _set_train_step(self, batch_size: int) -> None:
-        """Set the train step of a micro-batch size, compiled before if it ran before."""
+        """Set the train step of a micro-batch size. If it ran before, use its compiled function."""
         size = batch_size if batch_size < self._workload.accumulate_below else None
         if size not in self._compiled:
             as_given = size is None and vars(self.model).get("train_step") is self._train_step

@@ -86,7 +86,6 @@ class Result(ABC):
         return f"<{type(self).__name__}: {self.answer}>"
 
     def __str__(self) -> str:
-        """Format the answer, its use, the table and the notes for a terminal."""
         from kbatch.page.document import table_text
 
         head = [self.answer, *([self.use] if self.use else [])]

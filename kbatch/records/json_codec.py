@@ -18,7 +18,6 @@ SCHEMA_VERSION = 1
 # Sums of squares of larger numbers would overflow. A larger number means that training diverged.
 LARGEST_NUMBER = 1e100
 _LONGEST_SHOWN = 200
-
 # Errors that a constructor or a decoder may raise if a file does not hold what it should.
 DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 

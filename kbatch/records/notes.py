@@ -1,4 +1,4 @@
-"""Notes: facts that may change what a reader does. A note has a code, values and a text.
+"""Notes: facts that may change what a user does. A note has a code, values and a text.
 
 The notes of a result are listed in the order of their importance, which is the order of `KINDS`. A
 study shows all its notes. Any other result shows the first three.
@@ -66,7 +66,6 @@ _MEASURED_HERE = {
     "memory are not counted, and a much too large batch may end this process",
 }
 
-
 # Why a search is a grid although `strategy="race"` was given.
 GridReason = Literal["several_objectives", "returned_number", "time", "own_fit"]
 _NO_RACE: Mapping[GridReason, str] = {
@@ -75,7 +74,6 @@ _NO_RACE: Mapping[GridReason, str] = {
     "time": "its objective is a time, and a race compares a metric such as accuracy or loss",
     "own_fit": "a race cannot set the learning rate of a HyperModel with its own `fit`",
 }
-
 
 # The text of each code: a template with its values in braces, or a function that makes the text.
 KINDS: dict[str, str | Callable[..., str]] = {
@@ -355,5 +353,5 @@ def by_importance(notes: Iterable[Note]) -> tuple[Note, ...]:
 
 
 def most_important(notes: Iterable[Note]) -> tuple[Note, ...]:
-    """Return the notes that a result shows."""
+    """Return the first three notes by importance, which a result shows."""
     return by_importance(notes)[:3]

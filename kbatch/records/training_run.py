@@ -272,7 +272,6 @@ class ExecutionRecord:
     place: int | None = None
 
     def __repr__(self) -> str:
-        """Summarize the run in one line."""
         parts = [f"batch size {self.batch_size}", self.dtype_policy, f"{len(self.epochs)} epochs"]
         if self.updates is not None:
             parts.append(f"{self.updates} updates")

@@ -113,7 +113,6 @@ class Decision:
         return str(self.page)
 
     def __repr__(self) -> str:
-        """Summarize the decision in one line; `print` shows the page."""
         return f"<Decision: {self.page.sentences[0]}>"
 
     def _repr_html_(self) -> str:

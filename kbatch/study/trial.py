@@ -75,7 +75,6 @@ class TrialRecord:
     executions: tuple[ExecutionRecord, ...]  #: The training runs, in order.
 
     def __repr__(self) -> str:
-        """Summarize the trial in one line."""
         parts = [f"batch size {self.batch_size}", self.dtype_policy, self.status]
         name = self.objective.name
         if (value := self.metrics.get(name, self.judged_value)) is not None:
