@@ -10,7 +10,7 @@ from kbatch.records.machine import LIBRARIES, EnvironmentRecord
 
 
 def format_number(value: float, digits: int = 3) -> str:
-    """Format a measured number with significant digits, such as 12,300 or 0.972."""
+    """Format a measured number with this many significant digits, such as 12,300 or 0.972."""
     if value == 0:
         return "0"
     # Round first, because rounding may give the next power of ten: 999.7 becomes 1,000.
@@ -91,7 +91,7 @@ def join_words(words: Iterable[str]) -> str:
 
 
 def at_most(names: Sequence[str], most: int = 5) -> list[str]:
-    """Return the first names and, if there are more, a text such as "7 more"."""
+    """Return the first `most` names and, if there are more, a text such as "7 more"."""
     more = len(names) - most
     return [*names[:most], *([f"{more:,} more"] if more > 0 else [])]
 

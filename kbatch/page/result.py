@@ -42,7 +42,7 @@ class Result(ABC):
 
     title: str  # Title, in a few words.
     answer: str  # The decision, in one sentence.
-    use: str = ""  # How to act on it, in one or two sentences. Empty if the answer says it.
+    use: str = ""  # How to use the answer, in one or two sentences. Empty if it says so itself.
     #: Conditions of the measurement, as texts by name.
     settings: Mapping[str, str] = MappingProxyType({})
     noted: tuple[Note, ...]

@@ -23,7 +23,7 @@ SETTINGS_REMEDY = (
     "run the same script with the same arguments. The search then writes a new file, and keeps the "
     "trials whose epochs, batch sizes and seeds match the script."
 )
-# Types of the settings that a decision or a resumed search reads. Other settings are only shown.
+# Types of the settings that a decision or a resumed search reads. Other settings are for display.
 _SETTING_TYPES: Mapping[str, Any] = {
     "batch_sizes": tuple[int, ...],
     "base_batch_size": int,
@@ -119,7 +119,7 @@ NoOutcomes = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """A validation metric, with one value for each block of examples.
+    """A validation metric of one run, with one value for each block of validation examples.
 
     Values are means over the best fifth of the epochs (`best_epochs`). Their mean is the metric
     over all validation examples. Runs with the same examples in the same order are compared block
@@ -144,9 +144,9 @@ class Outcomes:
 class AskedRun(NamedTuple):
     """The training run that a search requests, in plain types."""
 
-    executions: int = 1  # Runs of the trial, with this one. Earlier runs have completed.
+    executions: int = 1  # Runs of the trial up to this one. The earlier ones completed.
     epochs: int | None = None  # Epochs of a short run; None if it is complete.
-    place: int | None = None  # Among the runs of the search, in the order in which they begin.
+    place: int | None = None  # Number in the order in which the runs of the search begin.
     # For each epoch: the objective (negated if smaller is better) that the run must have reached by
     # the end of this epoch. A run that has not reached it is stopped early.
     least: tuple[float, ...] = ()
@@ -383,7 +383,7 @@ def throughput_of_windows(
 ) -> Estimate[float] | None:
     """Return the examples/s over all windows, with the quartiles of two windows or more.
 
-    The interval is widened to include the value.
+    The value is a median over parts. If it is outside the quartiles, the range is widened.
     """
     if not len(examples):
         return None

@@ -1,4 +1,4 @@
-"""The trials of a search that are compared, one of each batch size, their runs and their names."""
+"""Choose the trials to compare, one of each batch size, and prepare their runs and names."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from kbatch.records.training_run import TIMES, Budget, ExecutionRecord, NoOutcom
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
 from kbatch.training.metrics import is_fraction
 
-# Default tolerance of a metric between 0 and 1 if larger is better. Others: 2 % of the best value.
+# Default tolerance of metrics from 0 to 1 if larger is better. Others have 2 % of the best value.
 _DEFAULT_TOLERANCE = 0.01
 # Why a completed trial is not compared, or not judged in a race.
 LeftOutReason = Literal[
@@ -30,7 +30,7 @@ LeftOutReason = Literal[
     "far_rate",
 ]
 LeftOut = tuple[TrialRecord, LeftOutReason]
-# Why runs are not compared validation example by validation example.
+# Why runs are compared only by their values, and not by validation example.
 Unpaired = NoOutcomes | Literal["time", "not_recorded", "other_examples", "other_blocks"]
 
 
@@ -61,7 +61,7 @@ def comparable_trials(
     Return the chosen trials, and the other completed ones with the reason.
     """
     completed = [*filter(None, map(with_complete_runs, trials))]
-    # A run without a value never met the target, or its metric was not finite.
+    # A run has no value if it never met the target, or if its metric was not finite.
     scored = [trial for trial in completed if None not in trial.judged_values]
     if not scored:
         return (), []
@@ -88,7 +88,7 @@ def comparable_trials(
 
 
 def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
-    """Group trials that differ only in a learning rate of the search, the best of a group first."""
+    """Group trials that differ only in the learning rate of the search. The best comes first."""
     groups: dict[object, list[TrialRecord]] = {}
     for trial in trials:
         settings = repr((trial.batch_size, compared_settings(trial), _budget(trial)))
@@ -103,7 +103,7 @@ def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
 
 
 def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], Unpaired | None]:
-    """Return the runs of trials, and why they are not compared by validation example."""
+    """Return the runs of trials, and why they have no values for blocks of examples, if so."""
     executions = [e for trial in trials for e in trial.executions if e.status == "completed"]
     objective = trials[0].objective
     unpaired = _unpaired_reason(executions, objective)
@@ -166,10 +166,10 @@ def rate_factor(trial: TrialRecord) -> float:
 def rate_setters(trials: Iterable[TrialRecord], *, sure: bool = False) -> tuple[str, ...]:
     """Name the callbacks that replace the learning rates of runs; empty if there are none.
 
-    Callbacks replace the rates if two runs with different rates trained at equal ones, in the first
-    update or in the later half of their epochs. A callback that multiplies the rate does not
-    replace it. If all runs have one rate and none trained at it, the runs do not show which is the
-    case. Then the callbacks are named too, unless the answer must be `sure`.
+    Callbacks replace the rates if two runs that were built with different rates trained at equal
+    ones, in the first update or in the later half of their epochs. A callback that multiplies the
+    rate does not replace it. If all runs were built with one rate and none trained at it, both are
+    possible. Then the callbacks are named too, unless the answer must be `sure`.
     """
     runs = [
         run
@@ -191,7 +191,7 @@ def rate_setters(trials: Iterable[TrialRecord], *, sure: bool = False) -> tuple[
 
 
 def _rates_of(run: ExecutionRecord) -> tuple[float, ...]:
-    """Return the rate after the rule, the rate of the first update, and the rate of each epoch."""
+    """Return the built rate, the rate of the first update, and the rate at each epoch's end."""
     given = run.scaling.learning_rate if run.scaling else 0.0
     at_ends = (epoch.learning_rate for epoch in run.epochs)
     return given, *(rate or 0.0 for rate in (run.learning_rate, *at_ends))
@@ -220,7 +220,7 @@ def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
 
 
 def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -> float:
-    """Return the tolerance in the metric's unit. If it is None, return the default."""
+    """Return the tolerance in the metric's unit. If it is None, use the metric's default."""
     if tolerance is not None:
         return float(tolerance)
     best = min(trials, key=lambda trial: trial.rank).judged_value or 0.0
@@ -229,7 +229,7 @@ def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -
 
 
 def _is_tolerance_absolute(objective: Objective, best: float) -> bool:
-    """Return whether a tolerance is in the metric's unit, and not a share of the best value."""
+    """Return whether the tolerance of a metric is absolute, and not a share of the best value."""
     return objective.direction == "max" and 0 <= best <= 1
 
 
@@ -267,7 +267,7 @@ def is_time(objective: Objective) -> bool:
 
 def compared_settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
     """Return the policy and the settings that trials must share to be compared."""
-    # As text, True differs from 1.
+    # As texts, True and 1 are different.
     return trial.dtype_policy, {name: repr(value) for name, value in _others(trial).items()}
 
 
@@ -278,7 +278,7 @@ def _others(trial: TrialRecord) -> dict[str, Any]:
 
 
 def _budget(trial: TrialRecord) -> tuple[object, ...]:
-    """Return the limits of a trial's training. Hyperband of keras-tuner varies the epochs."""
+    """Return the limits of a trial's training, and the epochs that keras-tuner's Hyperband set."""
     run, rung = trial.last, ("tuner/initial_epoch", "tuner/epochs")
     return (run.budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
 

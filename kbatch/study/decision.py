@@ -33,9 +33,9 @@ from kbatch.study.trial import TrialRecord, device_kinds
 if TYPE_CHECKING:
     import pandas as pd
 
-# Complete trainings of a race for each batch size, if no number is given.
+# Default of `max_trainings`: complete trainings for each batch size.
 TRAININGS_PER_SIZE = 2
-# A rate is far from the answer's if their factors beside the rule differ by at least this ratio.
+# A learning rate is far from the answer's if their factors of the rule's rate differ by this ratio.
 _FAR = 8
 # The values of a table's row, by column.
 Row = dict[str, Any]
@@ -60,12 +60,12 @@ class Page(NamedTuple):
 
 
 def frame_of(rows: Sequence[Row]) -> "pd.DataFrame":
-    """Make a table of rows, in which the answer is the row to take."""
+    """Make a table of rows. The row with the verdict "take" is the answer."""
     import pandas as pd
 
     table = pd.DataFrame(rows)
     table.attrs["answer"] = [place for place, row in enumerate(rows) if row["verdict"] == "take"]
-    # A metric under Keras's name, and the value that decides.
+    # Columns of metrics have Keras's names or begin with "judged".
     metrics = [n for n in table.columns if n.isidentifier() or n.startswith("judged")]
     table.attrs["digits"] = dict.fromkeys(metrics, 4)
     return table
@@ -149,7 +149,7 @@ class Decision:
         return self.judgement is not None and self.judgement.certain
 
     def as_judged(self, trial: TrialRecord) -> TrialRecord:
-        """Return the compared form of a trial, with its complete runs, or the trial itself."""
+        """Return a trial as it is in `trials`, with its complete runs only, or the trial itself."""
         return next((one for one in self.trials if one.trial_id == trial.trial_id), trial)
 
     @property
@@ -260,7 +260,7 @@ def decide(
     if judged is None:
         return Decision(None, None, None, confidence=confidence)
     judgement, compared, left_out, unpaired, tolerance = judged
-    # Validation examples of other classes do not show which size is worse.
+    # If training and validation data have other classes, validation does not show what is worse.
     if any(note.code == "split_by_class" for trial in compared for note in trial.notes):
         unknown: Any = {"certain": False, "certified": (), "worse": ()}
         judgement = dataclasses.replace(judgement, obstacle="split_by_class", **unknown)
@@ -301,7 +301,7 @@ def _grid(
     objective = compared[0].objective
     tolerance = tolerance_in_units(compared, tolerance)
     runs, unpaired = runs_of(compared)
-    # Each extension of a grid is another look. One run of each size is never certain.
+    # Each extension of a grid is a further look. With one run of each size, nothing is certain.
     looks = sum(count > 1 for count in search.get("executions_asked", ()))
     judgement = judge(
         runs,
@@ -312,7 +312,7 @@ def _grid(
         over_examples=not is_time(objective),
     )
     rounds = max(len(trial.executions) for trial in compared)
-    if rounds == 1 and judgement.obstacle is None:  # The windows of a throughput are no runs.
+    if rounds == 1 and judgement.obstacle is None:  # Timing windows of one run count as no runs.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
     return judgement, compared, left_out, unpaired, tolerance
 
@@ -327,14 +327,14 @@ def _race(
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         groups.setdefault(repr(other_hyperparameters(trial.hyperparameters)), []).append(trial)
-    # A race trains each setting once, and then only the best one.
+    # A race trains each setting once and continues with the best one, which has the most runs.
     raced = best = min(
         groups.values(),
         key=lambda group: (-sum(len(t.executions) for t in group), min(t.rank for t in group)),
         default=[],
     )
     task = race_task(raced, search, tolerance=tolerance, confidence=confidence)
-    if not task.search_rate:  # A callback replaced the other factors.
+    if not task.search_rate:  # If a callback sets the rates, other factors mean nothing.
         raced = [trial for trial in raced if rate_factor(trial) == 1]
     runs, unpaired = runs_of(raced) if raced else ([], None)
     if (judgement := judge_race(task, runs)) is None:
@@ -370,7 +370,7 @@ def race_task(
     tolerance: float | None = None,
     confidence: float = DEFAULT_CONFIDENCE,
 ) -> RaceTask:
-    """Return the constants of a race, from the settings of its search."""
+    """Return the task of a race, from the settings of its search."""
     sizes, searches = tuple(search["batch_sizes"]), search.get("search_learning_rate", True)
     scored = [trial for trial in trials if trial.judged_value is not None]
     runs = [run for trial in trials for run in trial.executions]
@@ -434,7 +434,7 @@ def shown_speed(
 def speed_against(
     decision: Decision, trial: TrialRecord, than: TrialRecord
 ) -> Estimate[float] | None:
-    """Return how many times as fast a compared trial trains as another; None if it is unknown."""
+    """Return how many times as fast a compared trial trains as another; None if unknown."""
     seconds, judgement = seconds_of(decision), decision.judgement
     if judgement is None or not {trial.trial_id, than.trial_id} <= seconds.keys():
         return None
@@ -445,7 +445,7 @@ def speed_against(
 
 
 def speedup(base: TrialRecord, other: TrialRecord, ratio: float) -> Estimate[float]:
-    """Return the ratio of two trials' training times, with an interval over runs if it is known."""
+    """Return the given ratio of two trials' training times, with an interval over runs if known."""
     if len(device_kinds([base, other])) > 1 or any(map(ends_by_time, base.executions)):
         return Estimate(ratio)
     seconds = training_seconds if base.last.target is None else lambda e: e.seconds_to_target

@@ -35,9 +35,9 @@ from kbatch.study.decision import Decision, seconds_of, speed_against
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 from kbatch.training.metrics import is_accuracy, metric_words
 
-# If training waits for data during a larger share of its time, data limit the samples/s.
+# If training waits for data for more than this share of its time, data limit the samples/s.
 MUCH_DATA_WAIT = 0.2
-# A part of training that is the same for all seeds: what all runs did, and the unknown effect.
+# Parts of training that the seed does not change: what all runs did, and the effect not tested.
 _PINNED = {
     "weights": ("began with the same weights", "initialization"),
     "order": ("saw the examples in the same order", "order"),
@@ -51,11 +51,11 @@ _TO_BE_CERTAIN = {
     "few_examples": "To be certain, use more validation examples, especially of rare classes",
     "heavy_tails": "To be certain, use a metric that weighs examples equally, such as accuracy",
 }
-# There is no note on updates if larger batches gain less than this share of samples/s.
+# There is a note on updates if larger batches gain more than this share of samples/s.
 _SMALL_GAIN = 0.1
-# Usual overfitting is less than this difference of training and validation accuracy.
+# Training accuracy is far above validation accuracy if it is this much higher.
 _FAR_BELOW = 0.1
-# After five averaging times, an average still has exp(-5) = 0.7 % of its initial value.
+# After five averaging times, a moving average keeps exp(-5) = 0.7 % of its initial value.
 _AVERAGING_TIMES = 5
 
 
@@ -104,7 +104,7 @@ def notes_of(
 
 
 def _certainty(decision: Decision, is_race: bool) -> Iterator[Note]:
-    """Note how the answer can become certain, and doubts about its values and times."""
+    """Yield notes on how the answer can become certain, and on doubts about values and times."""
     judgement, speedup = decision.judgement, decision.speedup
     if judgement is None:
         return
@@ -141,7 +141,7 @@ def _certainty(decision: Decision, is_race: bool) -> Iterator[Note]:
 def _rate(
     decision: Decision, named: TrialRecord, trials: Sequence[TrialRecord], search: Mapping[str, Any]
 ) -> Iterator[Note]:
-    """Note that the user's learning rate was not checked, or that another one is better.
+    """Yield a note if the user's learning rate was not checked, or if another one is better.
 
     Rates are compared at one batch size and over equal numbers of epochs, because a run that looks
     for a learning rate may be short.
@@ -194,7 +194,7 @@ def _rate(
 
 
 def _without_rule(trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Note that no setting follows the batch size, because the optimizer has no rule."""
+    """Yield a note if no setting follows the batch size, because the optimizer has no rule."""
     for trial in trials:
         scaling, factor = trial.last.scaling, rate_factor(trial)
         if scaling is None or scaling.rule or scaling.batch_size == scaling.base_batch_size:
@@ -226,7 +226,7 @@ def _noise(decision: Decision, pair: Sequence[TrialRecord], trials: Iterable[Tri
 
 
 def _use(decision: Decision, run: ExecutionRecord) -> Iterator[Note]:
-    """Note the settings that `apply` sets besides the learning rate, and callbacks for `fit`."""
+    """Yield notes on the settings that `apply` sets besides the rate, and on callbacks of `fit`."""
     if run.plan is None:  # A custom `HyperModel.fit` trained.
         return
     if run.budget or run.target or _ended_by_callback(run):
@@ -252,7 +252,7 @@ def _use(decision: Decision, run: ExecutionRecord) -> Iterator[Note]:
 
 
 def _setting_text(value: float | str) -> str:
-    """Write a setting. A number just below 1 has two digits of its distance, such as 0.9995."""
+    """Format a setting. If a number is just below 1, write two digits of 1 - x, as in 0.9995."""
     if isinstance(value, str):
         return value
     distance = 1 - value
@@ -262,7 +262,7 @@ def _setting_text(value: float | str) -> str:
 def _binding_here(
     decision: Decision, best: TrialRecord, trials: Sequence[TrialRecord], words: str
 ) -> Iterator[Note]:
-    """Note which limit keeps the batch size of the answer from being larger."""
+    """Yield notes on the limit that keeps the batch size of the answer from being larger."""
     # While training waits for data, its samples/s do not show the speed of the device.
     if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
         yield from _waiting(trials)
@@ -297,7 +297,7 @@ def _given_up_for_updates(
 ) -> float | None:
     """Return the gain in speed if every larger batch was faster and less accurate, else None."""
     updates = best.mean(lambda e: e.updates)
-    # A size that is not compared may have trained at a wrong learning rate only.
+    # A size that is not compared may have trained only at a wrong learning rate.
     larger = [trial for trial in decision.trials if trial.batch_size > best.batch_size]
     budgets = {(len(run.epochs), end_text(run)) for run in trained_runs(trials)}
     same_epochs = len(budgets) == 1 and not budgets.pop()[1]
@@ -320,7 +320,7 @@ def _ended_by_callback(run: ExecutionRecord) -> bool:
 
 
 def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[Note]:
-    """Note that the objective still improved in the last fifth of training."""
+    """Yield a note if the objective still improved in the last fifth of training."""
     name, sign = trial.objective.name, trial.objective.sign
     curves = [[epoch.finite(name) for epoch in run.epochs] for run in trial.executions]
     count = min(map(len, curves))
@@ -338,7 +338,7 @@ def _still_rising(trial: TrialRecord, tolerance: float, words: str) -> Iterator[
 
 
 def _failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Note how often runs may fail, if a run at this learning rate and a similar size failed."""
+    """Yield a note on how often runs may fail, if one failed at this rate and a similar size."""
     sizes = sorted({trial.batch_size for trial in trials})
     place, succeeded = sizes.index(named.batch_size), len(named.executions)
     near = sizes[max(0, place - 1) : place + 2]
@@ -379,7 +379,7 @@ def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
         known = sorted(rate for rate in rates if rate)
         ends = dict.fromkeys(setting(rate) for rate in (*known[:1], *known[-1:]))
         yield Note.of("rates_by_callback", who=join_words(names), ends=" to ".join(ends))
-    # An untrained model matters only if it is the answer.
+    # A model that predicts one class matters only if it is the answer.
     notes = [n for trial in all_trials for n in trial.notes if n.code != "most_common_class"]
     yield from {note.code: note for note in reversed(notes)}.values()  # The first of each code.
 
@@ -396,7 +396,7 @@ def _waiting(trials: Iterable[TrialRecord]) -> Iterator[Note]:
 
 
 def _lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:
-    """Note that moving averages lag, so that validation does not show what the model learned."""
+    """Yield a note if moving averages lag, so that validation is worse than the model."""
     lags = [(lag, t) for t in trials for e in t.executions if (lag := _lag(e)) is not None]
     if lags:
         (_, values), trial = max(lags, key=lambda pair: pair[0][0])

@@ -48,7 +48,7 @@ from kbatch.training.metrics import is_accuracy, is_fraction, metric_words
 
 _LONGEST_REASON = 60
 SPEED_NOT_KNOWN = "difference in speed not known"
-_NEARLY = 1.25  # Speeds whose ratio may be 1 are "as fast within" a share of at most a quarter.
+_NEARLY = 1.25  # If two speeds may be equal, and differ at most by this, they are "as fast within".
 # Notes about values that a lower learning rate does not make finite.
 _NOT_FINITE = ("data_not_finite", "part_not_finite", "float16_overflows")
 # Why a trial is left out: the end of a sentence, and a verdict of the table.
@@ -128,10 +128,10 @@ def with_page(
 
 
 def _headline(decision: Decision, trial: TrialRecord, name: str, *, your: bool) -> str:
-    """Name the answer. `your` says whether the base size is the user's."""
+    """Name the answer. `your` says whether the user, and not kbatch, chose the base size."""
     keep = your and trial.batch_size == decision.base_batch_size and rate_factor(trial) == 1
     rate = f" and learning rate {setting(decision.learning_rate)}" if decision.learning_rate else ""
-    # A custom policy is named, if it is not a part of `name`.
+    # Name an unusual policy, unless it is a part of `name`.
     policy = trial.dtype_policy
     usual = policy in ("float32", "mixed_float16") or policy in name
     under = "" if usual else f" under {policy}"
@@ -174,7 +174,7 @@ def _is_fastest(decision: Decision) -> bool:
 
 
 def _change(decision: Decision, words: str, within: str) -> str:
-    """Compare the answer with the base size, in agreement with the base size's verdict."""
+    """Compare the answer with the base size. The sentence must agree with the table's verdict."""
     base = next((t for t in decision.trials if t.batch_size == decision.base_batch_size), None)
     if base is None or decision.trial is None or base is decision.trial:
         return ""
@@ -320,7 +320,7 @@ def _page_rows(
 def rows_of(
     decision: Decision, trials: Sequence[TrialRecord], quality: Objective | None
 ) -> tuple[Row, ...]:
-    """Return all measurements: a row for each setting, at its compared or best learning rate."""
+    """Return a row with all measurements of each setting, at its compared or best rate."""
     rows, names = [], differing(trials)
     waited = any((trial.data_wait_share or 0.0) > MUCH_DATA_WAIT for trial in trials)
     cut = any((trial.last.accumulation_steps or 1) > 1 for trial in trials)
@@ -427,7 +427,7 @@ def _quality(decision: Decision, trial: TrialRecord) -> str:
 
 
 def _behind(decision: Decision, trial: TrialRecord) -> float:
-    """Return how much worse a judged value is than the answer's; 0 if both look equal."""
+    """Return how much worse a judged value is than the answer's; 0 if both are printed alike."""
     values = [decision.as_judged(t).judged_value or 0.0 for t in (decision.trial or trial, trial)]
     behind = trial.objective.sign * (values[0] - values[1])
     # The mean of equal values may differ in the last bits.
@@ -436,7 +436,7 @@ def _behind(decision: Decision, trial: TrialRecord) -> float:
 
 
 def _is_settled(decision: Decision, trial: TrialRecord) -> bool:
-    """Return whether a trial is certainly worse than another one or as good as the answer."""
+    """Return whether a trial is certainly worse than another one, or certainly as good."""
     certified = decision.judgement.certified if decision.judgement and decision.certified else ()
     as_good = (trial.batch_size, rate_factor(trial)) in certified
     near = abs(_behind(decision, trial)) <= (decision.tolerance or 0.0)

@@ -52,7 +52,7 @@ from kbatch.study.trial import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# A search on another host is assumed to have ended if it has written nothing for this time.
+# If a search on another host has written nothing for this time, kbatch assumes that it ended.
 _SILENT_S = 600.0
 # What the table and the figures of a report show.
 _CORRECTED = "corrected for changes of the machine's speed, except in the table of all runs"
@@ -160,7 +160,7 @@ class Study(Result):
 
     @functools.cached_property
     def quality_metric(self) -> Objective | None:
-        """The objective if it shows what a model learned, else a validation metric."""
+        """The objective if it shows how good a model is, else a validation metric."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
         return self.trials[0].objective.or_quality(names) if self.trials else None
 
@@ -201,7 +201,7 @@ class Study(Result):
             decision = decide(self.trials, settings, tolerance=tolerance, confidence=level)
             lost = {"missing": self.missing, "problems": self.problems}
             notes = by_importance(notes_of(decision, self.trials, settings, **lost))
-            if is_unfinished(self.trials, self.progress):  # It needs no larger budget to continue.
+            if is_unfinished(self.trials, self.progress):  # It continues without a larger budget.
                 dropped = ("to_be_certain", "sizes_not_compared")
                 notes = tuple(note for note in notes if note.code not in dropped)
             if self.trials:
@@ -305,7 +305,7 @@ class Study(Result):
 
 
 def _frame_of(rows: Iterable[tuple[TrialRecord, dict[str, object]]]) -> "pd.DataFrame":
-    """Make a table of rows, and add metrics and hyperparameters under names that are free."""
+    """Make a table of rows. Add metrics and hyperparameters as columns with free names."""
     import pandas as pd
 
     rows = list(rows)
@@ -319,7 +319,7 @@ def _frame_of(rows: Iterable[tuple[TrialRecord, dict[str, object]]]) -> "pd.Data
 
 
 def refuse_empty(study: Study) -> None:
-    """Raise a `ValueError` with advice, if this is no study or has no trial."""
+    """Raise a `ValueError` with advice if a value is no study, or a study without a trial."""
     if not isinstance(study, Study):
         raise InputTypeError(
             'Give a study, such as `tuner.study` or `kbatch.load_study("results/search")`. '
@@ -503,7 +503,7 @@ def _is_alive(progress: Progress) -> bool:
 
 
 def _status_without_record(file: Path) -> tuple[str, str]:
-    """Return the status and the last message of a trial without a record, by keras-tuner."""
+    """Return keras-tuner's status and last message of a trial that has no record."""
     if not file.exists():
         return "", ""
     try:

@@ -17,7 +17,7 @@ OWN_COLUMNS = ("batch_size", "dtype_policy")
 
 
 def within_range(metric: str, value: Estimate[float] | None) -> Estimate[float] | None:
-    """End the interval of a fraction at 0 and 1."""
+    """Cut the interval of a metric that is a fraction at 0 and at 1."""
     if value is None or value.ends is None or not (is_fraction(metric) and 0 <= value.value <= 1):
         return value
     low, high = value.ends
@@ -25,7 +25,7 @@ def within_range(metric: str, value: Estimate[float] | None) -> Estimate[float] 
 
 
 def mean_of(values: Sequence[float], *, positive: bool = False) -> Estimate[float] | None:
-    """Return a mean, from three values on with its 95 % interval, by logs of `positive` values."""
+    """Return a mean. From three values on, it has a 95 % interval, of logarithms if `positive`."""
     mean = mean_interval(values) or (Estimate(fmean(values)) if values else None)
     logs = mean_interval([*map(math.log, values)]) if positive and all(values) else None
     if mean is None or logs is None or logs.ends is None:
@@ -51,11 +51,11 @@ class Objective:
         return (-self.sign * value, batch_size, trial_id)
 
     def is_better(self, value: float, other: float | None) -> bool:
-        """Return whether a value is finite and better than another one; None is the worst."""
+        """Return whether a value is finite and better than `other`, which may be None."""
         return math.isfinite(value) and (other is None or self.sign * (value - other) > 0)
 
     def or_quality(self, names: Collection[str]) -> "Objective | None":
-        """Return the objective if it is among these metrics, else an accuracy or the loss."""
+        """Return the objective if it is one of these metrics, else an accuracy or the loss."""
         if self.name in names and self.name != "samples_per_second":
             return self
         validated = sorted(names, key=lambda name: not name.startswith("val_"))
@@ -67,7 +67,7 @@ class Objective:
 
 @dataclasses.dataclass(frozen=True)
 class TrialRecord:
-    """One trial with all its training runs. A property of it is a mean over its runs."""
+    """One trial with all its training runs. Its numbers are means over these runs."""
 
     trial_id: str  #: Identifier of keras-tuner.
     hyperparameters: Mapping[str, bool | int | float | str | None]  #: Values by name.

@@ -23,7 +23,7 @@ from kbatch.training.metrics import is_fraction, metric_words
 # Most batch sizes in the legend below a title.
 _MOST_NAMES = 15
 BATCH_LABEL = "Batch size (examples per update)"
-# The note on the answers of several studies. The legend names their sizes and doubts.
+# Note for figures of several studies. The legend names the recommended sizes.
 RINGS = "Rings: recommended batch sizes."
 
 
@@ -49,7 +49,7 @@ def write_conditions(
 
 
 def incomplete_text(studies: Sequence[Study], *, diverged: bool = True) -> str:
-    """Name the trials without a result, with the reasons; empty if all trials have one."""
+    """Name the trials without a result, with the reasons. Empty if each trial has a result."""
     texts, parts = [], []
     for study in studies:
         shown = [t for t in study.trials if diverged or not any(e.diverged for e in t.executions)]
@@ -140,7 +140,7 @@ def doubt(decision: Decision, words: str = " (not certain)") -> str:
 
 
 def quality_of(trial: TrialRecord, quality: Objective) -> Estimate[float] | None:
-    """Return a trial's metric of quality. If it is the objective, return the judged value."""
+    """Return a trial's value of the quality metric, judged if this is the objective."""
     return trial.judged() if quality == trial.objective else trial.metric(quality.name)
 
 

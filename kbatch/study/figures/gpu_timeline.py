@@ -51,7 +51,7 @@ def _why_none(usage: UsageRecord | None) -> str:
     return (usage.unavailable or "The GPU gave no readings.") if usage else "No GPU was monitored."
 
 
-# A label, the top of the axis (0 to fit the data), and times and values of each GPU.
+# A label, the top of the axis (0: it fits the data), and pairs of time and value of each GPU.
 Panel = tuple[str, float, list[list[tuple[float, float]]]]
 
 

@@ -33,7 +33,7 @@ _STYLES = ("-", "--", "-.", ":")  # If there are more combinations of settings, 
 
 # A colour and a marker.
 Look = tuple[draw.Color, str]
-# A learning rate; the kind of its runs; and the quality, None if a run diverged. The kind is
+# A learning rate, the kind of its runs, and their quality (None if a run diverged). The kind is
 # "complete", "short" (all runs that the search ended early) or "diverged".
 RatePoint = tuple[float, str, Estimate[float] | None]
 # A trial, its throughput in samples/s, its quality, and whether no other trial beats it in both.
@@ -41,7 +41,7 @@ Point = tuple[TrialRecord, Estimate[float], Estimate[float], bool]
 
 
 def rate_lines(study: Study) -> tuple[Objective, dict[tuple[int, str], list[RatePoint]]]:
-    """Return the metric, and the tried rates by batch size and other settings."""
+    """Return the quality metric, and the tried rates by batch size and other settings."""
     refuse_empty(study)
     quality, decision = study.quality_metric, study.decide()
     names = [name for name in differing(study.trials) if not names_rate(name)]
@@ -57,7 +57,8 @@ def rate_lines(study: Study) -> tuple[Objective, dict[tuple[int, str], list[Rate
             continue
         early = [e for e in trial.executions if e.status == "completed" and not is_complete(e)]
         first, epochs = trial.executions[0], lengths.get(trial.batch_size)
-        if epochs and not early and is_complete(first):  # It began like a short run.
+        # The first epochs of a complete run are comparable with short runs of this size.
+        if epochs and not early and is_complete(first):
             prefix = {"epochs": first.epochs[:epochs], "outcomes": None, "reported": {}}
             early = [dataclasses.replace(first, length="short", **prefix)]
         short = dataclasses.replace(trial, executions=tuple(early)) if early else None
@@ -292,7 +293,7 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     panel.margins(y=0.1)
     panel.autoscale_view(scalex=False)
     common.quality_axis(panel, quality, values, judged=points[0][0].objective)
-    # The steps bound the area in which some trial beats any other one.
+    # Beyond these steps, no trial is both faster and better.
     left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
     edge = bottom if quality.direction == "max" else top
     rates = [left, *(rate.value for _, rate, *_ in front), front[-1][1].value]

@@ -18,10 +18,10 @@ from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 
 HEIGHT_IN = 3.8
-# A pause is cut out of the axis if it is longer than this time, and than this share of the time of
-# all training runs.
+# The time axis leaves out a pause that is longer than `_LONGEST_PAUSE_S` and longer than the share
+# `_LONGEST_PAUSE` of the time of all training runs.
 _LONGEST_PAUSE_S, _LONGEST_PAUSE = 5.0, 0.05
-# Most moments for which the answer is computed.
+# Largest number of moments for which the answer is computed.
 _MOST_ANSWERS = 60
 _MOST_NAMES = 8
 

@@ -22,8 +22,8 @@ from kbatch.training.metrics import metric_words
 HEIGHT_IN = 4.8
 
 
-# Whether all runs of a trial met the target, and the epochs that each run needed. If they did not,
-# all epochs of the longest run.
+# Whether all runs of a trial met the target, and the epochs that each run needed. If a run missed
+# the target, only the epochs of the longest run.
 Spent = tuple[bool, Sequence[Sequence[EpochRecord]]]
 
 

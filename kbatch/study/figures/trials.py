@@ -25,8 +25,8 @@ from kbatch.training.metrics import metric_words
 __all__ = ["draw_live", "draw_trials", "figure_bytes", "plot_trials"]
 
 HEIGHT_IN = 4.7
-# The axis leaves out a size that is this many times as far from the best as the median size is.
-# The distance of the median counts as at least this share of the best value.
+# The axis leaves out a size that is more than `_FAR` times as far from the best as the median size.
+# The distance of the median counts as at least `_LEAST_SPREAD` of the best value.
 _FAR, _LEAST_SPREAD = 10, 0.05
 # Distance between the marks of several studies at a batch size, in octaves.
 _ASIDE = 0.07
@@ -90,7 +90,7 @@ def draw_trials(
             t.trial_id: common.quality_of(decision.as_judged(t), quality) if quality else None
             for t in completed
         }
-        # These did not train at a suitable rate, so no line goes through them.
+        # The line leaves out sizes that did not train at a suitable learning rate.
         far = [trial.trial_id for trial in common.far_off(study)]
         short = {trial.trial_id for trial in completed if not is_complete(trial.last)}
         complete = [trial for trial in completed if trial.trial_id not in short]
