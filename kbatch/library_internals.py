@@ -287,7 +287,7 @@ def metrics_by_name(model: Any) -> dict[str, Any]:
             named[metric.name] = metric
         elif metric.built:  # `result` gives the names. Each metric returns itself as its value.
             metrics = metric.metrics
-            with replaced((one, "result", functools.partial(lambda m: m, one)) for one in metrics):
+            with replaced((m, "result", functools.partial(lambda m: m, m)) for m in metrics):
                 named |= metric.result()
     return named
 
@@ -296,7 +296,7 @@ def metric_functions(model: Any, around: Callable[[Any, Any], Any]) -> AbstractC
     """Replace each metric function of the user by `around(metric, function)`."""
     compiled = model._compile_metrics
     metrics = [] if compiled is None else compiled.metrics
-    wrapped = [one for one in metrics if isinstance(one, keras.metrics.MeanMetricWrapper)]
+    wrapped = [m for m in metrics if isinstance(m, keras.metrics.MeanMetricWrapper)]
     return replaced((metric, "_fn", around(metric, metric._fn)) for metric in wrapped)
 
 

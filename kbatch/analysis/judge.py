@@ -216,12 +216,12 @@ class _Bounds:
     def __init__(self, table: RunTable, *, tolerance: float, error: float, looks: int):
         self._table, self._error = table, error
         count, counts = len(table.pairs), table.counts
-        self._others = max(1, count - 1)
+        self._other_count = max(1, count - 1)
         self.costs = np.zeros(count) if table.costs is None else table.costs
         self._looks = looks
-        least = np.maximum(1, counts)
+        divisors = np.maximum(1, counts)
         differences = np.where(table.common, table.values[:, None] - table.values, 0.0)
-        self.gaps = differences.sum(2) / least
+        self.gaps = differences.sum(2) / divisors
         centred = np.where(table.common, differences - self.gaps[..., None], 0.0)
         squares = (centred**2).sum(2)
         freedom = np.maximum(0, counts - 1) * ~np.eye(count, dtype=bool)
@@ -231,13 +231,13 @@ class _Bounds:
         pooled = squares[pool].sum() / max(1, freedom[pool].sum())
         self._seeds = np.full((count, count), pooled)
         self._freedom = max(1.0, freedom[pool].sum() / len(freedom[pool]))
-        self._own = squares.sum(1) / np.maximum(1, freedom.sum(1))
-        # `_parts`: the degrees of freedom of a pair's own variance (`_own`), divided by R - 1.
-        against = (self._own - pooled / 2) * (1 + 1 / self._others)
-        against = np.clip(against, 0.0, self._own)
-        parts = against**2 + (self._own - against) ** 2 / max(1, self._others - 1)
-        self._parts = np.ones_like(parts)
-        np.divide(self._own**2, parts, out=self._parts, where=parts > 0)
+        self._own_variance = squares.sum(1) / np.maximum(1, freedom.sum(1))
+        # The degrees of freedom of a pair's own variance, divided by R - 1.
+        against = (self._own_variance - pooled / 2) * (1 + 1 / self._other_count)
+        against = np.clip(against, 0.0, self._own_variance)
+        parts = against**2 + (self._own_variance - against) ** 2 / max(1, self._other_count - 1)
+        self._own_freedom = np.ones_like(parts)
+        np.divide(self._own_variance**2, parts, out=self._own_freedom, where=parts > 0)
         self._resolution = np.maximum.outer(table.resolutions, table.resolutions)
         self.coarse = bool(self._unseen(max(2, table.most_rounds)).max() > tolerance)
         self._examples, self._blocks = np.zeros((count, count)), 2
@@ -258,7 +258,7 @@ class _Bounds:
             self._seeds = np.maximum(self._seeds, single)
             # The rule of three: if no example differs, the bound is log(1 / level) examples.
             if math.isfinite(table.step):
-                level = error / self._others
+                level = error / self._other_count
                 rare = (math.log(level) / special.ndtri(level) * table.step) ** 2
                 self._examples = np.maximum(self._examples, rare)
             else:
@@ -273,26 +273,26 @@ class _Bounds:
     def half_widths(self) -> np.ndarray:
         """Return the half-widths of the intervals of the gaps."""
         counts, most = self._table.counts, self._table.most_rounds
-        least = np.maximum(1, counts)
-        share = 0.72 * self._others / self._looks**1.5
-        if self._others == 1:
+        divisors = np.maximum(1, counts)
+        share = 0.72 * self._other_count / self._looks**1.5
+        if self._other_count == 1:
             share = 0.9 if self._looks == 1 else 0.3 / self._looks**1.5
         shared = max(1, round(self._freedom))
         pooled = _dunnett_quantile(
-            self._error * min(1.0, share), self._others, shared if shared < 1000 else math.inf
+            self._error * min(1.0, share), self._other_count, shared if shared < 1000 else math.inf
         )
-        of_pool = self._seeds / least
+        of_pool = self._seeds / divisors
         seeds = pooled**2 * of_pool
-        if self._others > 1:
+        if self._other_count > 1:
             far = np.abs(self.gaps) > _FAR * np.sqrt(of_pool)
             freedom = np.maximum(1.0, counts - 1.0)
             level = (0.8 + 1 / freedom**2) * np.where(far, 0.25, 1.0) / self._looks**1.5
             level = np.minimum(0.5, level * self._error)
-            alone = special.stdtrit(freedom * self._parts, 1 - level) ** 2 * self._own
-            seeds = np.maximum(seeds, np.maximum(alone, alone.T) / least)
-        examples = _dunnett_quantile(self._error, self._others, self._blocks - 1.0)
+            own = special.stdtrit(freedom * self._own_freedom, 1 - level) ** 2 * self._own_variance
+            seeds = np.maximum(seeds, np.maximum(own, own.T) / divisors)
+        examples = _dunnett_quantile(self._error, self._other_count, self._blocks - 1.0)
         half = np.sqrt(seeds + examples**2 * self._examples)
-        half = np.maximum(half, self._unseen(least))
+        half = np.maximum(half, self._unseen(divisors))
         np.fill_diagonal(half, 0.0)
         # Fewer than two common rounds show nothing, unless every pair has one run.
         unknown = (counts < min(2, most)) & ~np.eye(len(half), dtype=bool)
@@ -374,28 +374,28 @@ def expected_seconds(
     measured = [(run.seconds or 0.0) * epochs / (run.epochs or epochs) for run in timed]
     logs = np.log(measured) - np.log([planned[run.batch_size] for run in timed])
     of_size = np.equal.outer([run.batch_size for run in timed], batch_sizes)
-    parts = np.hstack([of_size, np.ones((count, 1)), np.tri(count, count - 1, -1), np.eye(count)])
+    design = np.hstack([of_size, np.ones((count, 1)), np.tri(count, count - 1, -1), np.eye(count)])
     grid = np.array([*itertools.product(PLAN_ERRORS, SHARED, SPEED_CHANGES, TIME_NOISES)])
     variances = scales = grid.repeat([sizes, 1, count - 1, count], axis=1) ** 2
     for _ in range(5):
-        prior = variances[..., None] * parts.T
-        precision = np.linalg.inv(parts @ prior)
+        prior = variances[..., None] * design.T
+        precision = np.linalg.inv(design @ prior)
         gain, ratios = prior @ precision, scales / variances
         values = gain @ logs
-        covariance = variances[..., None] * np.eye(len(parts.T)) - gain @ prior.swapaxes(1, 2)
+        covariance = variances[..., None] * np.eye(len(design.T)) - gain @ prior.swapaxes(1, 2)
         squares = values**2 + np.diagonal(covariance, axis1=1, axis2=2)
-        variances = scales + (np.arange(len(parts.T)) > sizes) * (squares - scales) / 2
+        variances = scales + (np.arange(len(design.T)) > sizes) * (squares - scales) / 2
     fits = np.linalg.slogdet(precision)[1] - precision @ logs @ logs
     fits = (fits + (np.log(ratios) - ratios).sum(1)) / 2 - PLAN_ERROR_POWER * np.log(grid[:, 0])
-    now = values[:, :sizes] + values[:, sizes : sizes + count].sum(1, keepdims=True)
-    now += np.log([planned[size] for size in batch_sizes])
+    log_seconds = values[:, :sizes] + values[:, sizes : sizes + count].sum(1, keepdims=True)
+    log_seconds += np.log([planned[size] for size in batch_sizes])
     weights, rng = special.softmax(fits), np.random.default_rng(1)
     drawn = rng.choice(len(weights), TIME_DRAWS, p=weights)
-    lower = DRAW_SPREAD * np.linalg.cholesky(covariance[:, :sizes, :sizes])[drawn]
-    draws = now[drawn] + (lower @ rng.standard_normal((TIME_DRAWS, sizes, 1)))[..., 0]
+    factors = DRAW_SPREAD * np.linalg.cholesky(covariance[:, :sizes, :sizes])[drawn]
+    draws = log_seconds[drawn] + (factors @ rng.standard_normal((TIME_DRAWS, sizes, 1)))[..., 0]
     ends = np.exp(np.quantile(draws[:, :, None] - draws[:, None], (0.025, 0.975), axis=0))
     ranges = zip(*ends.reshape(2, -1).tolist(), strict=True)
-    seconds = dict(zip(batch_sizes, np.exp(weights @ now).tolist(), strict=True))
+    seconds = dict(zip(batch_sizes, np.exp(weights @ log_seconds).tolist(), strict=True))
     return seconds, dict(zip(itertools.product(batch_sizes, batch_sizes), ranges, strict=True))
 
 

@@ -91,10 +91,10 @@ class RunTable:
         blocks = 1 if self.outcomes is None else self.outcomes.shape[2]
         self.step = 1 / (first.examples or blocks) if first.step is None else first.step
         self.resolutions = np.array([max(run.resolution for run in row) for row in rows])
-        has = ~np.isnan(self.values)
-        self.rounds = [int(count) for count in has.sum(1)]
+        has_value = ~np.isnan(self.values)
+        self.rounds = [int(count) for count in has_value.sum(1)]
         self.most_rounds = max(self.rounds)
-        self.common = has[:, None] & has
+        self.common = has_value[:, None] & has_value
         self.counts = self.common.sum(2)
         self.costs = self._costs()
 

@@ -408,31 +408,31 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     logs, sizes = np.log(np.concatenate(all_rounds)), np.repeat(np.arange(len(groups)), counts)
     residuals = logs - (np.bincount(sizes, logs) / counts)[sizes]
     spread = max(_LEAST_SPREAD, float(np.std(residuals)))
-    alone = np.sum(_log_normal(residuals, spread))
+    one_group = np.sum(_log_normal(residuals, spread))
     # Expectation and maximization for the centre of the fast rounds of each size, and for the two
     # groups (fast, slow): how much higher they are, their scatter, and their shares.
     centres = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
     offsets, spreads = np.array([[0.0], [2 * spread]]), np.full((2, 1), spread / 2)
     shares, moved = np.array([[0.6], [0.4]]), math.inf
     for step in range(_MOST_STEPS + 1):
-        parts = _log_normal(logs - centres[sizes] - offsets, spreads) + np.log(shares)
-        either = np.logaddexp(*parts)
+        log_densities = _log_normal(logs - centres[sizes] - offsets, spreads) + np.log(shares)
+        mixture = np.logaddexp(*log_densities)
         if moved < _SAME or step == _MOST_STEPS:
             break
-        belongs = np.exp(parts - either)
-        pulls, before = belongs / spreads**2, centres
+        memberships = np.exp(log_densities - mixture)
+        pulls, before = memberships / spreads**2, centres
         pulled = (pulls * (logs - offsets)).sum(0)
         centres = np.bincount(sizes, pulled) / np.bincount(sizes, pulls.sum(0))
         moved = np.max(np.abs(centres - before))
-        residuals, counted = logs - centres[sizes], belongs.sum(1, keepdims=True)
-        offsets[1] = belongs[1] @ residuals / counted[1]
-        squares = (belongs * (residuals - offsets) ** 2).sum(1, keepdims=True)
+        residuals, counted = logs - centres[sizes], memberships.sum(1, keepdims=True)
+        offsets[1] = memberships[1] @ residuals / counted[1]
+        squares = (memberships * (residuals - offsets) ** 2).sum(1, keepdims=True)
         spreads = np.maximum(_LEAST_SPREAD, np.sqrt(squares / counted))
         spreads[1] = np.max(spreads)
         shares = np.clip(counted / len(logs), 0.001, 0.999)
-    gain = 2 * float(np.sum(either) - alone)
+    gain = 2 * float(np.sum(mixture) - one_group)
     scatter = math.sqrt(np.mean(spreads**2))
-    fast = (parts[0] > parts[1]) | (logs <= centres[sizes])
+    fast = (log_densities[0] > log_densities[1]) | (logs <= centres[sizes])
     least_distance = max(_LEAST_SLOWDOWN, _LEAST_DISTANCE * scatter)
     separate = gain >= _LEAST_GAIN and offsets[1, 0] > least_distance
     # A line needs three rounds. If few rounds are fast, the slow times are the usual ones.

@@ -180,21 +180,21 @@ def rate_setters(trials: Iterable[TrialRecord], *, sure: bool = False) -> tuple[
     ]
     names = tuple(dict.fromkeys(name for run in runs for name in run.rate_callbacks))
     rates = list(dict.fromkeys(map(_rates_of, runs)))
-    for (given, *first), (other_given, *second) in itertools.combinations(rates, 2):
+    for (built, *first), (other_built, *second) in itertools.combinations(rates, 2):
         equal = [_are_close(*pair) for pair in zip(first, second, strict=False)]
         later = equal[1 + (len(equal) - 1) // 2 :]
-        if not _are_close(given, other_given) and (equal[0] or (later and all(later))):
+        if not _are_close(built, other_built) and (equal[0] or (later and all(later))):
             return names
-    one_rate = len({f"{given:.3g}" for given, *_ in rates}) == 1
-    trained = any(_are_close(given, rate) for given, *trained in rates for rate in trained)
+    one_rate = len({f"{built:.3g}" for built, *_ in rates}) == 1
+    trained = any(_are_close(built, rate) for built, *trained in rates for rate in trained)
     return names if one_rate and not trained and not sure else ()
 
 
 def _rates_of(run: ExecutionRecord) -> tuple[float, ...]:
     """Return the built rate, the rate of the first update, and the rate at each epoch's end."""
-    given = run.scaling.learning_rate if run.scaling else 0.0
+    built = run.scaling.learning_rate if run.scaling else 0.0
     at_ends = (epoch.learning_rate for epoch in run.epochs)
-    return given, *(rate or 0.0 for rate in (run.learning_rate, *at_ends))
+    return built, *(rate or 0.0 for rate in (run.learning_rate, *at_ends))
 
 
 def _are_close(rate: float, other: float) -> bool:

@@ -252,7 +252,7 @@ class Comparison(Result):
         if base.objective.name == "multi_objective":
             return None, "not known (several objectives)", ""
         gain, obstacle = _gain(base, other, comparisons=len(self.studies) - 1)
-        once = [one.name for one in (self.studies[0], study) if self._trained_once(one)]
+        once = [s.name for s in (self.studies[0], study) if self._trained_once(s)]
         if once and obstacle == "one_execution":
             runs = "have one training run each" if len(once) > 1 else "has one training run"
             words = f"not known ({join_words(once)} {runs})"

@@ -150,7 +150,7 @@ class Decision:
 
     def as_judged(self, trial: TrialRecord) -> TrialRecord:
         """Return a trial as it is in `trials`, with its complete runs only, or the trial itself."""
-        return next((one for one in self.trials if one.trial_id == trial.trial_id), trial)
+        return next((t for t in self.trials if t.trial_id == trial.trial_id), trial)
 
     @property
     def reason(self) -> str:
@@ -450,6 +450,6 @@ def speedup(base: TrialRecord, other: TrialRecord, ratio: float) -> Estimate[flo
         return Estimate(ratio)
     seconds = training_seconds if base.last.target is None else lambda e: e.seconds_to_target
     pairs = zip(base.executions, other.executions, strict=False)
-    times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
+    times = [(t, s) for first, second in pairs if (t := seconds(first)) and (s := seconds(second))]
     measured = ratio_over_rounds(*zip(*times, strict=True)) if times else None
     return measured.times(ratio / measured.value) if measured else Estimate(ratio)

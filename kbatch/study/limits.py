@@ -231,10 +231,10 @@ def _use(decision: Decision, run: ExecutionRecord) -> Iterator[Note]:
         return
     if run.budget or run.target or _ended_by_callback(run):
         yield Note.of("callbacks_needed")
-    given, parts = run.scaling.given if run.scaling else {}, []
+    built, parts = run.scaling.given if run.scaling else {}, []
     for name, value in decision.settings.items():
         if name not in ("micro_batch_size", "learning_rate"):
-            values = given.get(name), value if isinstance(value, tuple) else (value,)
+            values = built.get(name), value if isinstance(value, tuple) else (value,)
             texts = [join_words(map(_setting_text, part)) for part in values if part]
             parts.append(f"`{name}` {'from' if texts[1:] else 'to'} {' to '.join(texts)}")
     if parts:

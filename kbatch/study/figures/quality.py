@@ -225,8 +225,8 @@ def pareto_points(*studies: Study) -> tuple[Objective, list[Point]]:
     assert quality is not None
     scores = [(rate.value, quality.sign * value.value) for _, rate, value in measured]
     beaten = [any(s != t and s[0] >= t[0] and s[1] >= t[1] for s in scores) for t in scores]
-    found = [(*point, not worse) for point, worse in zip(measured, beaten, strict=True)]
-    return quality, sorted(found, key=lambda p: (p[1].value, -quality.sign * p[2].value))
+    classified = [(*point, not worse) for point, worse in zip(measured, beaten, strict=True)]
+    return quality, sorted(classified, key=lambda p: (p[1].value, -quality.sign * p[2].value))
 
 
 def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = True) -> Axes:
