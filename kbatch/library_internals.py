@@ -116,7 +116,7 @@ def calls_in(model: Any) -> list[tuple[Any, int, Any, Any]] | None:
 @functools.cache
 def bookkeeping_names() -> frozenset[str]:
     """Return the names of the attributes that Keras sets on each layer and functional model."""
-    inputs: Any = keras.Input((1,), name="x")  # With a name, Keras increases no counter.
+    inputs: Any = keras.Input((1,), name="x")  # A name keeps Keras's counter of names unchanged.
     layer = keras.layers.Identity(name="y")
     return frozenset({*vars(layer), *vars(keras.Model(inputs, layer(inputs), name="z"))})
 
@@ -220,7 +220,7 @@ def layers_in_float32(layers: Sequence[Any]) -> AbstractContextManager[None]:
 
 
 def batch_norm_moments(layer: Any, observe: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Replace how a BatchNormalization computes moments by `observe(moments, inputs, mask)`."""
+    """Let `observe(moments, inputs, mask)` compute the moments of a BatchNormalization."""
     return replaced([(layer, "_moments", functools.partial(observe, layer._moments))])
 
 
@@ -338,13 +338,13 @@ def excluded_from_decay(optimizer: Any, variables: Sequence[Any]) -> list[int]:
 
 
 def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextManager[None]:
-    """Replace how optimizers apply gradients by `apply(optimizer, gradients, variables)`."""
+    """Call `apply(optimizer, gradients, variables)` whenever an optimizer would apply gradients."""
 
     def applied(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         apply(self, grads, trainable_variables)
 
-    # Overrides are replaced too: one that calls `super().apply` would run now, and again when the
-    # collected gradients are applied.
+    # Overrides are replaced too. Otherwise one that calls `super().apply` would run twice: now, and
+    # when the collected gradients are applied.
     kinds: list[Any] = [BaseOptimizer]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -453,7 +453,7 @@ def state_variables(model: Any) -> list[Any]:
 
 
 def dataset_of_grain(data: Any) -> Any:
-    """Convert a Grain dataset to a TensorFlow dataset, as Keras does. Keep any other data."""
+    """Convert a Grain dataset to a TensorFlow dataset, as Keras does. Return other data."""
     if not is_grain_dataset(data):
         return data
     with contextlib.suppress(TypeError):  # A `DataLoader` has no length.

@@ -11,7 +11,7 @@ from typing import Any
 from kbatch.cli.arguments import batch_sizes, starting_tensorflow
 
 _SIZES, _QUICK_SIZES = (32, 64, 128, 256, 512), (32, 128, 512)
-# Packages of the standard library whose functions are the texts.
+# The texts are the functions of these packages of the standard library.
 _PACKAGES = ["asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml"]
 _VOCABULARY, _TOKENS = 4000, 80
 

@@ -110,7 +110,7 @@ def package_findings(requirements: Iterable[str]) -> list[Finding]:
 def gpu_findings(
     tensorflow_devices: Callable[[], Sequence[str]], variables: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Compare the GPUs that the driver lists with the ones that TensorFlow sees."""
+    """Report the GPUs that the driver lists, and whether TensorFlow sees them."""
     from kbatch.device.machine import opened_nvml, read_gpu
     from kbatch.page.numbers import memory_text
 

@@ -1,7 +1,7 @@
 """The command line of kbatch.
 
 Each command that measures calls one public function. An option has the name of the function's
-argument and is passed on only if it was given, so that defaults stand in one place.
+argument and is passed on only if it was given, so each default is written in one place only.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def _parser(
     If `data` is given, the command takes a build function and `--data`. `data` is its help text.
     """
     parser = commands.add_parser(name, help=help_text)
-    names: dict[str, str] = {}  # Of options, by the name of the argument.
+    names: dict[str, str] = {}  # Names of options, by the name of the argument.
     parser.set_defaults(run=run, names=names)
 
     def add(*flags: str, **settings: Any) -> None:

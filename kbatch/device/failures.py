@@ -34,7 +34,7 @@ _NOT_STARTED = (
     "cudnn_status_internal_error",
     "cusolver_status_not_initialized",
     "failed to create cublas handle",
-    # From operations; only the log gives the cause.
+    # Raised by operations. Only TensorFlow's log names the cause.
     "streamexecutor without blas support",
     "blas xgem",  # xGEMM, xGEMMBatched and xGEMV "launch failed"
     "could not create cudnn handle",
@@ -51,7 +51,7 @@ _NOT_STARTED = (
     "collective ops is aborted",
     "function was cancelled before it was started",
 )
-# After one of these errors every later call in the process fails.
+# After one of these errors, every later call in the process fails too.
 _DEVICE_LOST = (
     "cuda_error_illegal_address",
     "cuda_error_launch_failed",
@@ -147,7 +147,7 @@ def failure_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {cause_of(error)}".strip(" :")[:300]
 
 
-# The parts of a TensorFlow error around its cause: nodes, and the path to the data.
+# Parts of a TensorFlow error message that do not name the cause: nodes, and places in the data.
 _AROUND = re.compile(
     r"\{\{[^{}]*\}\}|\[Op:[^\]]*\]( name:)?|"
     r"Error in user-defined function passed to .* iterator: \S+: "
@@ -156,7 +156,7 @@ _PLACES = ("Graph execution error", "Detected at", "<stack traces", "Traceback "
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the cause that an exception names in one line, without places in a graph."""
+    """Return the cause from an exception's message as one line, without places in a graph."""
     lines = [COLOURS.sub("", line) for line in str(error).splitlines() if line.strip()]
     if isinstance(error, tf.errors.OpError):
         # Lines of a stack and of nodes are indented.

@@ -73,7 +73,7 @@ def _command() -> str:
     if program in ("", "-", "-c"):
         return "python"
     words = ["python", program] if program.endswith(".py") else [program]
-    # Started with -m. Under cProfile and the like, `sys.argv` holds the other program's arguments.
+    # Started with `-m`. If a tool such as cProfile runs the program, `spec` is that of the tool.
     if spec is not None and spec.origin == sys.argv[0]:
         words = ["python", "-m", spec.name.removesuffix(".__main__")]
     return shlex.join([*words, *sys.argv[1:]])

@@ -101,7 +101,7 @@ class DeviceMemory:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Bytes of the GPU that this process may use, or None on a CPU. Workers share a GPU."""
+        """Bytes of the GPU that this process may use; None on a CPU. Workers get equal parts."""
         if self.device == "CPU:0":
             return None
         workers = 1 if set_limit_bytes() is not None else workers_on_device() or 1
@@ -157,7 +157,7 @@ def _read_resident_memory() -> dict[str, int]:
         if len(status_kib) == 2:
             current, peak = (1024 * int(status_kib[name]) for name in ("VmRSS", "VmHWM"))
             return {"current": current, "peak": peak}
-    # The system records no peak.
+    # Only Linux records a peak. Elsewhere, the current memory is used instead.
     return dict.fromkeys(("current", "peak"), psutil.Process().memory_info().rss)
 
 

@@ -29,7 +29,7 @@ _LARGE_BYTES = 1_000_000
 
 
 def mapped_pickle(value: Any, folder: Path) -> bytes:
-    """Pickle by value (cloudpickle), with large NumPy arrays in files that the reader maps."""
+    """Pickle with cloudpickle. Large NumPy arrays go to files that the reader maps to memory."""
     buffer = io.BytesIO()
     _Pickler(buffer, folder).dump(value)
     return buffer.getvalue()
@@ -121,7 +121,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         path = [os.path.abspath(entry) for entry in sys.path]
         code = f"import sys; sys.path[:] = {path!a}; from {__name__} import main; main()"
         command = (sys.executable, "-P", "-c", code, str(os.getpid()), str(self.folder))
-        # TensorFlow leaves temporary files there if the process is killed.
+        # If the process is killed, TensorFlow's temporary files remain, so they go to this folder.
         environment = {**os.environ, "TMPDIR": str(self.folder), **self._environment}
         with open(self.folder / "output.txt", "wb") as output:
             process: Any = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Which batch size to predict with."""
+"""Find the batch size for predictions, from their latency, throughput and memory."""
 
 # Defaults of `kbatch.profile_inference`. The command line reads them without TensorFlow.
 BULK_EXAMPLES = 256

@@ -197,7 +197,7 @@ def _random_inputs(model: Any) -> Any:
         structure = tensors
     if isinstance(structure, list) and len(structure) == 1:
         structure = structure[0]
-    # Number of indices of each embedding, by the identity of its input tensor.
+    # `input_dim` of each embedding by the id of its input tensor: inputs must be below it.
     indices = {
         id(layer.input): layer.input_dim
         for layer in layers_of(model, include_self=False)
@@ -352,7 +352,7 @@ def output_change(outputs: Any, reference: Any) -> float | None:
         numbers = [
             leaf.astype("float64").ravel() for leaf in leaves if leaf.dtype.kind not in TEXT_KINDS
         ]
-        return np.concatenate([[0.0], *numbers])  # The zero is all there is if all leaves are text.
+        return np.concatenate([[0.0], *numbers])  # If all outputs are text, only this zero is left.
 
     expected = flat(reference)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -377,8 +377,8 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
             copy = keras.models.clone_model(model, clone_function=clone, recursive=True)
         copy.set_weights(model.get_weights())
         _copy_state(model, copy)
-    # A layer has no config or its config refuses the dtype (the first three), the copy has other
-    # weights (`set_weights`), or its weights cannot be drawn in the dtype (TensorFlow's error).
+    # The first three errors: a layer has no config or refuses the dtype, or the copy has other
+    # weights. TensorFlow's error: initial weights cannot be drawn in the dtype.
     except (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError) as error:
         raise PolicyUnsupported(
             f"model {model.name!r} cannot be rebuilt ({str(error).splitlines()[0].rstrip('.')})"
@@ -395,7 +395,7 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
 
 
 def layers_with_weights(model: Any) -> list[Any]:
-    """Return the layers with weights that do not belong to a layer within them."""
+    """Return the layers that have weights themselves, not only in inner layers."""
     return [layer for layer in layers_of(model) if holds_variables(layer)]
 
 

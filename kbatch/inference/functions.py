@@ -83,7 +83,7 @@ def _has_object_arrays(nested: Any) -> bool:
 def open_function(
     name: str, function: Function, rows: Any
 ) -> Iterator[tuple[Run, dict[int, float]]]:
-    """Prepare a function, or a model as a compiled one, and check its outputs in three calls.
+    """Prepare a function for timing, and check its outputs in three calls. Compile a Keras model.
 
     Yields the function, and the seconds of its first call with one row and with two.
     """

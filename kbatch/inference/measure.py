@@ -197,7 +197,7 @@ def profile_inference(
     compared, first_calls_s = ({}, {}, 0), {}
     with progress, contextlib.ExitStack() as stack:
         if functions is None:
-            # Entered again, to keep the variables that the first call made.
+            # A second time, because the first call may have made variables, which are kept too.
             stack.enter_context(kept_variables(model))
             models, notes = variants_of(model, dtype_policies)
             notes = (*notes, *filter(None, [inputs.note]))
@@ -443,7 +443,7 @@ def verify_target(
 
 
 def _guess(profile: InferenceProfile) -> Callable[[float], int]:
-    """Return a function that estimates the batch size whose quantile of the latency is given."""
+    """Return a function that estimates the batch size whose latency quantile has a given value."""
     # The ratio of quantile to median comes from the largest sizes, which are near the target.
     near = profile.answering[-3:]
     shares = np.concatenate([np.asarray(t.latencies_s) / t.median_s for t in near])

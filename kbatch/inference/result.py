@@ -531,7 +531,7 @@ class InferenceProfile(Result):
 
 
 def is_bulk(call_path: str, dtype_policy: str | None) -> bool:
-    """Return whether a call predicts many batches. A function may have the name of the path."""
+    """Return whether a call predicts many batches. A function may also be named "predict"."""
     return call_path == BULK_PATH and dtype_policy is not None
 
 

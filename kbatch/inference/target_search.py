@@ -111,7 +111,7 @@ class LatencyTargetSearch:
         # The check of each size, the blocks of its calls, and the confidence that it needed.
         self._results: list[tuple[TargetCheck, list[np.ndarray], float]] = []
         self._looks = 0
-        self._part = calls_for_quantile(quantile)  # Calls that are made before they are judged.
+        self._part = calls_for_quantile(quantile)  # Calls to make between two looks.
         self._repeats = 0
         self._low, self._high = 0, largest + 1
         # The next size is where the fit reaches this share of the allowed time. Checks correct it.

@@ -1,1 +1,1 @@
-"""Does the input pipeline or the train step limit training?"""
+"""Find out whether the input pipeline or the train step limits training."""

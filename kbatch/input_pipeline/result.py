@@ -1,4 +1,4 @@
-"""The result of `profile_input_pipeline`: does the input pipeline or the train step limit training?
+"""The result of `profile_input_pipeline`: whether loading data limits training.
 
 If the pipeline alone delivers p examples/s and the train step alone takes s examples/s, training
 that overlaps both runs at min(p, s). If training ran faster, another program slowed the machine

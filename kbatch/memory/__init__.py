@@ -1,1 +1,1 @@
-"""How large a batch fits."""
+"""Find the largest batch that fits in memory."""

@@ -139,7 +139,7 @@ class MaxBatchSearch:
         return Note.of(code, below=below, needs=needs, above=above, reached=reached)
 
     def _is_unsure(self, below: int, above: int | None) -> bool:
-        """Return whether two near sizes may differ so much because of noise, and not of a jump."""
+        """Return whether noise may explain the difference of two near sizes, and not a jump."""
         if below < 2 or above is None or not _is_tight(below, above):
             return False
         memory, beyond = self._fitting[below], self.memory_bytes[above]

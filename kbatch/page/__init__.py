@@ -1,1 +1,1 @@
-"""Shared by all results: their base class, and their page in HTML, Markdown, notebooks, print."""
+"""Shared by all results: their base class, and pages as text, HTML, Markdown and notebooks."""

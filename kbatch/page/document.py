@@ -111,7 +111,7 @@ def table_text(table: "pd.DataFrame") -> str:
 
 
 def _two_lines(title: str, width: int) -> tuple[str, str]:
-    """Break a title about as narrow as its column, or leave the first line empty."""
+    """Break a title that is wider than its column, or leave the first line empty."""
     words = re.split(r" (?![^(]*\))", title)  # Not inside brackets.
     pairs = [(" ".join(words[:i]), " ".join(words[i:])) for i in range(len(words))]
     # Two lines are better only if they save more than two characters.

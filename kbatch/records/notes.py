@@ -55,7 +55,7 @@ def _parts_differ(found: str, source: str | None = None) -> str:
     return f"{cut}: {found}.{advice.get(source, '')}"
 
 
-# The process of a search for memory, by the reason.
+# The process in which memory was measured, by the reason.
 _MEASURED_HERE = {
     "gpu": "it already uses the GPU. A new process may give another result. To measure in a new "
     "process, give a build function and arrays, and call kbatch before you create any model, "

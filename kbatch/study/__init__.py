@@ -1,4 +1,4 @@
-"""Reading a search: its trials, what they decide, and its figures.
+"""Read a search: its trials, the decision, and its figures.
 
 A module imports only from modules above it in this list:
 

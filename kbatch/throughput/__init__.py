@@ -1,1 +1,1 @@
-"""Which micro-batch trains fastest."""
+"""Find the micro-batch size that trains fastest."""
