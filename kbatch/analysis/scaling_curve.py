@@ -176,7 +176,7 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
         previous, residuals = residuals, y / scale - design @ coefficients
         # The standard deviation, corrected for the two parameters of the line.
         deviation = _DEVIATION * np.median(np.abs(residuals)) * math.sqrt(count / (count - 2))
-        # All residuals below this limit are rounding.
+        # Residuals below 1e-12 are rounding errors, so they have full weight.
         limit = max(_FULL_WEIGHT * deviation, 1e-12)
         weights = np.minimum(1.0, limit / np.maximum(np.abs(residuals), 1e-300))
         if np.max(np.abs(residuals - previous)) <= 1e-8:
@@ -343,21 +343,21 @@ def batch_size_within(latency: Latency, *, latency_s: float) -> Estimate[float |
 
 
 def _of_ratio(
-    ratio: Estimate[float | None], whole: Callable[[float], int], factor: float = 1.0
+    ratio: Estimate[float | None], to_int: Callable[[float], int], factor: float = 1.0
 ) -> Estimate[float | None]:
     if ratio.value is None:
         return UNRESOLVED
     size = ratio.times(factor)
-    return _whole(dataclasses.replace(size, value=max(1.0, factor * ratio.value)), whole)
+    return _whole(dataclasses.replace(size, value=max(1.0, factor * ratio.value)), to_int)
 
 
-def _whole(size: Estimate[float | None], whole: Callable[[float], int]) -> Estimate[float | None]:
-    """Round a size with the function `whole`. A size very close to an integer is that integer."""
+def _whole(size: Estimate[float | None], to_int: Callable[[float], int]) -> Estimate[float | None]:
+    """Round a size by the function `to_int`. A size very close to an integer is that integer."""
     if size.value is None or size.value < 1 - _ROUNDING:
         return dataclasses.replace(size, value=None)
     nearest = round(size.value)
     near = abs(size.value - nearest) <= _ROUNDING * nearest
-    return dataclasses.replace(size, value=nearest if near else whole(size.value))
+    return dataclasses.replace(size, value=nearest if near else to_int(size.value))
 
 
 def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> Estimate[float | None]:

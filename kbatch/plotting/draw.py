@@ -189,7 +189,7 @@ def names_above(
         text(panel, words, place, (offset_pt, 0), ha=side, va="top", color=color, xycoords=top)
 
 
-def answers(
+def name_answers(
     panel: Axes, named: Iterable[tuple[str, int, bool]], smallest: int, largest: int
 ) -> None:
     """Write the names of sizes that are an answer, and whether a size was not measured."""
@@ -203,7 +203,7 @@ def answers(
     names_above(panel, lines, (smallest, largest))
 
 
-def missing(panels: Sequence[Axes], failed: Iterable[tuple[int, str]]) -> bool:
+def mark_failed(panels: Sequence[Axes], failed: Iterable[tuple[int, str]]) -> bool:
     """Mark sizes without a result at the bottom, and return whether the reasons had room."""
     reasons: dict[int, dict[str, None]] = {}
     for size, outcome in failed:

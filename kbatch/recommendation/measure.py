@@ -133,33 +133,33 @@ def recommend(
         left_s = ends_s - time.perf_counter()
         return max(left_s * later[0] / sum(later), _LEAST_SHARE * time_budget_s)
 
-    load = Workload(builder, data, global_policy())
+    workload = Workload(builder, data, global_policy())
     with progress, _refusals_explained():
         # Memory comes first, because its worker process needs a GPU that is free.
         memory = _memory(
-            load, requested, limit_bytes=limit_bytes, budget_s=begin("memory"), say=progress.say
+            workload, requested, limit_bytes=limit_bytes, budget_s=begin("memory"), say=progress.say
         )
         assert memory.limit_bytes is not None
-        fits = most_at_once(memory.records, memory.limit_bytes)
+        at_once = most_at_once(memory.records, memory.limit_bytes)
         with seeded(seed):
-            run = load.start()
+            run = workload.start()
             model, examples = run.model, run.examples
             check_one_device(model)
             sizes = _sizes(requested, examples)
             # If all sizes need micro-batches, the possible sizes of micro-batches are timed too.
-            if fits is not None and fits < sizes[0]:
-                sizes = (*powers_of_two(1, fits), *sizes)
+            if at_once is not None and at_once < sizes[0]:
+                sizes = (*powers_of_two(1, at_once), *sizes)
             if examples is None or base <= examples:
                 sizes = tuple(sorted({*sizes, base}))
             pilot, part_s = None, begin("noise")
             with reason_kept("noise", unknown):
                 pilot = run_pilot(
-                    model, data, batch_size=base, at_once=fits, budget_s=part_s, seed=seed
+                    model, data, batch_size=base, at_once=at_once, budget_s=part_s, seed=seed
                 )
         pipeline = parts = None
         with kept_state(model):
             sum_sparse_gradients(model)  # A search does this too.
-            fitting = [size for size in sizes if fits is None or size <= fits]
+            fitting = [size for size in sizes if at_once is None or size <= at_once]
             timing = TimingPlan(begin("saturation"), needed_calls=12, block_s=0.03, precision=0.02)
             updates = timed_updates(
                 model,
@@ -175,7 +175,7 @@ def recommend(
             # Larger sizes train in micro-batches, unless the model has its own `train_step`.
             cut = sizes[len(fitting) :] if timings and user_step(model) is None else ()
             if pilot is not None or cut:
-                parts = parts_note(model, data.sample(rows_to_compare(fits), model, fewest=1))
+                parts = parts_note(model, data.sample(rows_to_compare(at_once), model, fewest=1))
             if timings:
                 part_s = begin("input")
                 with reason_kept("input", unknown):
@@ -256,7 +256,7 @@ def reason_kept(limit: Limit, unknown: dict[Limit, Note]) -> Iterator[None]:
 
 
 def _memory(
-    load: Workload,
+    workload: Workload,
     requested: tuple[int, ...] | None,
     *,
     limit_bytes: int | None,
@@ -265,7 +265,7 @@ def _memory(
 ) -> MemoryPass:
     """Measure the memory of some sizes, as far as limit and time allow."""
     ends_s = time.perf_counter() + budget_s
-    with open_probes(load, memory_limit_bytes=limit_bytes) as probes:
+    with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:
         facts = probes.facts()
         if facts.examples == 1:
             raise InputError("The data must have at least two examples. Received: 1 example.")

@@ -152,7 +152,7 @@ def draw_sweep(
     if peaks:
         notes.append(_draw_peaks(panels[-1], peaks, limit_bytes))
     reason = Note.of("out_of_memory")
-    if not draw.missing(panels[-1:], [(size, reason) for size in sorted(failed)]):
+    if not draw.mark_failed(panels[-1:], [(size, reason) for size in sorted(failed)]):
         notes.insert(0, f"\N{MULTIPLICATION X}: {reason}.")
     canvas.write_title(panels[0], title, columns=4)
     caption = caption and ax is None

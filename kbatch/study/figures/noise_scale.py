@@ -169,5 +169,5 @@ def _draw_goodput(panel: Axes, progress: Goodput) -> None:
     panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.set_ylabel("Goodput, throughput\n(samples/s)")
     draw.ring(panel, best, most)
-    draw.answers(panel, [("largest goodput", best, True)], sizes[0], sizes[-1])
+    draw.name_answers(panel, [("largest goodput", best, True)], sizes[0], sizes[-1])
     canvas.write_title(panel, "Goodput: throughput times statistical efficiency", columns=2)

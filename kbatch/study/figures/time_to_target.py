@@ -170,7 +170,7 @@ def plot_time_to_target(
         drawn = [cost for by_size in costs for cost in by_size.values()]
         _end_axis(panel, drawn, below=bool(failed))
         has_bars = any(cost.ends for _, cost in drawn)
-    labelled = draw.missing((upper, lower), failed)
+    labelled = draw.mark_failed((upper, lower), failed)
     names = join_words(at_most([f"{size:,} ({why})" for size, why in failed]) or [""])
     alarm = f"\N{MULTIPLICATION X} Without a result: batch size {names}."
     upper.set_ylabel("Training time to target\n(s)")
