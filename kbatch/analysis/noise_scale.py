@@ -57,8 +57,8 @@ def gradient_noise_scale(
 
     Example:
 
-    >>> gradient_noise_scale([3.0, 3.2, 2.8], [1.5, 1.7, 1.6], batch_size=64,
-    ...                      accumulation_steps=4).value
+    >>> round(gradient_noise_scale([3.0, 3.2, 2.8], [1.5, 1.7, 1.6], batch_size=64,
+    ...                            accumulation_steps=4).value, 2)
     26.35
 
     Args:

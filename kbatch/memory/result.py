@@ -193,6 +193,9 @@ class MaxBatchSizeResult(Result):
 
         Returns:
             The sizes in ascending order.
+
+        Raises:
+            ValueError: If there is no power of two between them.
         """
         return powers_of_two(low, self.max_batch_size)
 
