@@ -253,7 +253,7 @@ def _trainings(trials: Sequence[TrialRecord]) -> str:
 
 
 def runs_text(trials: Sequence[TrialRecord]) -> str:
-    """Count the training runs, and name the ends of incomplete ones."""
+    """Count the training runs, and say how incomplete ones ended."""
     runs = [run for trial in trials for run in trial.executions]
     ends = Counter(map(run_end, runs))
     others = join_words([f"{n:,} {end}" for end, n in ends.items() if end != "complete"] or [""])

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _SILENT_S = 600.0
 # What the table and the figures of a report show.
 _CORRECTED = "corrected for changes of the machine's speed, except in the table of all runs"
-# Two start times of a process may differ by this much, because the clock may have been set.
+# Start times of one process may differ by this much, because the clock may have been set.
 _SAME_START_S = 5.0
 
 
