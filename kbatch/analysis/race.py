@@ -37,9 +37,9 @@ ENOUGH = 0.8  # A size is named if it is within the tolerance with this probabil
 # A value counts as at most this many tolerances plus standard errors below the best. Otherwise, a
 # run that collapsed would bend the curve at the sizes that matter.
 CLIPPED_TOLERANCES, CLIPPED_ERRORS = 3.0, 3.0
-# `_Race.error`, the expected noise of a run, is 0.6 times the standard error of its value over
-# validation examples: less than 1, because all runs have the same examples. It is at least 1/8 of
-# the tolerance. If single validation examples are not known, it is half of the tolerance.
+# `_Race.error`, the expected noise of a run: `SEEDS_PER_SAMPLE` times its standard error over
+# validation examples (below 1, because all runs have the same examples), at least `LEAST_ERROR`
+# tolerances. If the outcomes of single examples are unknown, it is `UNKNOWN_ERROR` tolerances.
 SEEDS_PER_SAMPLE, LEAST_ERROR, UNKNOWN_ERROR = 0.6, 1 / 8, 1 / 2
 # The prior of the curve over sizes, in units of `error`: possible amplitudes, correlation length in
 # octaves, deviation of the slope over the amplitude, and deviation of the level (nearly flat).
