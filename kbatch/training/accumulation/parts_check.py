@@ -170,7 +170,7 @@ class _Passes:
         adding = [
             f"{layer.name} ({type(layer).__name__})"
             for layer in internals.layers_of(model)
-            if internals.added_by(layer)
+            if internals.own_losses(layer)
         ]
         alone = output_losses.has_own_loss(model) or not adding
         return "the loss" if alone else f"the loss that {' or '.join(adding)} adds"
