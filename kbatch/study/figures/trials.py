@@ -126,7 +126,7 @@ def draw_trials(
             sizes = join_words(at_most([f"{size:,}" for size in sorted(missing)]))
             marks.append(f"No complete run: batch size {sizes}{suffix}.")
     failed = [(t.batch_size, t.outcome) for t in all_trials if t.status != "completed"]
-    labelled = draw.missing((upper, lower), failed) and not several
+    labelled = draw.mark_failed((upper, lower), failed) and not several
     of = f"throughput{f' and {metric_words(quality.name)}' if quality else ''} by batch size"
     upper.set_ylabel("Throughput\n(samples/s)")
     common.write_title(upper, title or of.capitalize(), studies)
