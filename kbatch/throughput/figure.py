@@ -141,7 +141,7 @@ def draw_sweep(
             draw.limit(lower, target_ms)
             canvas.write_subtitle(lower, words, color=canvas.ALARM_TEXT)
         draw.plain_log_labels(lower.yaxis)
-        draw.answers(upper, answers, sizes[0], sizes[-1])
+        draw.name_answers(upper, answers, sizes[0], sizes[-1])
         rounds = count_range((len(row.times_s) for row in rows if row.measured), "round")
         facts = [*facts, f"{rounds} for each point"]
         bars = "Bars: 95 % interval of the median."
