@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_705,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_704,  # Without docstrings, comments and blank lines.
     "files in kbatch": 130,
     "record types": 81,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 29_516,
-    "kbatch.search.tuner": 20_733,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_791,  # HyperModel
-    "kbatch.memory.find": 8_238,  # find_max_batch_size
+    "kbatch.search.tuner": 20_725,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_785,  # HyperModel
+    "kbatch.memory.find": 8_237,  # find_max_batch_size
     "kbatch.study.study": 5_847,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_887,  # accumulate_gradients
+    "kbatch.training.accumulation.accumulate": 3_884,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",
