@@ -149,19 +149,22 @@ def _certainty(decision: Decision, words: str, within: str, sizes: int) -> str:
         why = _UNPAIRED[decision.unpaired]
         return f"Not certain: {_OBSTACLES[judgement.obstacle].format(why=why)}."
     confidence = f"at {100 * decision.confidence:.3g} % confidence"
+    sure = f"Certain {confidence}"
+    if decision.trial and decision.trial.objective.name != "samples_per_second":
+        sure += ", for the learning rates that were tried"
     is_near, costs = f"{size} is within {within} of the best {words}", judgement.costs
     if decision.certain and judgement.left_out:  # A race may not have trained a faster size.
-        return f"Certain {confidence}: {is_near}."
+        return f"{sure}: {is_near}."
     faster = [pair for pair in judgement.open if costs and costs[pair] < costs[judgement.named]]
     if decision.certain and not faster:
         fastest = ", and no such size trains 5 % faster" if _is_fastest(decision) else ""
-        return f"Certain {confidence}: {is_near}{fastest}."
+        return f"{sure}: {is_near}{fastest}."
     if not decision.certified:
         return f"Not certain: the runs do not show {confidence} whether {is_near}."
     open_sizes = at_most([f"{size:,}" for size, _ in faster or judgement.open])
     others = join_words(open_sizes) if open_sizes else "a size that was not trained to the end"
     if decision.certain:
-        return f"Certain {confidence}: {is_near}. Faster sizes may be as good ({others})."
+        return f"{sure}: {is_near}. Faster sizes may be as good ({others})."
     return f"Not certain: {is_near} {confidence}, but {others} may be the better choice."
 
 
@@ -311,7 +314,8 @@ def _page_rows(
     # A short run is shown only if there is no other run of its size.
     order = sorted(trials, key=lambda t: (_is_compared(decision, t), t.last.length != "short"))
     last = {trial.batch_size: trial for trial in order}
-    rows = [_row(decision, trial, differing(trials)) for trial in last.values()]
+    names, tried = differing(trials), _rates_tried(trials)
+    rows = [_row(decision, trial, names, tried) for trial in last.values()]
     blank = {"runs": 0, "verdict": "not trained"}
     rows += [{"batch size": size} | blank for size in {*sizes} - {*last}]
     return _same_columns(sorted(rows, key=lambda row: row["batch size"]))
@@ -321,12 +325,12 @@ def rows_of(
     decision: Decision, trials: Sequence[TrialRecord], quality: Objective | None
 ) -> tuple[Row, ...]:
     """Return a row with all measurements of each setting, at its compared or best rate."""
-    rows, names = [], differing(trials)
+    rows, names, tried = [], differing(trials), _rates_tried(trials)
     waited = any((trial.data_wait_share or 0.0) > MUCH_DATA_WAIT for trial in trials)
     cut = any((trial.last.accumulation_steps or 1) > 1 for trial in trials)
     for rates in rates_of_settings(trials):
         trial = next((t for t in rates if _is_compared(decision, t)), rates[0])
-        row = _row(decision, trial, names)
+        row = _row(decision, trial, names, tried)
         if FACTOR_NAME in trial.hyperparameters:
             row["rates tried"] = len(rates)
         row |= {"micro-batch size": trial.last.micro_batch_size} if cut else {}
@@ -350,7 +354,14 @@ def rows_of(
     return _same_columns(rows)
 
 
-def _row(decision: Decision, trial: TrialRecord, names: Iterable[str]) -> Row:
+def _rates_tried(trials: Iterable[TrialRecord]) -> Counter[int]:
+    """Count the learning rates that were tried at each batch size."""
+    return Counter(size for size, _ in {(t.batch_size, t.learning_rate) for t in trials})
+
+
+def _row(
+    decision: Decision, trial: TrialRecord, names: Iterable[str], tried: Mapping[int, int]
+) -> Row:
     """Return the columns of the printed table."""
     objective, judged = trial.objective, decision.as_judged(trial)
     row: Row = {"batch size": trial.batch_size}
@@ -363,7 +374,10 @@ def _row(decision: Decision, trial: TrialRecord, names: Iterable[str]) -> Row:
         title = "judged (95 % interval)"
     row |= ranged_columns(title, judged.judged() if complete else None)
     row["training time (s)"] = shown_speed(decision, trial)[0] if complete else None
-    return row | {"runs": len(judged.executions), "verdict": _verdict(decision, trial)}
+    # A size may be worse only because its one rate does not suit it.
+    named = tried[trial.batch_size] == 1 and objective.name != "samples_per_second"
+    at = f" at learning rate {setting(rate)}" if named and (rate := row["learning rate"]) else ""
+    return row | {"runs": len(judged.executions), "verdict": _verdict(decision, trial, at)}
 
 
 def _same_columns(rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -377,13 +391,16 @@ def _is_compared(decision: Decision, trial: TrialRecord) -> bool:
     return trial.trial_id in [compared.trial_id for compared in decision.trials]
 
 
-def _verdict(decision: Decision, trial: TrialRecord) -> str:
-    """Compare a trial with the answer, or say why it is not compared or how it ended."""
+def _verdict(decision: Decision, trial: TrialRecord, at: str) -> str:
+    """Compare a trial with the answer, or say why it is not compared or how it ended.
+
+    `at` names the learning rate, if the size has one.
+    """
     answer = decision.trial
     if answer is not None and trial.trial_id == answer.trial_id:
         return "take"
     if answer is not None and _is_compared(decision, trial):
-        quality, speed = _quality(decision, trial), speed_against(decision, trial, answer)
+        quality, speed = _quality(decision, trial, at), speed_against(decision, trial, answer)
         return f"{quality}, {relative_speed(speed)}" if speed else quality
     if trial.last.length != "complete" and trial.status == "completed":
         return f"{_ENDED_EARLY[trial.last.length]} ({pluralize(len(trial.last.epochs), 'epoch')})"
@@ -394,7 +411,7 @@ def _verdict(decision: Decision, trial: TrialRecord) -> str:
     if trial.status == "completed":
         return "not compared"
     if trial.outcome != "failed" or not trial.failure:
-        return trial.outcome
+        return f"{trial.outcome}{at if trial.outcome == 'diverged' else ''}"
     return f"{trial.outcome}: {one_line(trial.failure)[:_LONGEST_REASON]}"
 
 
@@ -410,20 +427,21 @@ def relative_speed(speed: Estimate[float], *, say_runs: bool = False) -> str:
     return ("as fast" if as_fast else speed_text(ratio, digits=2)) + runs
 
 
-def _quality(decision: Decision, trial: TrialRecord) -> str:
+def _quality(decision: Decision, trial: TrialRecord, at: str) -> str:
     """Compare the judged value of a trial with the answer's."""
     accurate, behind = is_accuracy(trial.objective.name), _behind(decision, trial)
     as_good = f"as {'accurate' if accurate else 'good'}"
     worse, better = ("less accurate", "more accurate") if accurate else ("worse", "better")
     if trial.batch_size in decision.worse and behind <= 0:  # Another size is better than both.
-        return f"{worse} than the best"
+        return f"{worse} than the best{at}"
     if _is_settled(decision, trial) and trial.batch_size not in decision.worse:
         best = behind < 0 and behind <= min(_behind(decision, t) for t in decision.trials)
         return f"{as_good}{' (best value)' if best else ''}"
     doubt = "" if _is_settled(decision, trial) else " (not certain)"
     if not behind:
         return f"{as_good}{doubt}"
-    return f"{better if behind < 0 else worse} by {setting(abs(behind))}{doubt}"
+    by = setting(abs(behind))
+    return f"{better} by {by}{doubt}" if behind < 0 else f"{worse} by {by}{at}{doubt}"
 
 
 def _behind(decision: Decision, trial: TrialRecord) -> float:

@@ -120,8 +120,8 @@ def test_page_takes_smallest_of_fastest_sizes():
     page = decision.page
     assert page.sentences == (
         "Train with batch size 64 and learning rate 0.00141.",
-        "Certain at 95 % confidence: batch size 64 is within 0.01 of the best validation accuracy, "
-        "and no such size trains 5 % faster.",
+        "Certain at 95 % confidence, for the learning rates that were tried: batch size 64 is "
+        "within 0.01 of the best validation accuracy, and no such size trains 5 % faster.",
         "Compared with batch size 32 in this search: training steps run 2.0 times as fast, "
         "same validation accuracy within 0.01.",
     )
@@ -133,7 +133,7 @@ def test_page_takes_smallest_of_fastest_sizes():
         "as accurate, 2.0 times slower",
         "take",
         "as accurate, as fast",
-        "less accurate by 0.06, 2.0 times as fast",
+        "less accurate by 0.06 at learning rate 0.00283, 2.0 times as fast",
     ]
     assert page.use[1:] == (
         "  model = decision.apply(build)",
@@ -316,7 +316,8 @@ def test_page_has_one_row_for_each_size():
     table = make_study(*trials).table()
     assert [list(table[name]) for name in ("rates tried", "runs")] == [[2, 2], [3, 3]]
     assert list(table["learning rate"]) == pytest.approx([0.002, 0.002 * 2**0.5])
-    assert verdicts(decision) == ["take", "as accurate, as fast", "diverged"]
+    assert verdicts(decision)[:2] == ["take", "as accurate, as fast"]
+    assert verdicts(decision)[2] == "diverged at learning rate 0.001"
     other = dataclasses.replace(make_trial(128, 700), hyperparameters={"units": 8})
     mixed = pages(make_trial(32, 600), make_trial(64, 600, rate=3000.0), other)
     assert verdicts(mixed)[2] == "other settings"
@@ -497,7 +498,10 @@ def test_page_sentences_agree_with_table(first):
         certain = [line for line in page.sentences if line.startswith("Certain")]
         assert len(certain) == decision.certain, seed
         for sentence in page.sentences[1:] if decision.batch_size else ():
-            assert "learning rate" not in sentence, seed
+            covers = ", for the learning rates that were tried:"
+            of_speed = study.trials[0].objective.name == "samples_per_second"
+            assert (covers in sentence) == (sentence in certain and not of_speed), seed
+            assert "learning rate" not in sentence.replace(covers, ""), seed
         taken = [row for row in rows if row["verdict"] == "take"]
         assert [row["batch size"] for row in taken] == (
             [f"{decision.batch_size:,}"] if decision.batch_size else []
@@ -512,6 +516,12 @@ def test_page_sentences_agree_with_table(first):
             if "short run" in row["verdict"] or "stopped early" in row["verdict"]:
                 assert {row.get(judged), row.get("training time (s)")} <= {None, "n/a"}, seed
             verdict, by = row["verdict"], re.search(r" by ([\d.,e-]*\d)", row["verdict"])
+            rates = {
+                t.learning_rate for t in study.trials if f"{t.batch_size:,}" == row["batch size"]
+            }
+            blamed = re.match("less accurate|worse|diverged", verdict) and not of_speed
+            named = f" at learning rate {row.get('learning rate')}" in verdict
+            assert named == bool(blamed and len(rates) == 1), (seed, verdict)
             if "(best value)" in verdict:
                 compared = [number(shown[f"{t.batch_size:,}"][judged]) for t in decision.trials]
                 assert sign * number(row[judged]) == max(sign * one for one in compared), seed

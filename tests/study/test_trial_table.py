@@ -34,7 +34,10 @@ def test_table_has_row_for_each_size():
     assert table.attrs["answer"] == [2]
     assert table["verdict"][2] == "take"
     assert table["verdict"][6] == "out of memory"
-    assert table["verdict"][4] == "less accurate by 0.031 (not certain), 1.9 times as fast"
+    assert (
+        table["verdict"][4]
+        == "less accurate by 0.031 at learning rate 0.001 (not certain), 1.9 times as fast"
+    )
 
 
 def test_table_intervals():
@@ -53,7 +56,7 @@ def test_table_intervals():
         (make_trial(64, status="out_of_memory"), "out of memory"),
         (make_trial(64, status="failed"), "failed: ValueError: the loss is not finite"),
         (make_trial(64, status="running"), "running"),
-        (make_diverged(64), "diverged"),
+        (make_diverged(64), "diverged at learning rate 0.001"),
     ],
 )
 def test_table_of_incomplete_trial(trial, outcome):
