@@ -207,6 +207,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "still_rising": (
         "The {words} still improved by {gain} over the last {last}. Train longer to be sure."
     ),
+    "end_of_range": (
+        "Batch size {size} is the {end} that was tried, and {why}, so a {other} one may be {may}. "
+        "Add {other} `batch_sizes`, such as {next}, and run the script again: the search continues."
+    ),
     "input_binds": (
         "Training waits for data {when}, so samples/s show the speed of the input pipeline. "
         "`kbatch.profile_input_pipeline` tries ways to make it faster."

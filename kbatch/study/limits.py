@@ -1,7 +1,7 @@
 """The notes of a decision: limits of the batch size, and facts that may change the answer."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -51,6 +51,7 @@ _TO_BE_CERTAIN = {
     "few_examples": "To be certain, use more validation examples, especially of rare classes",
     "heavy_tails": "To be certain, use a metric that weighs examples equally, such as accuracy",
 }
+_FEWEST_BATCHES = 8  # The data limit the size if an epoch of twice the size has fewer batches.
 # There is a note on updates if larger batches gain more than this share of samples/s.
 _SMALL_GAIN = 0.1
 # Training accuracy is far above validation accuracy if it is this much higher.
@@ -94,7 +95,9 @@ def notes_of(
         if search.get("learning_rate_scaling") == "auto":
             yield from _without_rule(trials)
         yield from _use(decision, best.last)
-        yield from _binding_here(decision, best, trials, words)
+        yield from (limits := [*_binding_here(decision, best, trials, words)])
+        sizes = {*search.get("batch_sizes", ()), *(trial.batch_size for trial in trials)}
+        yield from _end_of_range(decision, best, sizes, is_limited=bool(limits))
         if decision.tolerance is not None:
             yield from _still_rising(best, decision.tolerance, words)
         yield from _failures(best, trials)
@@ -290,6 +293,37 @@ def _binding_here(
         yield Note.of("memory_binds", how=how)
     if (gain := _given_up_for_updates(decision, best, trials)) is not None:
         yield Note.of("updates_bind", gain=format_number(gain, 2), words=words)
+
+
+def _end_of_range(
+    decision: Decision, best: TrialRecord, sizes: Collection[int], *, is_limited: bool
+) -> Iterator[Note]:
+    """Note that the answer is the largest or the smallest size, if one beyond may be better."""
+    size, run, ends = best.batch_size, best.last, (min(sizes), max(sizes))
+    others = [trial for trial in decision.trials if trial is not best]
+    if not others or size not in ends:
+        return
+    near, values = others[0], {"end": "smallest", "other": "smaller", "next": size // 2}
+    if size == ends[1]:
+        near, values = others[-1], {"end": "largest", "other": "larger", "next": 2 * size}
+        by_memory = 2 * size > run.replicas * (run.most_in_memory or math.inf)
+        by_data = not run.epochs or run.epochs[0].examples < _FEWEST_BATCHES * 2 * size
+        if is_limited or by_memory or by_data:
+            return
+    speed, accurate = speed_against(decision, best, near), is_accuracy(best.objective.name)
+    than, worse, better, why = f"batch size {near.batch_size:,}", "worse", "better", ""
+    if accurate:
+        worse, better = "less accurate", "more accurate"
+    if near.batch_size in decision.worse and size > 1:
+        why, values["may"] = f"{than} is {worse}", better
+    elif size == ends[1] and speed and min(speed.ends or [speed.value]) > 1:
+        # The share of the time that depends on the number of updates. Twice the size halves it.
+        share = (speed.value - 1) / (size / near.batch_size - 1)
+        if AS_FAST * (1 - share / 2) < 1:
+            why = f"it trains {format_number(speed.value, 2)} times as fast as {than}"
+            values["may"] = "faster"
+    if why:
+        yield Note.of("end_of_range", size=f"{size:,}", why=why, **values)
 
 
 def _given_up_for_updates(
