@@ -69,11 +69,14 @@ def test_result_notes(result):
 def test_result_printed(result):
     lines = str(result).splitlines()
     assert lines[0] == result.answer
-    assert lines[1] == (result.use or "")
+    use = result.use.splitlines() or [""]
+    assert lines[1 : 1 + len(use)] == use
     assert [line for line in lines if line.startswith("Note: ")] == [
         f"Note: {note}" for note in result.notes
     ]
-    head = " ".join(lines[2 + bool(result.use) :][:2]).split()  # A title has up to two lines.
+    head = " ".join(
+        lines[1 + len(use) + bool(result.use) :][:2]
+    ).split()  # A title has up to two lines.
     for column in shown_columns(result.table()):
         assert {*column.title.split()} <= {*head} or max(map(len, column.texts)) > 60
     named = [line for line in lines if line.startswith("* ")]

@@ -42,7 +42,7 @@ class Result(ABC):
 
     title: str  # Title, in a few words.
     answer: str  # The decision, in one sentence.
-    use: str = ""  # How to use the answer, in one or two sentences. Empty if it says so itself.
+    use: str = ""  # How to use the answer: sentences, then lines of code. Empty if it says so itself.
     #: Conditions of the measurement, as texts by name.
     settings: Mapping[str, str] = MappingProxyType({})
     noted: tuple[Note, ...]
@@ -96,4 +96,5 @@ class Result(ABC):
     def _repr_html_(self) -> str:
         from kbatch.page.document import notebook_html
 
-        return notebook_html((self.answer, self.use), self.table(), notes=self.notes)
+        said, *use = self.use.split("\n")
+        return notebook_html((self.answer, said), self.table(), use=use, notes=self.notes)

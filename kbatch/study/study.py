@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 # If a search on another host has written nothing for this time, kbatch assumes that it ended.
 _SILENT_S = 600.0
 # What the table and the figures of a report show.
+_JUDGED = "mean over the best fifth of the epochs, at least two: sizes are compared by this value"
 _CORRECTED = "corrected for changes of the machine's speed, except in the table of all runs"
 # Start times of one process may differ by this much, because the clock may have been set.
 _SAME_START_S = 5.0
@@ -79,6 +80,8 @@ class Study(Result):
     plan: Plan | None = None  #: The plan of all trainings; None before it is made.
     #: Progress of the search; None if it is unknown.
     progress: Progress | None = dataclasses.field(default=None, compare=False)
+    # The path that `load_study` read, if it did. It is no field, because no file holds it.
+    source = None
 
     def __repr__(self) -> str:
         """Summarize the study in one line, because its records would fill pages."""
@@ -116,9 +119,11 @@ class Study(Result):
     def use(self) -> str:
         """How sure the answer is, its gain, and the lines that train with it."""
         page = self.decide().page
-        head, *lines = page.use or ("",)
-        code = ", then ".join(f"`{line.strip()}`" for line in lines)
-        return " ".join((*page.sentences[1:], head, code)).strip()
+        code = [*page.use]
+        if code[1:] and self.source:
+            path = json.dumps(self.source, ensure_ascii=False)
+            code.insert(1, f"  decision = kbatch.load_study({path}).decide()")
+        return "\n".join((" ".join(page.sentences[1:]), *code))
 
     @property
     def settings(self) -> dict[str, str]:
@@ -137,6 +142,7 @@ class Study(Result):
             "cost": self.decide().page.cost.partition(" Notes: ")[0],  # A report lists the notes.
             "compared": " · ".join(conditions(self.trials, self.environment)),
             "plan": "" if self.plan is None else _plan_text(self.plan),
+            "judged": _JUDGED if judged_column(self.trials[0].objective) else "",
             "training time, samples/s": _CORRECTED if seconds_of(self.decide()) else "",
             **{name: _value_text(value) for name, value in settings.items()},
             "training data": f"{count_range(examples, 'example')} per epoch" if examples else "",
@@ -400,10 +406,10 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         tuner, path = path, path.project_dir
     json_codec.check_local(path)
     path = Path(path)
-    if path.is_file():
-        return _as_of_now(json_codec.read_record(Study, path))
-    study = _read_project(path)
-    if not (study.trials or study.problems or study.search):
+    is_file = path.is_file()
+    study = _as_of_now(json_codec.read_record(Study, path)) if is_file else _read_project(path)
+    object.__setattr__(study, "source", printable(str(path)))
+    if not (is_file or study.trials or study.problems or study.search):
         hint = ""  # Users often give the parent folder.
         for file in sorted(path.glob(f"*/{RECORD_NAME}")):
             with contextlib.suppress(RecordError, KeyError, TypeError):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import shutil
 import time
 import types
@@ -35,8 +36,13 @@ def test_load_study_from_folder_or_tuner(project, give):
     study = load_study(give(project))
     assert study.name == "digits"
     assert [trial.batch_size for trial in study.trials] == [16, 64, 128]
-    assert study.search == make_search()
-    assert study.problems == ()
+    assert (study.search, study.problems) == (make_search(), ())
+    # A report tells how to load the study again, also from a file.
+    study.save(project / "study.json")
+    for again, path in ((study, project), (load_study(project / "study.json"), "study.json")):
+        code = re.search(r"  decision = (.*)\n  model = decision\.apply", again.use)[1]
+        assert str(path) in code and eval(code).page == study.decide().page
+    assert "load_study" not in make_study().use
 
 
 def test_load_study_without_records(project, tmp_path):
