@@ -48,7 +48,7 @@ def statistical_efficiency(
     _check_positive(batch_size=batch_size, base_batch_size=base_batch_size)
     if not 0 <= noise_scale < math.inf:
         raise ValueError(
-            f"`noise_scale` must be finite and not negative. Received: noise_scale={noise_scale}."
+            f"`noise_scale` must be finite and not negative. Received: {noise_scale=}."
         )
     return (noise_scale + base_batch_size) / (noise_scale + batch_size)
 
@@ -80,10 +80,8 @@ def goodput(
             finite.
     """
     _check_positive(step_time_s=step_time_s)
-    efficiency = statistical_efficiency(
-        batch_size, noise_scale=noise_scale, base_batch_size=base_batch_size
-    )
-    return batch_size / step_time_s * efficiency
+    sizes = {"noise_scale": noise_scale, "base_batch_size": base_batch_size}
+    return batch_size / step_time_s * statistical_efficiency(batch_size, **sizes)
 
 
 def _check_positive(**values: float) -> None:

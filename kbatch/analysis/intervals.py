@@ -16,8 +16,7 @@ For estimates n and d with covariance V, a ratio r is compatible with both if
     (n - r d)^2 <= t^2 (V_nn - 2 r V_nd + r^2 V_dd)
 
 Fieller (1954), J. R. Stat. Soc. B 16, 175-185. If d may be 0, there is no largest r, so the ratio
-has only a lower bound. In this case, the delta method (the limit of small V_dd) would give a wrong,
-finite interval.
+has only a lower bound. The delta method would then give a wrong, finite interval.
 """
 
 import dataclasses

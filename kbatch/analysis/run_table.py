@@ -78,9 +78,7 @@ class RunTable:
             and max(blocks) > 1
             and all(run.outcomes is not None for row in rows for run in row)
         )
-        self.outcomes = (
-            np.full((*self.values.shape, max(blocks)), math.nan) if self.paired else None
-        )
+        self.outcomes = np.full((*self.values.shape, max(blocks)), np.nan) if self.paired else None
         for k, (row, row_seeds) in enumerate(zip(rows, seeds, strict=True)):
             for run, seed in zip(row, row_seeds, strict=True):
                 self.values[k, columns[seed]] = sign * (run.value or 0.0)

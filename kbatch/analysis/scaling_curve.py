@@ -147,13 +147,9 @@ class Line:
     def __call__(self, x: float) -> float:
         return self.intercept + self.slope * x
 
-    def _ratio(
-        self, numerator: float, denominator: float, covariance: np.ndarray
-    ) -> Estimate[float | None]:
+    def _ratio(self, over: float, under: float, covariance: np.ndarray) -> Estimate[float | None]:
         freedom = self.degrees_of_freedom
-        return ratio_of_estimates(
-            numerator, denominator, covariance=covariance, degrees_of_freedom=freedom
-        )
+        return ratio_of_estimates(over, under, covariance=covariance, degrees_of_freedom=freedom)
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
@@ -335,10 +331,7 @@ def batch_size_within(latency: Latency, *, latency_s: float) -> Estimate[float |
     size, error = latency.largest_within(latency_s), _error(latency)
     if error is None:
         return _whole(Estimate(size), math.floor)
-    low, high = (
-        latency.scaled(factors).largest_within(latency_s) or 0.0
-        for factors in (1 + error, 1 - error)
-    )
+    low, high = (latency.scaled(x).largest_within(latency_s) or 0.0 for x in (1 + error, 1 - error))
     return _whole(Estimate(size, low, high), math.floor)
 
 

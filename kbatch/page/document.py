@@ -164,10 +164,7 @@ def notebook_html(
     use: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """Write a result as HTML for the output of a cell.
-
-    `use` is a sentence and the lines of code below it.
-    """
+    """Write a result as HTML for a cell. `use` is a sentence and the lines of code below it."""
     # Notebooks remove style sheets. Without colours, it suits light and dark pages.
     said = {"sentences": sentences, "use": use, "notes": notes}
     return templates().get_template("notebook.html").render(said, table=table, most=40)

@@ -64,12 +64,6 @@ def left_text(seconds: float) -> str:
     return f"{number} {unit} left" if seconds >= 1 else "less than 1 s left"
 
 
-def ordinal(number: int) -> str:
-    """Format an ordinal number, such as "23rd"."""
-    teen = number % 100 in (11, 12, 13)
-    return f"{number:,}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
-
-
 def time_unit(seconds: float) -> tuple[float, str]:
     """Return a suitable unit for a duration: its length in seconds, and its name."""
     units = ((3600.0, "h"), (60.0, "min"))

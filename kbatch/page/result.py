@@ -42,7 +42,7 @@ class Result(ABC):
 
     title: str  # Title, in a few words.
     answer: str  # The decision, in one sentence.
-    use: str = ""  # How to use the answer: sentences, then lines of code. Empty if it says so itself.
+    use: str = ""  # How to use the answer: sentences, then lines of code. Empty if none is needed.
     #: Conditions of the measurement, as texts by name.
     settings: Mapping[str, str] = MappingProxyType({})
     noted: tuple[Note, ...]

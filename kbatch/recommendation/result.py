@@ -317,9 +317,8 @@ class Recommendation(Result):
         if not self.times_s:
             return ()
         base, (low, _, high) = self.base_batch_size, self.input_rates
-        likely = sizes_to_search(
-            self.times_s, self.noise_scale, base_batch_size=base, rates=(low, high)
-        )
+        noise, rates = self.noise_scale, (low, high)
+        likely = sizes_to_search(self.times_s, noise, base_batch_size=base, rates=rates)
         # A size between them is included even if there was no time to time it.
         sizes = {update.batch_size for update in self.updates} | {*likely}
         return tuple(size for size in sorted(sizes) if likely[0] <= size <= likely[-1])

@@ -122,8 +122,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "elements: if there are longer ones, give one as `longest_example`."
     ),
     "inputs_made": (
-        "kbatch made random inputs. If times or outputs depend on the values, pass real inputs as "
-        "`x` in Python."
+        "kbatch made random inputs. If results depend on values, pass real inputs as `x` in Python."
     ),
     "rate_rises": (
         "Batch size {size:,}, the largest that was tried, had {gain} times the throughput of batch "
@@ -204,9 +203,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "{validation} at {at}). Perhaps {updates} are too few for {what}, which are averages of "
         "{memory} updates: train longer, or lower {cure}."
     ),
-    "still_rising": (
-        "The {words} still improved by {gain} over the last {last}. Train longer to be sure."
-    ),
+    "still_rising": "The {words} improved by {gain} over the last {last}. Train longer to be sure.",
     "end_of_range": (
         "Batch size {size} is the {end} that was tried, and {why}, so a {other} one may be {may}. "
         "Add {other} `batch_sizes`, such as {next}, and run the script again: the search continues."
@@ -251,18 +248,14 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "If the rate suits another size, give that size as `base_batch_size`."
     ),
     "batches_cut": "Batches are cut into micro-batches of {size} examples.",
-    "batches_whole": (
-        "Batches of up to {size} examples were trained at once, without gradient accumulation."
-    ),
+    "batches_whole": "Batches of up to {size} examples were not cut into micro-batches.",
     "batch_normalization_in_parts": (
         "A layer normalizes each micro-batch instead of the whole batch: {parts}. Use "
         "GroupNormalization, LayerNormalization, or a micro-batch as large as the batch."
     ),
     "parts_differ": _parts_differ,
     "parts_not_compared": "It was not checked whether micro-batches change the result: {found}.",
-    "cut_to_fit": (
-        "Only {size} examples fit in memory at once, so micro-batches have at most {size}.{more}"
-    ),
+    "cut_to_fit": "Only {size} examples fit in memory, so micro-batches have at most {size}.{more}",
     "memory_ran_out": (
         "Memory ran out in training with micro-batches of {before} examples. Later runs use at "
         "most {after}: do not compare their samples/s with earlier runs."

@@ -56,10 +56,7 @@ def is_complete(run: ExecutionRecord) -> bool:
 def comparable_trials(
     trials: Sequence[TrialRecord],
 ) -> tuple[tuple[TrialRecord, ...], list[LeftOut]]:
-    """Choose one trial of each batch size, with the settings and the budget of the best trial.
-
-    Return the chosen trials, and the other completed ones with the reason.
-    """
+    """Choose a trial of each size, with settings and budget of the best one; say why not others."""
     completed = [*filter(None, map(with_complete_runs, trials))]
     # A run has no value if it never met the target, or if its metric was not finite.
     scored = [trial for trial in completed if None not in trial.judged_values]

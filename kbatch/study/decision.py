@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 # Default of `max_trainings`: complete trainings for each batch size.
 TRAININGS_PER_SIZE = 2
-# A learning rate is far from the answer's if their factors of the rule's rate differ by this ratio.
-_FAR = 8
+_FAR = 8  # A learning rate is far from the answer's if their factors differ by this ratio.
 # The values of a table's row, by column.
 Row = dict[str, Any]
 
@@ -394,9 +393,8 @@ def race_task(
 def seconds_of(decision: Decision) -> dict[str, float]:
     """Return the training time of each compared trial by its id; empty if times do not compare.
 
-    A size that a race trained only at another rate has a time too. The answer has the mean time of
-    its own runs. Ratios of times are from the judgement, which allows for a machine whose speed
-    changed during the search. If the objective is a time, all times are as measured.
+    The answer has the mean time of its own runs. Ratios of times are from the judgement, which
+    allows for a machine whose speed changed. If the objective is a time, times are as measured.
     """
     judgement, answer = decision.judgement, decision.trial
     measured_s = answer and answer.mean(training_seconds)
@@ -410,15 +408,8 @@ def seconds_of(decision: Decision) -> dict[str, float]:
     return {name: least_s * judgement.costs[p] for name, p in pairs.items() if p in judgement.costs}
 
 
-def shown_speed(
-    decision: Decision, trial: TrialRecord
-) -> tuple[float | None, Estimate[float] | None]:
-    """Return the training time and the samples/s of a trial, as tables and figures show them.
-
-    Their product is the number of examples. The samples/s of a batch size do not depend on the
-    learning rate. They are as measured if `seconds_of` has no time of the size, and for other
-    settings than the answer's.
-    """
+def speed_of(decision: Decision, trial: TrialRecord) -> tuple[float | None, Estimate[float] | None]:
+    """Return the shown training time and samples/s: one speed for each size and settings."""
     judged, seconds = decision.as_judged(trial), seconds_of(decision)
     rates, count = judged.throughput, judged.mean(lambda e: e.examples_seen)
     timed = (*decision.trials, *(left_out for left_out, _ in decision.left_out))

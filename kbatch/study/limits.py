@@ -13,7 +13,6 @@ from kbatch.page.numbers import (
     format_number,
     join_words,
     one_line,
-    ordinal,
     percent,
     pluralize,
     setting,
@@ -52,12 +51,11 @@ _TO_BE_CERTAIN = {
     "heavy_tails": "To be certain, use a metric that weighs examples equally, such as accuracy",
 }
 _FEWEST_BATCHES = 8  # The data limit the size if an epoch of twice the size has fewer batches.
-# There is a note on updates if larger batches gain more than this share of samples/s.
-_SMALL_GAIN = 0.1
-# Training accuracy is far above validation accuracy if it is this much higher.
-_FAR_BELOW = 0.1
-# After five averaging times, a moving average keeps exp(-5) = 0.7 % of its initial value.
-_AVERAGING_TIMES = 5
+_SMALL_GAIN = (
+    0.1  # Larger batches that gain more of the samples/s than this have a note on updates.
+)
+_FAR_BELOW = 0.1  # Training accuracy is far above validation accuracy if it is this much higher.
+_AVERAGING_TIMES = 5  # After these, a moving average keeps exp(-5) = 0.7 % of its initial value.
 
 
 def notes_of(
@@ -175,24 +173,16 @@ def _rate(
         if named.objective.sign * (values[0] - values[1]) <= _noise(decision, pair, trials):
             continue
         at_end = {FACTORS[0]: "smaller", FACTORS[-1]: "larger"}
-        complete = all(map(with_complete_runs, pair))
-        texts = [
-            f"{format_number(value, 4)} at learning rate {setting(trial.learning_rate or 0.0)}"
-            for value, trial in zip(values, pair, strict=True)
-        ]
-        yield Note.of(
-            "rate_off",
-            rate=rate,
-            base=f"{base:,}",
-            size=f"{size:,}",
-            seems="is" if complete else "may be",
-            when="After" if complete else "In short runs of",
-            epochs=pluralize(epochs, "epoch"),
-            far="small" if factor > 1 else "large",
-            words=metric_words(named.objective.name),
-            values=join_words(texts),
-            more=f" No {at_end[factor]} learning rate was tried." if factor in at_end else "",
-        )
+        more = f" No {at_end[factor]} learning rate was tried." if factor in at_end else ""
+        rates = [setting(trial.learning_rate or 0.0) for trial in pair]
+        texts = [f"{format_number(values[i], 4)} at learning rate {rates[i]}" for i in (0, 1)]
+        seems, when = ("may be", "In short runs of")
+        if all(map(with_complete_runs, pair)):
+            seems, when = "is", "After"
+        how = {"seems": seems, "when": when, "epochs": pluralize(epochs, "epoch"), "more": more}
+        sizes = {"rate": rate, "base": f"{base:,}", "size": f"{size:,}"}
+        far, words = "small" if factor > 1 else "large", metric_words(named.objective.name)
+        yield Note.of("rate_off", **sizes, **how, far=far, words=words, values=join_words(texts))
         return
 
 
@@ -243,7 +233,7 @@ def _use(decision: Decision, run: ExecutionRecord) -> Iterator[Note]:
     if parts:
         steps, more = decision.settings.get("steps_per_execution"), ""
         if steps:
-            more = f" Callbacks then see only every {ordinal(steps)} batch. To keep the model's "
+            more = f" Callbacks then see only one batch in {steps}. To keep the model's "
             more += "`steps_per_execution`, call `apply(..., steps_per_execution=False)`."
         yield Note.of("also_set", settings=join_words(parts), more=more)
     trained = (*decision.trials, *(trial for trial, _ in decision.left_out))
@@ -299,31 +289,28 @@ def _end_of_range(
     decision: Decision, best: TrialRecord, sizes: Collection[int], *, is_limited: bool
 ) -> Iterator[Note]:
     """Note that the answer is the largest or the smallest size, if one beyond may be better."""
-    size, run, ends = best.batch_size, best.last, (min(sizes), max(sizes))
+    size, run, is_largest = best.batch_size, best.last, best.batch_size == max(sizes)
     others = [trial for trial in decision.trials if trial is not best]
-    if not others or size not in ends:
+    if not others or size not in (min(sizes), max(sizes)) or size == 1:
         return
-    near, values = others[0], {"end": "smallest", "other": "smaller", "next": size // 2}
-    if size == ends[1]:
-        near, values = others[-1], {"end": "largest", "other": "larger", "next": 2 * size}
-        by_memory = 2 * size > run.replicas * (run.most_in_memory or math.inf)
-        by_data = not run.epochs or run.epochs[0].examples < _FEWEST_BATCHES * 2 * size
-        if is_limited or by_memory or by_data:
-            return
-    speed, accurate = speed_against(decision, best, near), is_accuracy(best.objective.name)
-    than, worse, better, why = f"batch size {near.batch_size:,}", "worse", "better", ""
-    if accurate:
-        worse, better = "less accurate", "more accurate"
-    if near.batch_size in decision.worse and size > 1:
-        why, values["may"] = f"{than} is {worse}", better
-    elif size == ends[1] and speed and min(speed.ends or [speed.value]) > 1:
-        # The share of the time that depends on the number of updates. Twice the size halves it.
-        share = (speed.value - 1) / (size / near.batch_size - 1)
-        if AS_FAST * (1 - share / 2) < 1:
-            why = f"it trains {format_number(speed.value, 2)} times as fast as {than}"
-            values["may"] = "faster"
-    if why:
-        yield Note.of("end_of_range", size=f"{size:,}", why=why, **values)
+    by_memory = 2 * size > run.replicas * (run.most_in_memory or math.inf)
+    by_data = not run.epochs or run.epochs[0].examples < _FEWEST_BATCHES * 2 * size
+    if is_largest and (is_limited or by_memory or by_data):
+        return
+    near = others[-1 if is_largest else 0]
+    than, speed = f"batch size {near.batch_size:,}", speed_against(decision, best, near)
+    # The share of the time that depends on the number of updates. Twice the size halves it.
+    share = (speed.value - 1) / (size / near.batch_size - 1) if speed else 0.0
+    values = [trial.judged_value or 0.0 for trial in (best, near)]
+    if best.objective.sign * (values[0] - values[1]) > (decision.tolerance or 0.0):
+        why, may = f"{than} reached a worse {metric_words(best.objective.name)}", "better"
+    elif is_largest and speed and min(speed.ends or [speed.value]) > 1 > AS_FAST * (1 - share / 2):
+        why, may = f"it trains {format_number(speed.value, 2)} times as fast as {than}", "faster"
+    else:
+        return
+    ends = ("largest", "larger", 2 * size) if is_largest else ("smallest", "smaller", size // 2)
+    end = dict(zip(("end", "other", "next"), ends, strict=True))
+    yield Note.of("end_of_range", size=f"{size:,}", why=why, may=may, **end)
 
 
 def _given_up_for_updates(
@@ -378,13 +365,10 @@ def _failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Not
     near = sizes[max(0, place - 1) : place + 2]
     same_rate = [t for t in trials if rate_factor(t) == rate_factor(named)]
     if failed := [t for t in same_rate if t.batch_size in near and t.status == "failed"]:
-        yield Note.of(
-            "failure_rate",
-            failed=f"{failed[-1].batch_size:,}",
-            how=failed[-1].outcome,
-            trainings=f"{pluralize(succeeded, 'run')} with batch size {named.batch_size:,}",
-            rate=percent(1 - 0.05 ** (1 / succeeded)),
-        )
+        runs = f"{pluralize(succeeded, 'run')} with batch size {named.batch_size:,}"
+        how = {"failed": f"{failed[-1].batch_size:,}", "how": failed[-1].outcome}
+        rate = percent(1 - 0.05 ** (1 / succeeded))
+        yield Note.of("failure_rate", **how, trainings=runs, rate=rate)
 
 
 def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
@@ -397,11 +381,9 @@ def _conditions(trials: Sequence[TrialRecord]) -> Iterator[Note]:
     names = {name for t in trials for run in t.executions for e in run.epochs for name in e.metrics}
     if trials and f"val_{(name := trials[0].objective.name)}" in names:
         yield Note.of("objective_of_training", name=name)
-    for trial in trials:
-        seen = trial.last.batch_size_seen
-        if seen is not None and seen != trial.batch_size:
-            yield Note.of("another_batch_size", asked=trial.batch_size, seen=seen)
-            break
+    seen = [(t.batch_size, t.last.batch_size_seen) for t in trials]
+    if others := [(size, most) for size, most in seen if most not in (None, size)]:
+        yield Note.of("another_batch_size", asked=others[0][0], seen=others[0][1])
     yield from _waiting(all_trials)
     workers = max((e.workers_on_device or 1 for t in trials for e in t.executions), default=1)
     if workers > 1:

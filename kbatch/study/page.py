@@ -41,7 +41,7 @@ from kbatch.study.compared_trials import (
     trial_name,
     value_of,
 )
-from kbatch.study.decision import Decision, Page, Row, shown_speed, speed_against
+from kbatch.study.decision import Decision, Page, Row, speed_against, speed_of
 from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.metrics import is_accuracy, is_fraction, metric_words
@@ -316,9 +316,9 @@ def _page_rows(
     last = {trial.batch_size: trial for trial in order}
     names, tried = differing(trials), _rates_tried(trials)
     rows = [_row(decision, trial, names, tried) for trial in last.values()]
-    blank = {"runs": 0, "verdict": "not trained"}
-    rows += [{"batch size": size} | blank for size in {*sizes} - {*last}]
-    return _same_columns(sorted(rows, key=lambda row: row["batch size"]))
+    blank = dict.fromkeys(rows[0]) | {"runs": 0, "verdict": "not trained"}
+    rows += [blank | {"batch size": size} for size in {*sizes} - {*last}]
+    return tuple(sorted(rows, key=lambda row: row["batch size"]))
 
 
 def rows_of(
@@ -336,7 +336,7 @@ def rows_of(
         row |= {"micro-batch size": trial.last.micro_batch_size} if cut else {}
         if quality is not None and quality.name != trial.objective.name:
             row |= ranged_columns(quality.name, trial.metric(quality.name))
-        row |= ranged_columns("samples/s", shown_speed(decision, trial)[1])
+        row |= ranged_columns("samples/s", speed_of(decision, trial)[1])
         judgement, pair = decision.judgement, (trial.batch_size, rate_factor(trial))
         if judgement is not None and judgement.gaps and _is_compared(decision, trial):
             gap = Estimate(0.0) if pair == judgement.leader else judgement.gaps.get(pair)
@@ -351,7 +351,9 @@ def rows_of(
         if (joules := trial.mean(lambda e: e.joules_per_sample)) is not None:
             row["energy (J/sample)"] = joules
         rows.append(row)
-    return _same_columns(rows)
+    # All rows have the same columns, with the runs and the verdict last.
+    every = {name: None for row in rows for name in row if name not in ("runs", "verdict")}
+    return tuple(every | {n: row.pop(n) for n in every if n in row} | row for row in rows)
 
 
 def _rates_tried(trials: Iterable[TrialRecord]) -> Counter[int]:
@@ -373,18 +375,11 @@ def _row(
         row[objective.name] = judged.metrics.get(objective.name) if complete else None
         title = "judged (95 % interval)"
     row |= ranged_columns(title, judged.judged() if complete else None)
-    row["training time (s)"] = shown_speed(decision, trial)[0] if complete else None
+    row["training time (s)"] = speed_of(decision, trial)[0] if complete else None
     # A size may be worse only because its one rate does not suit it.
     named = tried[trial.batch_size] == 1 and objective.name != "samples_per_second"
     at = f" at learning rate {setting(rate)}" if named and (rate := row["learning rate"]) else ""
     return row | {"runs": len(judged.executions), "verdict": _verdict(decision, trial, at)}
-
-
-def _same_columns(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Give all rows the same columns, with the runs and the verdict last."""
-    last = ("runs", "verdict")
-    every = dict.fromkeys(name for row in rows for name in row if name not in last)
-    return tuple({name: row.get(name) for name in (*every, *last)} for row in rows)
 
 
 def _is_compared(decision: Decision, trial: TrialRecord) -> bool:
@@ -392,10 +387,7 @@ def _is_compared(decision: Decision, trial: TrialRecord) -> bool:
 
 
 def _verdict(decision: Decision, trial: TrialRecord, at: str) -> str:
-    """Compare a trial with the answer, or say why it is not compared or how it ended.
-
-    `at` names the learning rate, if the size has one.
-    """
+    """Compare a trial with the answer, or say why not. `at` names the only rate of its size."""
     answer = decision.trial
     if answer is not None and trial.trial_id == answer.trial_id:
         return "take"

@@ -36,7 +36,7 @@ from kbatch.study.compared_trials import (
     trained_runs,
     training_seconds,
 )
-from kbatch.study.decision import Decision, decide, frame_of, seconds_of, shown_speed
+from kbatch.study.decision import Decision, decide, frame_of, seconds_of, speed_of
 from kbatch.study.limits import notes_of
 from kbatch.study.page import is_unfinished, rows_of, run_end, running_text, runs_text, with_page
 from kbatch.study.trial import (
@@ -52,13 +52,10 @@ from kbatch.study.trial import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# If a search on another host has written nothing for this time, kbatch assumes that it ended.
-_SILENT_S = 600.0
-# What the table and the figures of a report show.
+_SILENT_S = 600.0  # A search on another host has probably ended if it wrote nothing for this time.
 _JUDGED = "mean over the best fifth of the epochs, at least two: sizes are compared by this value"
 _CORRECTED = "corrected for changes of the machine's speed, except in the table of all runs"
-# Start times of one process may differ by this much, because the clock may have been set.
-_SAME_START_S = 5.0
+_SAME_START_S = 5.0  # Start times of a process may differ by this much if the clock was set.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +77,7 @@ class Study(Result):
     plan: Plan | None = None  #: The plan of all trainings; None before it is made.
     #: Progress of the search; None if it is unknown.
     progress: Progress | None = dataclasses.field(default=None, compare=False)
-    # The path that `load_study` read, if it did. It is no field, because no file holds it.
-    source = None
+    source = None  # The path that `load_study` read. It is no field, because no file holds it.
 
     def __repr__(self) -> str:
         """Summarize the study in one line, because its records would fill pages."""
@@ -227,14 +223,13 @@ class Study(Result):
         `accumulation_steps`, `steps_per_execution`, `batch_size_seen`, `dtype_policy`,
         `optimizer`, `learning_rate` (before callbacks, the highest of a schedule),
         `samples_per_second` with `samples_per_second_low` and `_high` (a 95 % interval over three
-        runs or more, quartiles over the windows of a single one; as in `study.table()`, they follow
-        from times that are corrected for changes of the machine's speed), `first_step_s`,
-        `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,
-        `overflowed_updates` (skipped by the loss scale), `seconds_to_target`, `noise_scale` of the
-        late half of training in examples, with `noise_scale_low` and `_high` (a 95 % interval, or
-        only its lower end), `joules_to_target`, `joules_per_sample`,
-        `gpu_energy_j`, `gpu_power_w` and `gpu_utilization` (0 to 1) of all GPUs in use,
-        `epochs`, `executions` (training runs) and `failure`.
+        runs or more, quartiles over the windows of a single one; corrected, as in `table()`, for
+        changes of the machine's speed), `first_step_s`, `data_wait_share`, `train_s`, `total_s`,
+        `examples_seen`, `updates`, `overflowed_updates` (skipped by the loss scale),
+        `seconds_to_target`, `noise_scale` of the late half of training in examples, with
+        `noise_scale_low` and `_high` (a 95 % interval, or only its lower end), `joules_to_target`,
+        `joules_per_sample`, `gpu_energy_j`, `gpu_power_w` and `gpu_utilization` (0 to 1) of all
+        GPUs in use, `epochs`, `executions` (training runs) and `failure`.
 
         Then come the metrics of the best epoch under Keras's names, the value of a validation
         metric that decides (such as "val_accuracy_judged"), and the other hyperparameters (as
@@ -244,7 +239,7 @@ class Study(Result):
         Returns:
             The trials by batch size, then trial id.
         """
-        rates = {t.trial_id: shown_speed(self.decide(), t)[1] for t in self.trials}
+        rates = {t.trial_id: speed_of(self.decide(), t)[1] for t in self.trials}
         return _frame_of((t, trial_row(t, rates=rates[t.trial_id])) for t in self.trials)
 
     def runs_to_dataframe(self) -> "pd.DataFrame":
@@ -252,8 +247,7 @@ class Study(Result):
 
         Instead of `executions` it has the columns `run` (number within the trial, from 0), `seed`
         and `length` ("complete", "short" if the run looked for a learning rate, or
-        "stopped_early"). All other columns are the same as in `to_dataframe`, with the values that
-        were measured in the run.
+        "stopped_early"). All other columns are as in `to_dataframe`, as measured in the run.
 
         Example:
 
@@ -269,10 +263,8 @@ class Study(Result):
         """Return the table of training runs in a report."""
         objective, runs = self.trials[0].objective, single_runs(self.trials)
         rate = () if self.decide().rate_setters else ("learning_rate",)
-        settings = (*differing(self.trials), *rate)
-        judged = judged_column(objective) or ""
-        names = ("trial_id", "run", "batch_size", *settings, "seed", "epochs", objective.name)
-        names += (judged,)
+        names = ("trial_id", "run", "batch_size", *differing(self.trials), *rate, "seed", "epochs")
+        names += (objective.name, judged := judged_column(objective) or "")
         titles = {name: name.replace("_", " ") for name in ("batch_size", "dtype_policy")}
         titles |= {"trial_id": "trial", "learning_rate": "learning rate", judged: "judged"}
         table = self.runs_to_dataframe().filter([*dict.fromkeys(names)]).rename(columns=titles)
@@ -370,9 +362,7 @@ def _plan_text(plan: Plan) -> str:
     return f"{plan_text}: {policy}; {size} ({why[plan.reason]}){parts[plan.parts_equal]}"
 
 
-class _HasProjectDir(Protocol):
-    """A keras-tuner tuner."""
-
+class _HasProjectDir(Protocol):  # A keras-tuner tuner.
     @property
     def project_dir(self) -> str: ...
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.training_run import SearchRecord
-from kbatch.study.decision import Decision, shown_speed
+from kbatch.study.decision import Decision, speed_of
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, judged_column, single_runs, trial_row
 
 # Columns that are known before training. All other numbers are measurements.
@@ -55,7 +55,7 @@ def tracked_runs(
         settings = {**search.settings, "device": machine.device, **machine.versions}
     metrics = {}
     if (answer := decision.trial) is not None:
-        row = trial_row(answer, rates=shown_speed(decision, answer)[1])
+        row = trial_row(answer, rates=speed_of(decision, answer)[1])
         metrics = _measured(answer, row) | {"batch_size": float(answer.batch_size)}
     metrics |= {"trials": float(len(trials)), "executions": float(len(executions))}
     text = " ".join(decision.page.sentences)

@@ -105,9 +105,8 @@ def test_ratio_of_estimates_denominator_near_zero_gives_a_lower_bound(d):
 def test_ratio_of_estimates_scales_with_the_units(units):
     a, b = units
     plain = ratio_of_estimates(3.0, 1.0, covariance=COVARIANCE, degrees_of_freedom=9)
-    other = ratio_of_estimates(
-        3.0 * a, 1.0 * b, covariance=COVARIANCE * np.outer(units, units), degrees_of_freedom=9
-    )
+    covariance = COVARIANCE * np.outer(units, units)
+    other = ratio_of_estimates(3.0 * a, 1.0 * b, covariance=covariance, degrees_of_freedom=9)
     np.testing.assert_allclose(other.high, plain.high * a / b)
     np.testing.assert_allclose(other.low, plain.low * a / b)
 

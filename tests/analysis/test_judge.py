@@ -36,9 +36,8 @@ def simulate(rng, accuracies, *, rounds, examples=1500, spreads=0.02, blocks=50)
     spreads = np.full(count, spreads)[:, None, None]
     # Deviations by size and by chance in a run, relative to the difficulty of the examples.
     of_size, of_chance = 0.15, 0.25
-    levels = special.ndtri(accuracies)[:, None, None] * np.sqrt(
-        1 + of_size**2 + of_chance**2 + spreads**2
-    )
+    deviations = np.sqrt(1 + of_size**2 + of_chance**2 + spreads**2)
+    levels = special.ndtri(accuracies)[:, None, None] * deviations
     score = rng.standard_normal(examples) + of_size * rng.standard_normal((count, 1, examples))
     score = score + levels + spreads * rng.standard_normal((count, rounds, 1))
     hits = score + of_chance * rng.standard_normal((count, rounds, examples)) > 0
@@ -274,9 +273,8 @@ def test_judge_equal_outcomes_by_the_rule_of_three(examples, rarest, certain):
 def test_judge_time_to_a_target_is_known_to_one_epoch():
     seconds = np.full((2, 3), -40.0)
     for epoch_s, certain in ((1.5, False), (0.5, True)):
-        found = judged(
-            runs_of(seconds, resolution=epoch_s), 0.8, over_examples=False, confidence=0.95
-        )
+        runs = runs_of(seconds, resolution=epoch_s)
+        found = judged(runs, 0.8, over_examples=False, confidence=0.95)
         assert (found.certain, found.coarse) == (certain, not certain)
         # Runs of one size need another epoch with probability p, runs of the other with q.
         high = found.gaps[1, 1.0].high / epoch_s

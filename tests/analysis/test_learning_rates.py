@@ -67,14 +67,10 @@ def test_scale_beta_2_stays_above_beta_1_squared(beta_1, beta_2):
 @pytest.mark.parametrize(("size", "base"), [(1024, 64), (8, 64)])
 def test_scale_weight_decay_keeps_the_share_of_an_epoch(ratio, size, base):
     rate, decay, examples = 1e-4, 0.004, 10_240
-    scaled = scale_weight_decay(
-        decay, batch_size=size, base_batch_size=base, learning_rate_ratio=ratio
-    )
-    np.testing.assert_allclose(
-        (1 - ratio * rate * scaled) ** (examples / size),
-        (1 - rate * decay) ** (examples / base),
-        rtol=1e-7,
-    )
+    sizes = {"batch_size": size, "base_batch_size": base}
+    scaled = scale_weight_decay(decay, **sizes, learning_rate_ratio=ratio)
+    share = (1 - ratio * rate * scaled) ** (examples / size)
+    np.testing.assert_allclose(share, (1 - rate * decay) ** (examples / base), rtol=1e-7)
     # Bergsma et al. (2025): tau = B / (eta lambda D).
     np.testing.assert_allclose(size / (ratio * rate * scaled), base / (rate * decay))
 

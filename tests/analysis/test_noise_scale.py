@@ -41,9 +41,8 @@ def test_gradient_moments_of_single_examples_are_the_sample_covariance():
 
 @pytest.mark.parametrize("sizes", [[32, 32], [8] * 8, [20, 20, 20, 4]])
 def test_gradient_moments_are_unbiased_for_unequal_micro_batches(sizes):
-    m, batch = squared_norms(
-        np.random.default_rng(1), noise_scale=40.0, sizes=sizes, shape=(20_000,)
-    )
+    rng = np.random.default_rng(1)
+    m, batch = squared_norms(rng, noise_scale=40.0, sizes=sizes, shape=(20_000,))
     moments = gradient_moments(m, batch, batch_size=64, accumulation_steps=len(sizes))
     for estimates, expected in zip(moments, (40.0, 1.0), strict=True):
         error = np.mean(estimates) - expected
@@ -77,13 +76,8 @@ def test_gradient_moments_skip_overflowed_and_unsplit_steps():
     ],
 )
 def test_gradient_moments_refuse_impossible_numbers(change, message):
-    arguments = {
-        "micro_sq_norms": [3.0, 3.0],
-        "batch_sq_norms": [1.0, 1.0],
-        "batch_size": 64,
-        "accumulation_steps": 4,
-    }
-    arguments |= change
+    arguments = {"micro_sq_norms": [3.0, 3.0], "batch_sq_norms": [1.0, 1.0]}
+    arguments |= {"batch_size": 64, "accumulation_steps": 4} | change
     norms = arguments.pop("micro_sq_norms"), arguments.pop("batch_sq_norms")
     with pytest.raises(ValueError, match=message):
         gradient_moments(*norms, **arguments)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, left_text, ordinal, setting, speed_text
+from kbatch.page.numbers import format_number, left_text, setting, speed_text
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 4])
@@ -24,8 +24,6 @@ def test_format_number_rounds(digits):
         (setting, (0.001, 0.1, 1.0, 100.0, 1e-5, 0), "0.001|0.1|1|100|1e-05|0"),
         (left_text, (1.7e-16, 0.9), "less than 1 s left|less than 1 s left"),
         (left_text, (1.2, 119.0, 1860.0), "1.2 s left|2 min left|31 min left"),
-        (ordinal, (1, 2, 3, 4, 11, 12, 13), "1st|2nd|3rd|4th|11th|12th|13th"),
-        (ordinal, (21, 32, 113, 1023), "21st|32nd|113th|1,023rd"),
     ],
 )
 def test_texts_of_numbers(function, values, texts):

@@ -65,9 +65,8 @@ def least(times_s, scale, rate):
 
 def test_binding_limits_memory_and_input_bind_if_removal_saves_time():
     bound = set()
-    cases = itertools.product(
-        [1, 30, 1000], [2, 100, 5000], [2, 64, 4096], [500.0, 20_000.0, 95_000.0, 1e7]
-    )
+    rates = [500.0, 20_000.0, 95_000.0, 1e7]
+    cases = itertools.product([1, 30, 1000], [2, 100, 5000], [2, 64, 4096], rates)
     as_slow = 4 / device(500, fits=4)[4]  # The data are as slow as a device with little memory.
     for n_half, scale, fits, rate in [*cases, (500, 1000, 4, as_slow)]:
         times_s, free_s = device(n_half, fits=fits), device(n_half)
@@ -104,10 +103,8 @@ def test_starting_size_is_the_smallest_of_the_fastest():
 def test_starting_size_grows_with_the_noise_and_the_rate():
     rates = [0.5, 2.0, 20.0, 400.0, math.inf]
     for seed in range(20):
-        sizes = [
-            [starting_size(random_times(seed), noise_scale=s, rate=r) for s in SCALES]
-            for r in rates
-        ]
+        times_s = random_times(seed)
+        sizes = [[starting_size(times_s, noise_scale=s, rate=r) for s in SCALES] for r in rates]
         assert sizes == [sorted(row) for row in sizes]
         assert [*zip(*sizes, strict=True)] == [tuple(sorted(c)) for c in zip(*sizes, strict=True)]
 

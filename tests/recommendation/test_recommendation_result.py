@@ -52,9 +52,8 @@ def test_slow_pipeline_binds_and_reduces_the_batch_size():
 
 
 def test_input_rates_with_a_long_reading():
-    bursts = make_profile(
-        batch_size=256, pipeline=1e6, step=50_000, long_run=make_long_run(8_000, 20_000)
-    )
+    long_run = make_long_run(8_000, 20_000)
+    bursts = make_profile(batch_size=256, pipeline=1e6, step=50_000, long_run=long_run)
     result = make_recommendation(pipeline=bursts)
     assert result.input_rates[1] == pytest.approx(20_000)
     assert result.binding == ("input",)
@@ -173,9 +172,8 @@ def test_batch_size_with_a_lower_bound_of_the_noise_scale():
 def test_curves_progress_is_throughput_times_worth():
     curves = curves_of(make_recommendation())
     assert all(tuple(curve) == tuple(SIZES) for curve in curves.values())
-    throughput, worth, progress = (
-        [estimate.value for estimate in curve.values()] for curve in curves.values()
-    )
+    values = [[estimate.value for estimate in curve.values()] for curve in curves.values()]
+    throughput, worth, progress = values
     product = np.array(throughput) * worth
     np.testing.assert_allclose(progress, product / product.max())
     assert max(throughput) == worth[0] == 1

@@ -87,9 +87,7 @@ def test_compare_intervals_widen_with_more_studies():
 
 def test_compare_pairs_runs_with_common_seeds():
     def seeded(first, name):
-        runs = [
-            dataclasses.replace(run, seed=first + run.seed) for run in B.trials[0].executions[::-1]
-        ]
+        runs = [dataclasses.replace(e, seed=first + e.seed) for e in B.trials[0].executions[::-1]]
         trial = dataclasses.replace(B.trials[0], executions=tuple(runs))
         return make_study(trial, B.trials[1], name=name)
 
@@ -171,14 +169,12 @@ def test_compare_loss_lower_is_better():
     def with_loss(study):
         trials = []
         for trial in study.trials:
-            runs = []
+            runs, loss = [], Objective("val_loss", "min")
             for run in trial.executions:
                 values = tuple(1.1 - value for value in run.outcomes.values)
                 outcomes = dataclasses.replace(run.outcomes, metric="val_loss", values=values)
                 runs.append(dataclasses.replace(run, outcomes=outcomes))
-            trials.append(
-                make_trial(trial.batch_size, *runs, objective=Objective("val_loss", "min"))
-            )
+            trials.append(make_trial(trial.batch_size, *runs, objective=loss))
         return make_study(*trials, name=study.name)
 
     table = kbatch.compare(with_loss(A), with_loss(B)).table()
@@ -263,9 +259,8 @@ def test_compare_dict_names_equal_studies():
     comparison = kbatch.compare({"first": A, "again": A})
     assert list(comparison.table()["study"]) == ["first", "again"]
     assert gains(comparison).loc[1].iloc[0] == 0
-    assert comparison == kbatch.compare(
-        [dataclasses.replace(A, name=n) for n in ("first", "again")]
-    )
+    named = [dataclasses.replace(A, name=name) for name in ("first", "again")]
+    assert comparison == kbatch.compare(named)
 
 
 FIGURES = [getattr(kbatch, f"plot_{name.replace('-', '_')}") for name in SHARED_FIGURES]

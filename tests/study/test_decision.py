@@ -190,9 +190,8 @@ def test_decide_time_to_target_and_throughput():
         own = (make_execution(size, accuracies=v, seed=k, **met) for k, v in enumerate(values))
         return make_trial(size, *own, objective=Objective("seconds_to_target", "min"))
 
-    never = make_trial(
-        128, make_execution(128, accuracies=(0.6,), target=target), objective=cost(8, 2).objective
-    )
+    run = make_execution(128, accuracies=(0.6,), target=target)
+    never = make_trial(128, run, objective=cost(8, 2).objective)
     search = make_search(base_batch_size=16)
     decision = make_study(cost(16, 9, 9, 9), cost(32, 4, 4, 4), never, search=search).decide()
     assert (decision.batch_size, decision.worse, decision.certain) == (32, (16,), True)

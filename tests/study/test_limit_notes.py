@@ -32,9 +32,6 @@ def repeated(size, accuracy, rate, wait_share=0.0, device=None):
 OTHERS = ("to_be_certain", "rate_unchecked", "also_set", "batches_whole", "batches_cut")
 
 
-ENDS = ("end", "may", "next")
-
-
 def limits(result):
     return [note for note in result.notes if note.code not in OTHERS]
 
@@ -223,27 +220,23 @@ def test_note_blocks_lack_a_class():
         assert names(make_trial(64, outcomes=outcomes)) == expected
 
 
-@pytest.mark.parametrize(
-    ("sizes", "accuracies", "rates", "end"),
-    [
-        ((32, 64), (0.95, 0.95), (1000, 1800), ("largest", "faster", 128)),
-        ((32, 64), (0.95, 0.95), (1000, 1080), None),  # Twice the size would gain 4 %.
-        ((32, 64), (0.90, 0.95), (1000, 1000), ("largest", "more accurate", 128)),
-        ((32, 64), (0.95, 0.90), (1000, 1800), ("smallest", "more accurate", 16)),
-        ((32, 64), (0.95, 0.95), (1000, 1000), None),
-        ((1, 2), (0.95, 0.90), (1000, 1800), None),
-        ((64, 128), (0.95, 0.95), (1000, 1800), None),  # The data end the range.
-    ],
-)
-def test_note_end_of_range(sizes, accuracies, rates, end):
-    def found(trials, sizes):
-        notes = make_study(*trials, search=make_search(batch_sizes=[*sizes])).notes
-        return [tuple(map(n.values.get, ENDS)) for n in notes if n.code == "end_of_range"]
+def ended(accuracies, rate, *, sizes=(32, 64), searched=None, most=None):
+    """The notes on the end of the range of two sizes. The first size trains 1,000 samples/s."""
+    trials = [*map(repeated, sizes, accuracies, (1000, rate))]
+    runs = [dataclasses.replace(run, most_in_memory=most) for run in trials[1].executions]
+    search = make_search(batch_sizes=[*(searched or sizes)])
+    notes = make_study(trials[0], make_trial(sizes[1], *runs), search=search).notes
+    values = [note.values for note in notes if note.code == "end_of_range"]
+    return [(found["end"], found["may"], found["next"]) for found in values]
 
-    trials = [*map(repeated, sizes, accuracies, rates)]
-    assert found(trials, sizes) == [end] * (end is not None)
-    assert found(trials, [sizes[0] // 2, *sizes, 2 * sizes[1]]) == []
-    # Twice the size does not fit in memory.
-    runs = [dataclasses.replace(run, most_in_memory=100) for run in trials[1].executions]
-    larger = make_trial(sizes[1], *runs)
-    assert found([trials[0], larger], sizes) == [end] * (end is not None and end[0] == "smallest")
+
+def test_note_end_of_range():
+    equal, falling = (0.95, 0.95), (0.95, 0.9)
+    assert ended(equal, 1800) == [("largest", "faster", 128)]
+    assert ended((0.9, 0.95), 1000) == [("largest", "better", 128)]
+    assert ended(falling, 1800) == [("smallest", "better", 16)]
+    assert ended(falling, 1800, sizes=(1, 2)) == []
+    # Twice the size would gain 4 %, does not fit in memory, or has too few batches in an epoch.
+    assert ended(equal, 1080) == ended(equal, 1800, most=100) == []
+    assert ended(equal, 1800, sizes=(64, 128)) == []
+    assert ended(equal, 1800, searched=(16, 32, 64, 128)) == []

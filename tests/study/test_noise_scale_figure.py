@@ -82,10 +82,8 @@ def test_plot_noise_scale_draws_goodput():
 
 
 def test_goodput_of_best_trial_without_moments():
-    study = make_study(
-        make_trial(16, learned(16, best=0.99, moments=False)),
-        make_trial(256, learned(256, best=0.9)),
-    )
+    best = make_trial(16, learned(16, best=0.99, moments=False))
+    study = make_study(best, make_trial(256, learned(256, best=0.9)))
     assert study.decide().best.batch_size == 16
     assert "Noise scale at batch size 256: " in goodput_of(study)[-1]
 

@@ -196,10 +196,9 @@ def test_axes_contain_bars_and_marks(plot, metric):
 
 
 def test_plot_learning_rates_names_sizes_of_studies():
-    one, other = (
-        make_study(*(make_trial(n, learning_rate=n * rate) for n in (16, 64, 256)))
-        for rate in (1e-3, 3e-2)
-    )
+    sizes, rates = (16, 64, 256), (1e-3, 3e-2)
+    trials = [[make_trial(n, learning_rate=n * rate) for n in sizes] for rate in rates]
+    one, other = (make_study(*row) for row in trials)
     panel = kbatch.plot_learning_rates({"one": one, "other": other})
     texts = sorted(t.get_text() for t in panel.texts if t.get_text().isdigit())
     assert texts == ["16", "16", "256", "256", "64", "64"]

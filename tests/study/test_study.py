@@ -28,12 +28,9 @@ def test_to_dataframe_columns_are_documented():
     columns = list(make_study().to_dataframe().columns)
     assert columns[32:] == ["loss", "val_accuracy", "val_loss", "val_accuracy_judged"]
     words = re.findall(r"`(\w+)`", Study.to_dataframe.__doc__.split("Returns:")[0])
-    # `_high` is the name before it with another ending.
-    documented = [
-        words[i - 1].replace("_low", "_high") if word == "_high" else word
-        for i, word in enumerate(words)
-    ]
-    assert columns[:32] == documented
+    for i, word in enumerate(words):  # `_high` is the name before it with another ending.
+        words[i] = words[i - 1].replace("_low", "_high") if word == "_high" else word
+    assert columns[:32] == words
     runs = list(make_study().runs_to_dataframe().columns)
     assert [name for name in runs if name not in columns] == ["run", "seed", "length"]
     assert [name for name in columns if name not in runs] == ["executions"]

@@ -80,15 +80,13 @@ def test_target_points_one_run_missed():
 
 
 def test_target_points_without_updates():
-    none, some = (make_epochs((0.95,), updates=count) for count in (0, 20))
-    study = make_study(
-        *(make_trial(16 * k, epochs=e, target=TARGET) for k, e in ((1, none), (2, some)))
-    )
+    epochs = [make_epochs((0.95,), updates=count) for count in (0, 20)]
+    study = make_study(*(make_trial(16 << i, epochs=epochs[i], target=TARGET) for i in (0, 1)))
     assert list(target_points(study, TARGET)) == [32]
     _, lower = two_panels(plot_time_to_target(study))
     assert "no updates" in words(lower)
     # If marks are too close to each other, the reasons are in the caption.
-    near = [make_trial(size, epochs=none, target=TARGET) for size in range(60, 76, 2)]
+    near = [make_trial(size, epochs=epochs[0], target=TARGET) for size in range(60, 76, 2)]
     _, lower = two_panels(plot_time_to_target(make_study(*study.trials, *near)))
     assert "batch size 16 (no updates), 60 (no updates)" in words(lower)
 

@@ -14,11 +14,9 @@ from kbatch.study.trial import trial_row
 
 def two_executions(size=64):
     scaling = LearningRateScaling("sqrt", size, size, 1.0, 0.001)
-    first, second = (
-        make_execution(size, seed=n, accuracies=(0.9, 0.95 + n / 100), scaling=scaling)
-        for n in (0, 1)
-    )
-    return make_trial(size, first, second)
+    curves = ((0.9, 0.95), (0.9, 0.96))
+    made = [make_execution(size, seed=n, accuracies=curves[n], scaling=scaling) for n in (0, 1)]
+    return make_trial(size, *made)
 
 
 @pytest.fixture

@@ -32,12 +32,9 @@ def searched(values):
     """A study with a trial for each size and learning-rate factor."""
     trials = []
     for (size, factor), value in values.items():
-        names = {
-            "trial_id": f"{size}-{factor}",
-            "hyperparameters": {"learning_rate_factor": factor},
-        }
-        rate = 0.001 * factor
-        trials.append(make_trial(size, accuracies=(value,), learning_rate=rate, **names))
+        own = {"trial_id": f"{size}-{factor}", "learning_rate": 0.001 * factor}
+        own["hyperparameters"] = {"learning_rate_factor": factor}
+        trials.append(make_trial(size, accuracies=(value,), **own))
     return make_study(*trials)
 
 
@@ -114,9 +111,8 @@ def test_figures_leave_out_size_at_far_rate():
 
 
 def test_plot_trials_marks_failed_trial_at_bottom():
-    study = make_study(
-        make_trial(32), make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
-    )
+    ended = {32: "completed", 64: "failed", 128: "out_of_memory"}
+    study = make_study(*(make_trial(size, status=status) for size, status in ended.items()))
     upper, lower = panels(study)
     for panel in (upper, lower):
         (crosses,) = [line for line in panel.lines if line.get_marker() == "X"]

@@ -15,14 +15,7 @@ _MOST_CURVES = 24
 def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
     """Return the figures for which the studies have data. The figure of the trials is first."""
     # Figures are imported late, because a search draws only the figure of the trials.
-    from kbatch.study.figures import (
-        gpu_timeline,
-        noise_scale,
-        quality,
-        search,
-        time_to_target,
-        trials,
-    )
+    from kbatch.study.figures import gpu_timeline, noise_scale, quality, search, trials
 
     studies: tuple[Study, ...] = (result,) if isinstance(result, Study) else result.studies
     for study in studies:
@@ -50,6 +43,8 @@ def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
                 if any(spent[place] for curve in curves for spent, _ in curve):
                     offer(quality.plot_learning_curves, title, quality.CURVES_IN, against=against)
     with contextlib.suppress(ValueError):
+        from kbatch.study.figures import time_to_target
+
         for study in studies:
             time_to_target.target_points(study, time_to_target.target_of(study, None))
         title = "Time and updates to the target"

@@ -11,7 +11,7 @@ from kbatch.page.numbers import format_number, in_brackets, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, series_style, size_color
 from kbatch.plotting.draw import batch_axis, plain_log_labels
-from kbatch.study.decision import shown_speed
+from kbatch.study.decision import speed_of
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
@@ -50,8 +50,7 @@ def goodput_of(study: Study) -> Goodput | None:
     resolved = [t for t in study.trials if t.noise_scale and t.noise_scale.value is not None]
     completed = [trial for trial in study.trials if trial.status == "completed"]
     chosen = common.one_of_each_size(study, completed)
-    speeds = {size: shown_speed(study.decide(), t)[1] for size, t in chosen.items()}
-    rates = {size: rate for size, rate in speeds.items() if rate}
+    rates = {n: r for n, t in chosen.items() if (r := speed_of(study.decide(), t)[1])}
     if not resolved or len(rates) < 2:
         return None
     trial = min(resolved, key=lambda trial: (trial.status != "completed", trial.rank))

@@ -23,7 +23,7 @@ from kbatch.study.compared_trials import (
     with_complete_runs,
 )
 from kbatch.study.comparison import Studies, studies_of
-from kbatch.study.decision import shown_speed
+from kbatch.study.decision import speed_of
 from kbatch.study.figures import common
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
@@ -215,7 +215,7 @@ def pareto_points(*studies: Study) -> tuple[Objective, list[Point]]:
             if trial.status == "completed"
             and trial not in far
             and quality is not None
-            and (rate := shown_speed(decision, trial)[1]) is not None
+            and (rate := speed_of(decision, trial)[1]) is not None
             and (value := common.quality_of(decision.as_judged(trial), quality)) is not None
         ]
         if not points:

@@ -15,7 +15,7 @@ from kbatch.plotting.canvas import MUTED, figure_bytes, series_style
 from kbatch.plotting.draw import batch_axis
 from kbatch.study.compared_trials import as_compared, differing, is_complete, setting_texts
 from kbatch.study.comparison import Studies, studies_of
-from kbatch.study.decision import shown_speed
+from kbatch.study.decision import speed_of
 from kbatch.study.figures import common
 from kbatch.study.page import LEFT_OUT
 from kbatch.study.study import Study
@@ -85,7 +85,7 @@ def draw_trials(
     for number, study in enumerate(studies):
         decision, trials = study.decide(), as_compared(study.trials)
         completed = [trial for trial in trials if trial.status == "completed"]
-        rates = {t.trial_id: shown_speed(decision, t)[1] for t in completed}
+        rates = {t.trial_id: speed_of(decision, t)[1] for t in completed}
         qualities = {
             t.trial_id: common.quality_of(decision.as_judged(t), quality) if quality else None
             for t in completed
