@@ -453,7 +453,7 @@ def state_variables(model: Any) -> list[Any]:
 
 
 def dataset_of_grain(data: Any) -> Any:
-    """Convert a Grain dataset to a TensorFlow dataset, as Keras does. Return other data."""
+    """Convert a Grain dataset to a TensorFlow one, as Keras does. Return other data unchanged."""
     if not is_grain_dataset(data):
         return data
     with contextlib.suppress(TypeError):  # A `DataLoader` has no length.
