@@ -42,7 +42,7 @@ def test_every_call_of_kbatch_has_arguments_that_it_takes(page):
     for block in blocks(page, "python"):
         for attribute, call in kbatch_calls(ast.parse(block)):
             signature = inspect.signature(getattr(kbatch, attribute))
-            keywords = {keyword.arg: None for keyword in call.keywords}
+            keywords = {keyword.arg: None for keyword in call.keywords if keyword.arg}
             signature.bind(*call.args, **keywords)
 
 

@@ -178,8 +178,8 @@ class Comparison(Result):
             texts.append(
                 "The recommended batch size was trained only once in "
                 f"{join_words(at_most(once))}. Set its learning rate in `build`, train it three "
-                'times with `BatchSizeTuner(build, ..., strategy="grid", batch_sizes=[size], '
-                "executions_per_trial=3)`, and compare the new studies."
+                "times with `BatchSizeTuner(BatchSizeHyperModel(build, [size], seed=0), ..., "
+                'strategy="grid", executions_per_trial=3)`, and compare the new studies.'
             )
         if more:
             texts.append(f"The studies also differ in {join_words(at_most(more))}.")
