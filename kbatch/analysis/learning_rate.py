@@ -180,5 +180,5 @@ class LearningRateScaling:
     values: tuple[float, ...] = ()
 
     def __post_init__(self):
-        if not self.learning_rate_ratio > 0:
-            raise ValueError(f"`learning_rate_ratio` must be positive: {self.learning_rate_ratio}")
+        if not (ratio := self.learning_rate_ratio) > 0:
+            raise ValueError(f"`learning_rate_ratio` must be positive. Received: {ratio}.")

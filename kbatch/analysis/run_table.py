@@ -61,7 +61,10 @@ class RunTable:
         }
         self.pairs = tuple(sorted(pair for pair, row in scored.items() if row))
         if not self.pairs:
-            raise ValueError("`runs` must hold a run that has a metric value and did not diverge.")
+            raise ValueError(
+                "`runs` must hold a batch size and learning rate with a metric value, of which no "
+                f"run diverged or ran out of memory. Received: {[run.ended for run in runs]}."
+            )
         self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
         rows = [scored[pair] for pair in self.pairs]
         self.pinned: Pinned | None = pinned_parts(run for row in rows for run in row)
@@ -72,12 +75,8 @@ class RunTable:
         columns = {seed: n for n, seed in enumerate(sorted({s for row in seeds for s in row}))}
         self.values = np.full((len(rows), len(columns)), math.nan)
         self.seconds = self.values.copy()
-        blocks = {len(run.outcomes) for row in rows for run in row if run.outcomes is not None}
-        self.paired = (
-            len(blocks) == 1
-            and max(blocks) > 1
-            and all(run.outcomes is not None for row in rows for run in row)
-        )
+        blocks = {0 if run.outcomes is None else len(run.outcomes) for row in rows for run in row}
+        self.paired = len(blocks) == 1 and max(blocks) > 1
         self.outcomes = np.full((*self.values.shape, max(blocks)), np.nan) if self.paired else None
         for k, (row, row_seeds) in enumerate(zip(rows, seeds, strict=True)):
             for run, seed in zip(row, row_seeds, strict=True):

@@ -316,8 +316,8 @@ def load_result(path: Path) -> Any:
         raise damaged(str(path)) from error
     if kind not in RESULTS:
         raise RecordError(
-            f"{path} is of type {kind}, not one of {', '.join(RESULTS)}. For a "
-            "study, give the folder of its search (`directory/project_name`)."
+            f"{path} holds a {kind}: give a file with one of {', '.join(RESULTS)}, "
+            "or the folder of a search (`directory/project_name`)."
         )
     public = importlib.import_module("kbatch")
     return load_study(path) if kind == "Study" else getattr(public, kind).load(path)

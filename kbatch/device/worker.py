@@ -145,7 +145,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def _ask(self, kind: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Any:
         if (running := self._running) is None:  # Another thread has ended it.
-            raise WorkerDied(-signal.SIGKILL, "unknown, because another thread ended this process")
+            raise WorkerDied(-signal.SIGKILL, "unknown, because another thread ended the worker")
         process, calls, answers = running
         for file in self.folder.glob("array-*.npy"):  # Files of the previous call.
             file.unlink()

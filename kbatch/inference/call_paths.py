@@ -188,8 +188,8 @@ def _random_inputs(model: Any) -> Any:
     tensors: Any = getattr(model, "inputs", None)
     if not tensors:
         raise InputError(
-            "Without `x`, kbatch makes random inputs, but this model has no input shapes: call "
-            "`kbatch.profile_inference(model, x)` with some rows, or use `keras.Input`. "
+            "Without `x`, kbatch makes random inputs, but this model has no input shapes: begin it "
+            "with `keras.Input`, or call `kbatch.profile_inference(model, x)` with some rows. "
             f"Received: model={model.name!r}, x=None."
         )
     structure = declared_structure(model)

@@ -168,9 +168,9 @@ def load_model_file(path: Path) -> tuple[keras.Model | Mapping[str, Function], A
         raise
     except Exception as error:  # Each runtime has its own errors for a damaged file.
         raise InputError(
-            "The model file must be a .keras or .h5 file without custom layers, a .onnx or .tflite "
-            "file, or the folder of a SavedModel: export the model again. If the model has custom "
-            "layers, call `kbatch.profile_inference` in Python. "
+            "The model must be a .keras, .h5, .onnx or .tflite file, or a SavedModel folder: "
+            "export it again. If it has custom layers, export a SavedModel, or call "
+            "`kbatch.profile_inference` in Python. "
             f"Received: {path} ({' '.join(str(error).split())[:200]})"
         ) from error
     inputs = {}

@@ -473,8 +473,8 @@ class InferenceProfile(Result):
             missing = {t.batch_size: t.missing_calls(quantile) for t in timings}
             raise ValueError(
                 f"The {quantile:g} quantile needs {needed} timed calls at each of two batch sizes. "
-                f"Profile with `quantile={quantile:g}` and fewer `batch_sizes`, or a larger "
-                f"`time_budget_s`. Received: missing calls by batch size: {missing}."
+                f"Profile again with `quantile={quantile:g}`, and with fewer `batch_sizes` or a "
+                f"larger `time_budget_s`. Received: missing calls by batch size: {missing}."
             )
         return fit_quantile(known, quantile)
 
@@ -504,8 +504,8 @@ class InferenceProfile(Result):
         )
         if not timings:
             raise ValueError(
-                f"The profile holds {', '.join(map(series_name, self.series))}: select "
-                f"one of them. Received: call_path={call_path!r}, dtype_policy={dtype_policy!r}."
+                f"The profile has only {', '.join(map(series_name, self.series))}: select one of "
+                f"them. Received: call_path={call_path!r}, dtype_policy={dtype_policy!r}."
             )
         memory = tuple(m for m in self.memory if dtype_policy in (None, m.dtype_policy))
         selected = dataclasses.replace(self, timings=timings, memory=memory)

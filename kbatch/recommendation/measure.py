@@ -180,7 +180,7 @@ def recommend(
                 part_s = begin("input")
                 with reason_kept("input", unknown):
                     if time.perf_counter() >= ends_s:
-                        raise InputError("`time_budget_s` ended before this measurement")
+                        raise InputError("`time_budget_s` was used up before this measurement")
                     compiling_s = max(update.first_call_s or 0.0 for update in updates)
                     arguments = {"base": base, "compiling_s": compiling_s, "seed": seed}
                     pipeline = _input(model, data, timings, budget_s=part_s, **arguments)

@@ -214,18 +214,17 @@ def check_epoch_end(
     largest = meter.read().largest_batch
     if largest != batch_size:
         raise InputError(
-            f"The batches must have {batch_size} examples: leave out sizes above the number of "
-            "training examples, and let a data function make batches of the size that it is given. "
+            f"The data must have batches of {batch_size} examples: leave out `batch_sizes` above "
+            "the number of training examples. A data function must use the size that it is given. "
             f"Received: batch_size={batch_size}, and at most {largest} examples in a batch."
         )
     cut = metrics_of_parts(model, batch_size)
     if objectives := [name for name in cut if name in metrics]:
         name = objectives[0]
         raise InputError(
-            f"The objective {name!r} needs all rows of a batch, so it cannot be computed if "
-            f"batches are cut into micro-batches: choose 'val_{name}', give "
-            "`micro_batch_size=None`, or write the metric as a `keras.metrics.Metric` that sums "
-            f"over rows. Received: objective={name!r}."
+            f"The objective {name!r} needs all rows of a batch, but kbatch cuts batches into "
+            f"micro-batches: choose 'val_{name}', give `micro_batch_size=None`, or write the "
+            f"metric as a `keras.metrics.Metric` that sums over rows. Received: objective={name!r}."
         )
     numbers = numbers_of(logs)
     if missing := [name for name in metrics if name not in numbers]:

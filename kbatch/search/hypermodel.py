@@ -310,9 +310,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         declared = [tuple(item.values) for item in hp.space if item.name == "batch_size"]
         if others := [sizes for sizes in declared if sizes != self.batch_sizes]:
             raise keras_tuner.errors.FatalValueError(
-                "The project directory or `hyperparameters=` already declares another "
-                "`batch_size`. Remove it from `hyperparameters`, or give another `project_name`. "
-                f"Received: batch_sizes={self.batch_sizes}, declared: {others[0]}."
+                "`batch_sizes` differs from `batch_size` in `hyperparameters` or in the project "
+                "directory: leave `batch_size` out of the former, or give another `project_name`. "
+                f"Received: batch_sizes={self.batch_sizes}, declared before: {others[0]}."
             )
         if self.searches_rate:
             hp.Choice(FACTOR_NAME, list(FACTORS), default=1.0)

@@ -196,7 +196,7 @@ class TimedFit:
                 raise InputError(
                     f"The search sets `{name}`: leave it out of `search` and `fit`, and give the "
                     "sizes to try as `batch_sizes` of `BatchSizeTuner`. "
-                    f"Received: {name}={arguments.named[name]} in a trial of {size}."
+                    f"Received: {name}={arguments.named[name]} in a trial with {name}={size}."
                 )
         data = self._shared.data(arguments.data)
         check_labels(model, data.y)
@@ -300,7 +300,7 @@ class TimedFit:
             needed = "one `StopAtTarget` only" if targets else "a `StopAtTarget` for this objective"
             raise InputError(
                 f"`callbacks` must hold {needed}: give `callbacks="
-                f"[kbatch.StopAtTarget(monitor, value)]`. Received: {len(targets)} of them."
+                f"[kbatch.StopAtTarget(monitor, value)]`. Received: {len(targets)} such callbacks."
             )
         self.target = targets[0] if targets else None
         size, meter = self.settings.batch_size, self.meter

@@ -323,10 +323,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 return super().load_model(trial)
             except OSError as error:
                 raise RuntimeError(
-                    f"The checkpoint of trial {trial.trial_id} cannot be read: train a model built "
-                    "with `get_best_hyperparameters()`. kbatch keeps the checkpoints of the "
-                    "recommended trial and of the trial with the best objective, if "
-                    f"`model.fit` trained them. Received: {error}."
+                    f"The checkpoint of trial {trial.trial_id} cannot be read: build a model with "
+                    "`get_best_hyperparameters()` and train it. kbatch keeps checkpoints only of "
+                    "the recommended trial and of the trial with the best objective, and only if "
+                    f"they were trained by `model.fit`. Received: {error}."
                 ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

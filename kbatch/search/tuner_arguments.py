@@ -51,8 +51,8 @@ def check_objective(objective: Any, build: keras_tuner.HyperModel) -> None:
     """Raise InputError if no objective is given and keras-tuner's own `fit` trains."""
     if objective is None and has_stock_fit(build):
         raise InputError(
-            "`objective` can be None only if your own `HyperModel.fit` returns the value: "
-            'give the name of a metric, such as "val_loss". Received: objective=None.'
+            "`objective` can be None only if your own `HyperModel.fit` returns the number to "
+            'minimize: give the name of a metric, such as "val_loss". Received: objective=None.'
         )
 
 
@@ -153,7 +153,7 @@ def check_without_rates(names: Sequence[str], study_settings: Mapping[str, Any])
     if FACTOR_NAME in names:
         raise InputError(
             "The race in the project directory searched for the learning rate, but this search "
-            'does not: give `strategy="race"`, another `project_name`, or '
+            'does not: use `strategy="race"` without `search_learning_rate=False`, or give '
             f"`overwrite=True` to start over. Received: strategy={study_settings['strategy']!r}, "
             f"search_learning_rate={study_settings.get('search_learning_rate')!r}."
         )

@@ -178,7 +178,7 @@ def choose_micro_batch(ways: Sequence[TimedUpdate]) -> tuple[TimedUpdate, Estima
     if not common_rounds:
         raise ValueError(
             "Every batch size must have been timed at least once: give a larger `time_budget_s`. "
-            f"Received: rounds by batch size: { {w.batch_size: len(w.times_s) for w in ways} }."
+            f"Received: times by batch size: { {w.batch_size: len(w.times_s) for w in ways} }."
         )
     example_times_s = [[s / way.batch_size for s in way.times_s[:common_rounds]] for way in ways]
     medians_s = list(map(statistics.median, example_times_s))

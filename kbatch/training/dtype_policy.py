@@ -102,9 +102,9 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
         active = ", ".join(sorted(used))
     if active != policy:
         raise ValueError(
-            "The model must have the dtype policy of its trial: set `dtype_policy` of "
-            "`BatchSizeHyperModel` instead of a policy in the build function. If this function "
-            "loads a saved model, give the policy of the saved model. "
+            "The model must have the dtype policy of its trial: give `dtype_policy` to "
+            "`BatchSizeHyperModel`, and set no policy in the build function. If this function "
+            "loads a saved model, give the policy of the saved model as `dtype_policy`. "
             f"Received: policy of the model={active!r}, of the trial={policy!r}."
         )
     if policy == "mixed_float16" and not loss_scaled(model):

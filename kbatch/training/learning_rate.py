@@ -265,8 +265,8 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     if len(scaling.values) < 2 * len(optimizers) + len(settings):
         raise ValueError(
             "The model must have as many optimizers as in the search: pass your build function to "
-            f"`decision.apply`. Received: {len(optimizers)} optimizers for "
-            f"{len(scaling.values)} recorded values."
+            f"`decision.apply`. Received: {len(optimizers)} optimizers with "
+            f"{len(settings)} more settings, and {len(scaling.values)} values of the search."
         )
     values = iter(scaling.values)
     for optimizer in optimizers:

@@ -53,5 +53,5 @@ SILENT = dataclasses.replace(make_gpu(), samples=(GpuSample(0.0, None, None, Non
     ],
 )
 def test_plot_gpu_timeline_without_readings(data, reason):
-    with pytest.raises(ValueError, match=f"NVIDIA GPU.*no GPU was read. .*{reason}"):
+    with pytest.raises(ValueError, match=f"NVIDIA GPU.*Received: .*{reason}"):
         plot_gpu_timeline(data)

@@ -138,8 +138,8 @@ def test_stop_at_target_names_missing_metric():
 
 
 def test_seconds_to_target_requires_one_target():
-    with pytest.raises(InputError, match="Received: 0 of them"):
+    with pytest.raises(InputError, match="Received: 0 such"):
         timed(to_target=True)
     target = kbatch.StopAtTarget("loss", 0.1)
-    with pytest.raises(InputError, match="Received: 2 of them"):
+    with pytest.raises(InputError, match="Received: 2 such"):
         timed(target, target)

@@ -42,7 +42,7 @@ def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, Usa
     if usage is None or not _traces(usage):
         raise ValueError(
             "A timeline needs readings of an NVIDIA GPU. Run on a machine with a GPU and its "
-            f"driver. Received: no GPU was read. {reason or _why_none(usage)}"
+            f"driver. Received: {reason or _why_none(usage)}"
         )
     return title, usage, note
 
@@ -116,7 +116,7 @@ def plot_gpu_timeline(
         The upper Axes.
 
     Raises:
-        ValueError: If no GPU was read.
+        ValueError: If there are no readings of a GPU.
     """
     title, usage, note = watched_usage(watched)
     gpus, panels_traces = usage.gpus or (), _traces(usage)

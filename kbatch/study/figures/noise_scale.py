@@ -38,7 +38,7 @@ def measured_trials(study: Study) -> list[TrialRecord]:
             measured.append(trial)
     if not measured:
         raise ValueError(
-            "No noise scale was measured, because it needs micro-batches and three epochs: set "
+            "No noise scale was measured: train for at least three epochs, and set "
             "`micro_batch_size` of `kbatch.BatchSizeHyperModel` below the batch sizes. "
             f"Received: {pluralize(len(study.trials), 'trial')} without a noise scale."
         )

@@ -58,7 +58,7 @@ def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_
     if loss_denominator is not None or moments_every:
         raise ValueError(
             "`exact=True` computes the loss of the whole batch, not of micro-batches: leave out "
-            "`loss_denominator` and `moments_every`, or `exact`. Received: "
+            "either `exact`, or both `loss_denominator` and `moments_every`. Received: "
             f"moments_every={moments_every}, loss_denominator={loss_denominator!r}."
         )
     if (replicas := replica_count(model)) > 1:

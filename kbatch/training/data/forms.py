@@ -140,7 +140,7 @@ def called_for(
         )
     if not is_batched(spec_of(dataset, batched=True), model):
         raise InputError(
-            "A data function must return batches: end it with `.batch(batch_size)`. "
+            "A data function must return batches: end its dataset with `.batch(batch_size)`. "
             f"Received: element_spec={dataset.element_spec} for batch_size={batch_size}."
         )
     return dataset
