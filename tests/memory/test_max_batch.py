@@ -211,9 +211,8 @@ def test_probe_of_a_model_that_accumulates():
 
 
 def wide():
-    model = keras.Sequential([layers.Input((1000,)), layers.Dense(2500), layers.Dense(1)])
-    model.compile("adam", "mse")
-    return model
+    parts = [layers.Input((1000,)), layers.Dense(2500), layers.Dense(1)]
+    return models.compiled(parts, "adam", "mse")
 
 
 WIDE = np.zeros((8, 1000), "float32"), np.zeros((8, 1), "float32")

@@ -24,21 +24,20 @@ def images(count, *, seed=0, size=8, channels=1):
 
 
 def plain_cnn():
-    model = keras.Sequential(
-        [
-            layers.Input((8, 8, 1)),
-            layers.RandomFlip("horizontal"),
-            layers.RandomRotation(0.1),
-            layers.RandomTranslation(0.1, 0.1),
-            layers.Conv2D(4, 3, activation="relu"),
-            layers.MaxPooling2D(2),
-            layers.Flatten(),
-            layers.Dropout(0.5),
-            layers.Dense(CLASSES, activation="softmax"),
-        ]
+    parts = [
+        layers.Input((8, 8, 1)),
+        layers.RandomFlip("horizontal"),
+        layers.RandomRotation(0.1),
+        layers.RandomTranslation(0.1, 0.1),
+        layers.Conv2D(4, 3, activation="relu"),
+        layers.MaxPooling2D(2),
+        layers.Flatten(),
+        layers.Dropout(0.5),
+        layers.Dense(CLASSES, activation="softmax"),
+    ]
+    return small_models.compiled(
+        parts, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"]
     )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
 
 
 def unet():
@@ -81,8 +80,8 @@ def detector():
         "boxes": layers.Reshape((3, 4), name="boxes")(layers.Dense(12)(x)),
         "classes": layers.Reshape((3, 4), name="classes")(layers.Dense(12)(x)),
     }
-    model = keras.Model(inputs, outputs)
-    model.compile(
+    return small_models.compiled(
+        keras.Model(inputs, outputs),
         keras.optimizers.SGD(1e-2, momentum=0.9, global_clipnorm=10.0),
         loss={
             "boxes": BoxLoss(),
@@ -91,7 +90,6 @@ def detector():
         loss_weights={"boxes": 2.0, "classes": 1.0},
         metrics={"classes": ["accuracy"]},
     )
-    return model
 
 
 def boxes(count, *, seed=0):

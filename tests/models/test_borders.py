@@ -31,7 +31,7 @@ def searched(tmp_path, build, *data, sizes=(8,), objective="val_loss", fit=None,
     return kbatch.load_study(tuner).trials
 
 
-def test_a_model_without_a_call_is_not_profiled():
+def test_profile_inference_refuses_a_model_without_call():
     with pytest.raises(InputError, match=r"no `call`.*model\.decoder"):
         kbatch.profile_inference(own_steps.vae(), X)
 
@@ -54,7 +54,7 @@ def ragged_model():
     return small_models.compiled([MeanWord(), layers.Dense(3)], "sgd", ON_LOGITS, run_eagerly=True)
 
 
-def test_ragged_rows_are_cut():
+def test_accumulate_gradients_cuts_ragged_rows():
     def trained(micro_batch_size=None):
         keras.utils.set_random_seed(0)
         model = ragged_model()
@@ -73,7 +73,7 @@ def test_ragged_rows_are_cut():
 
 
 @pytest.mark.parametrize("kind", ["ragged rows", "an exported layer", "saved and loaded"])
-def test_what_keras_trains_is_searched(tmp_path, kind):
+def test_search_trains_unusual_models_and_data(tmp_path, kind):
     build, data, more = ragged_model, (ragged_rows(),), {"micro_batch_size": None}
     if kind != "ragged rows":
         data, more = (X, Y), {"fit": {"validation_split": 0.5}}
@@ -83,12 +83,11 @@ def test_what_keras_trains_is_searched(tmp_path, kind):
 
         def build():
             part = layers.TFSMLayer(folder, call_endpoint="serve")
-            model = keras.Sequential([layers.Input((8,)), part, layers.Dense(3)])
-            model.compile("sgd", ON_LOGITS, run_eagerly=True)
-            return model
+            parts = [layers.Input((8,)), part, layers.Dense(3)]
+            return small_models.compiled(parts, "sgd", ON_LOGITS, run_eagerly=True)
 
     elif kind == "saved and loaded":
-        model = kbatch.accumulate_gradients(small_models.mlp(run_eagerly=True), 4)
+        model = kbatch.accumulate_gradients(small_models.linear(run_eagerly=True), 4)
         model.fit(X[:8], Y[:8], verbose=0)
         model.save(tmp_path / "model.keras")
 
@@ -126,7 +125,7 @@ class OwnFit(keras_tuner.HyperModel):
         return model.fit(*args, shuffle=False, **kwargs)
 
 
-def test_a_hypermodel_with_its_own_fit_gets_a_batch_size_and_no_other_setting(tmp_path):
+def test_search_hypermodel_with_own_fit_sets_only_the_batch_size(tmp_path):
     fit = {"validation_data": (X, Y)}
     given = {"micro_batch_size": "auto", "dtype_policy": None, "sizes": (4, 8), "fit": fit}
     for trial in searched(tmp_path, OwnFit(), X, Y, learning_rate_scaling="auto", **given):
@@ -142,7 +141,7 @@ def test_a_hypermodel_with_its_own_fit_gets_a_batch_size_and_no_other_setting(tm
     [{"micro_batch_size": 4}, {"learning_rate_scaling": "sqrt"}, {"steps_per_execution": 8}],
     ids=lambda setting: next(iter(setting)),
 )
-def test_a_hypermodel_with_its_own_fit_refuses_what_it_could_not_follow(setting):
+def test_hypermodel_with_own_fit_refuses_other_settings(setting):
     with pytest.raises(InputError, match=f"leave out `{next(iter(setting))}`"):
         kbatch.BatchSizeHyperModel(OwnFit(), (8, 16), **setting)
 
@@ -158,7 +157,7 @@ def test_a_hypermodel_with_its_own_fit_refuses_what_it_could_not_follow(setting)
         (small_models.mlp, "val_accuracy", None),
     ],
 )
-def test_what_cannot_be_raced_is_a_grid_that_says_why(tmp_path, build, objective, why):
+def test_tuner_runs_a_grid_if_a_race_is_impossible(tmp_path, build, objective, why):
     build = build() if build is OwnFit else build
     sizes = {"batch_sizes": (8, 16), "strategy": "race"}
     tuner = kbatch.BatchSizeTuner(build, objective, directory=tmp_path, **sizes)
@@ -173,7 +172,7 @@ def without_weights():
     return small_models.compiled([layers.Input((8,)), layers.Flatten()], "sgd", "mse")
 
 
-def test_what_cannot_be_searched_is_refused_with_what_to_give(tmp_path):
+def test_search_refuses_no_weights_and_a_loaded_policy(tmp_path):
     with pytest.raises(ValueError, match="must have trainable weights"):
         searched(tmp_path / "1", without_weights, X, X, objective="loss")
     before = keras.config.dtype_policy()
@@ -185,7 +184,7 @@ def test_what_cannot_be_searched_is_refused_with_what_to_give(tmp_path):
         searched(tmp_path / "3", lambda: keras.models.load_model(path), X, Y, **half)
 
 
-def test_a_hypermodel_with_its_own_fit_trains_as_written(tmp_path):
+def test_search_hypermodel_that_trains_in_its_own_loop(tmp_path):
     """It compiles the model in `fit`, and kbatch sets the batch size alone."""
     given = {"micro_batch_size": "auto", "dtype_policy": None, "fit": {"validation_data": (X, Y)}}
     (trial,) = searched(tmp_path, Uncompiled(), X, Y, **given)

@@ -14,9 +14,8 @@ from kbatch.training.state import seeded
 
 
 def regression(learning_rate=0.05, **settings):
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, use_bias=False)])
-    model.compile(keras.optimizers.SGD(learning_rate), "mse", **settings)
-    return model
+    parts = [keras.layers.Input((4,)), keras.layers.Dense(1, use_bias=False)]
+    return models.compiled(parts, keras.optimizers.SGD(learning_rate), "mse", **settings)
 
 
 def eager(learning_rate=0.05):
@@ -45,7 +44,7 @@ def test_run_pilot_ends_when_the_later_half_hardly_reduced_the_loss(record):
     assert set(record.updates) == {10}
     assert len(record.losses) == 24 >= 2 * useful_stretches(record.losses)
     assert record.losses[0] > record.losses[-1]
-    slow = pilot(build=lambda: regression(0.001))
+    slow = pilot(build=lambda: regression(0.003))
     assert len(slow.losses) == 2 * useful_stretches(slow.losses) > 24
 
 
@@ -66,9 +65,8 @@ def test_run_pilot_micro_batches_fit_in_memory():
             return x
 
     def build():
-        model = keras.Sequential([keras.layers.Input((4,)), Seen(), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", run_eagerly=True)
-        return model
+        parts = [keras.layers.Input((4,)), Seen(), keras.layers.Dense(1)]
+        return models.compiled(parts, "sgd", "mse", run_eagerly=True)
 
     pilot(build=build, at_once=5, budget_s=1e-9)
     assert max(filter(None, rows)) == 5

@@ -136,9 +136,8 @@ def test_hypermodel_serves_several_searches(tmp_path):
 
 def line():
     """Build a model that learns a slope in two updates at its rate. Others are worse."""
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-    model.compile(keras.optimizers.SGD(0.4), "mse")
-    return model
+    parts = [keras.Input((1,)), keras.layers.Dense(1, use_bias=False)]
+    return models.compiled(parts, keras.optimizers.SGD(0.4), "mse")
 
 
 def test_race_continues_the_trials_of_a_grid(tmp_path, capsys):

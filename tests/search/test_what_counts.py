@@ -45,9 +45,8 @@ def summed():
 
 
 def regression(loss, **arguments):
-    model = keras.Sequential([layers.Input((8,)), layers.Dense(1, **arguments)])
-    model.compile(keras.optimizers.SGD(1e-6), loss)
-    return model
+    parts = [layers.Input((8,)), layers.Dense(1, **arguments)]
+    return small_models.compiled(parts, keras.optimizers.SGD(1e-6), loss)
 
 
 X = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")

@@ -114,13 +114,12 @@ def of_rows(losses):
         for name, (_, y) in losses.items():
             labels = np.issubdtype(y.dtype, np.integer)
             found[name] = (softmax(name) if labels else layers.Dense(3, name=name))(inputs)
-        model = keras.Model(inputs, found)
-        model.compile(
+        return models.compiled(
+            keras.Model(inputs, found),
             sgd(),
             {name: loss for name, (loss, _) in losses.items()},
             loss_weights={name: 0.02 if name == "sum" else 1.0 for name in losses},
         )
-        return model
 
     return build
 
@@ -150,9 +149,8 @@ def test_custom_loss_of_known_labels_only():
     """Only this loss makes the step count denominators."""
 
     def build():
-        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-        model.compile(sgd(0.01), known_only, run_eagerly=True)
-        return model
+        parts = [layers.Input((8,)), layers.Dense(3)]
+        return models.compiled(parts, sgd(0.01), known_only, run_eagerly=True)
 
     assert_equal_training(build, (X, MISSING))
 
@@ -193,16 +191,13 @@ def test_token_masks_with_unequal_counts_and_unmasked_output():
 
 
 def penalised():
-    model = keras.Sequential(
-        [
-            layers.Input((8,)),
-            layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2"),
-            Averaged(),
-            layers.Dense(3, activation="softmax", bias_regularizer="l1"),
-        ]
-    )
-    model.compile(sgd(0.001), cross_entropy("sum"), metrics=["accuracy"])
-    return model
+    parts = [
+        layers.Input((8,)),
+        layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2"),
+        Averaged(),
+        layers.Dense(3, activation="softmax", bias_regularizer="l1"),
+    ]
+    return models.compiled(parts, sgd(0.001), cross_entropy("sum"), metrics=["accuracy"])
 
 
 def test_penalties_count_once_per_update_or_row():

@@ -16,15 +16,12 @@ X, Y = models.rows(96)
 
 
 def normalised(*, momentum=0.9, **layer):
-    model = keras.Sequential(
-        [
-            layers.Input((8,)),
-            layers.BatchNormalization(momentum=momentum, name="norm", **layer),
-            layers.Dense(3, activation="softmax"),
-        ]
-    )
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
+    parts = [
+        layers.Input((8,)),
+        layers.BatchNormalization(momentum=momentum, name="norm", **layer),
+        layers.Dense(3, activation="softmax"),
+    ]
+    return models.compiled(parts, "sgd", "sparse_categorical_crossentropy")
 
 
 def statistics(model):

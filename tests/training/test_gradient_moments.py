@@ -48,16 +48,13 @@ def after(model, x, y, batch_size, epochs=1):
 
 
 def tokens(optimizer="sgd"):
-    model = keras.Sequential(
-        [
-            keras.layers.Input((6,), dtype="int32"),
-            keras.layers.Embedding(10, 4),
-            keras.layers.GlobalAveragePooling1D(),
-            keras.layers.Dense(3, activation="softmax", dtype="float32"),
-        ]
-    )
-    model.compile(optimizer, "sparse_categorical_crossentropy")
-    return model
+    parts = [
+        keras.layers.Input((6,), dtype="int32"),
+        keras.layers.Embedding(10, 4),
+        keras.layers.GlobalAveragePooling1D(),
+        keras.layers.Dense(3, activation="softmax", dtype="float32"),
+    ]
+    return models.compiled(parts, optimizer, "sparse_categorical_crossentropy")
 
 
 IDS = np.random.default_rng(3).integers(0, 10, (94, 6))

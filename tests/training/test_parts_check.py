@@ -21,9 +21,8 @@ TARGETS = np.random.default_rng(1).normal(size=(32, 3)).astype("float32")
 
 def through(*found, loss="mse", **compile_arguments):
     """A model from (rows, 8) to 3 values, with these layers in between."""
-    model = keras.Sequential([layers.Input((8,)), layers.Dense(4), *found, layers.Dense(3)])
-    model.compile("sgd", loss, **compile_arguments)
-    return model
+    parts = [layers.Input((8,)), layers.Dense(4), *found, layers.Dense(3)]
+    return models.compiled(parts, "sgd", loss, **compile_arguments)
 
 
 def recurrent():
@@ -66,11 +65,8 @@ class DrawnElsewhere(layers.Layer):
 
 
 def tagger():
-    model = keras.Sequential(
-        [layers.Input((6,), dtype="int32"), layers.Embedding(10, 4), layers.Dense(3, "softmax")]
-    )
-    model.compile("sgd", models.TokenLoss())
-    return model
+    parts = [layers.Input((6,), dtype="int32"), layers.Embedding(10, 4), layers.Dense(3, "softmax")]
+    return models.compiled(parts, "sgd", models.TokenLoss())
 
 
 IDS = np.random.default_rng(3).integers(0, 10, (32, 6))

@@ -27,11 +27,9 @@ MOMENTUM = "batch_norm_momentum"
 def normalised(part=None, optimizer="sgd"):
     """A classifier with a BatchNormalization of momentum 0.9 in an inner model."""
     part = part or keras.Sequential([layers.Dense(4), layers.BatchNormalization(momentum=0.9)])
-    model = keras.Sequential(
-        [layers.Input((8,)), layers.BatchNormalization(), part, layers.Dense(3)]
+    return models.compiled(
+        [layers.Input((8,)), layers.BatchNormalization(), part, layers.Dense(3)], optimizer, "mse"
     )
-    model.compile(optimizer, "mse")
-    return model
 
 
 def momenta(model):
@@ -173,9 +171,7 @@ class Later(layers.Layer):
 
 
 def unbuilt():
-    model = keras.Sequential([Later(), layers.Dense(3)])
-    model.compile("sgd", "mse")
-    return model
+    return models.compiled([Later(), layers.Dense(3)], "sgd", "mse")
 
 
 ONES = tf.data.Dataset.from_tensors((np.ones((8, 4), "float32"), np.ones((8, 3), "float32")))
