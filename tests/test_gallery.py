@@ -17,7 +17,7 @@ def pictures():
     return re.findall(r"^!\[(.+)\]\((images/gallery/.+)\)$", PAGE.read_text(), re.MULTILINE)
 
 
-def test_every_figure_has_three_lines_and_a_picture():
+def test_gallery_has_three_lines_and_a_picture_of_each_figure():
     codes = blocks(PAGE, "python")
     drawn = [re.search(r"^ax = kbatch\.(plot_\w+)\(", code, re.MULTILINE)[1] for code in codes]
     assert sorted(drawn) == sorted(FIGURES)
@@ -26,7 +26,7 @@ def test_every_figure_has_three_lines_and_a_picture():
     assert [path for _, path in pictures()] == [f"images/gallery/{name}.png" for name in names]
 
 
-def test_the_pictures_are_small_and_there():
+def test_gallery_pictures_exist_and_are_small():
     sizes = [(ROOT / "docs" / path).stat().st_size for _, path in pictures()]
     assert max(sizes) < MOST_BYTES
     assert sum(sizes) < MOST_BYTES_IN_ALL
@@ -36,7 +36,7 @@ def test_the_pictures_are_small_and_there():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
-def test_its_lines_draw_it(name, monkeypatch):
+def test_gallery_code_draws_the_figure(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     (code,) = [code for code in blocks(PAGE, "python") if f"kbatch.{name}(" in code]
     names = {}

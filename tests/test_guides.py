@@ -38,7 +38,7 @@ def kbatch_calls(tree):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_call_of_kbatch_has_arguments_that_it_takes(page):
+def test_guide_calls_have_valid_arguments(page):
     for block in blocks(page, "python"):
         for attribute, call in kbatch_calls(ast.parse(block)):
             signature = inspect.signature(getattr(kbatch, attribute))
@@ -47,7 +47,7 @@ def test_every_call_of_kbatch_has_arguments_that_it_takes(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_command_is_one(page, tmp_path, monkeypatch):
+def test_guide_commands_are_valid(page, tmp_path, monkeypatch):
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -56,7 +56,7 @@ def test_every_command_is_one(page, tmp_path, monkeypatch):
             command_parser().parse_args(words)
 
 
-def test_nobody_is_sent_to_the_other_project_of_this_name():
+def test_no_file_installs_kbatch_from_pypi():
     """`kbatch` on PyPI is a stranger's; what is missing is installed by its own name."""
     stranger = re.compile(rb"kbatch\[|pip install (-\S+ )*['\"]?kbatch(?!-tuner)")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
@@ -65,19 +65,19 @@ def test_nobody_is_sent_to_the_other_project_of_this_name():
     assert {path for path, texts in found.items() if texts} == set()
 
 
-def test_the_reference_has_every_public_name():
+def test_reference_has_every_public_name():
     text = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
     listed = set(re.findall(r"\.\. auto\w+:: (?:kbatch\.)?(\w+)$", text, re.MULTILINE))
     assert set(kbatch.__all__) <= listed, "add them to docs/reference"
 
 
-def test_every_public_name_stands_in_a_guide():
+def test_guides_name_every_public_name():
     text = "\n".join(page.read_text() for page in GUIDES)
     absent = [one for one in kbatch.__all__ if not re.search(rf"\b{one}\b", text)]
     assert absent == [], "say in a guide what it is for"
 
 
-def test_guides_quote_what_kbatch_prints_for_the_records_of_their_pictures():
+def test_guides_quote_the_output_for_their_records():
     results = map(load_result, (DOCS / "data").glob("[!n]*.json"))  # Not numbers.json.
     pages = [str(one.decide() if isinstance(one, kbatch.Study) else one) for one in results]
     printed = {line for page in pages for line in page.splitlines()}

@@ -23,7 +23,7 @@ def one_process():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=BY_NAME)
-def test_a_kind_is_searched_with_the_defaults(tmp_path, kind):
+def test_search_of_a_kind_with_defaults(tmp_path, kind):
     # What differs from kind to kind shows in one trial, at a size that settings follow.
     assert searched(kind, tmp_path, (16,)).startswith("yes")
 
@@ -31,7 +31,7 @@ def test_a_kind_is_searched_with_the_defaults(tmp_path, kind):
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in BY_NAME]
 )
-def test_an_update_in_parts_equals_the_whole_or_says_that_it_differs(name):
+def test_update_of_a_kind_in_parts_equals_whole_or_is_noted(name):
     found, _ = in_parts(BY_NAME[name])
     assert found == rows_of(PAGE)[name].split(" | ")[3]
     assert "silently" not in found
