@@ -47,11 +47,8 @@ class Slow(keras.layers.Layer):
 
 def slow_model(delay_s=0.05, sleep=time.sleep):
     layers = keras.layers
-    model = keras.Sequential(
-        [layers.Input((8,)), Slow(delay_s, sleep), layers.Dense(3, activation="softmax")]
-    )
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
+    parts = [layers.Input((8,)), Slow(delay_s, sleep), layers.Dense(3, activation="softmax")]
+    return models.compiled(parts, "sgd", "sparse_categorical_crossentropy")
 
 
 def profile(model, data, **settings):
@@ -249,8 +246,7 @@ def test_block_length_fits_in_the_budget():
         assert quicker.measure_s >= length.measure_s
 
 
-@pytest.mark.parametrize("budget_s", [3.0, 6.0])
-@pytest.mark.parametrize("remedies", [True, False])
+@pytest.mark.parametrize(("budget_s", "remedies"), [(3.0, True), (6.0, False)])
 def test_profile_input_pipeline_keeps_to_its_budget(clock, budget_s, remedies, monkeypatch):
     budgets_s = []
 

@@ -141,7 +141,7 @@ def test_figure_of_200_trials(name):
     assert cut_texts(plot(name, tuned_study(200)).figure) == []
 
 
-@pytest.mark.parametrize("name", ["noise_scale", "trials"])
+@pytest.mark.parametrize("name", [pytest.param("noise_scale", marks=pytest.mark.slow), "trials"])
 def test_figure_bytes_are_reproducible(name):
     first, second = (figure_bytes(plot(name, SAMPLES[name]()), ".svg") for _ in range(2))
     assert first == second

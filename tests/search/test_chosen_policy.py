@@ -102,7 +102,12 @@ def test_search_trains_in_float32_if_a_layer_refuses_float16(request, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("times", "policy"), [(1.04, "mixed_float16"), (1.9, "mixed_float16"), (2.1, "float32")]
+    ("times", "policy"),
+    [
+        pytest.param(1.04, "mixed_float16", marks=pytest.mark.slow),
+        (1.9, "mixed_float16"),
+        (2.1, "float32"),
+    ],
 )
 def test_search_trains_in_float32_if_float16_is_slow(monkeypatch, tmp_path, times, policy):
     monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: times)

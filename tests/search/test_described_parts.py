@@ -479,6 +479,7 @@ def test_model_facts_name_the_part_that_differs(name, parts):
     assert {key for key in first if first[key] != other.get(key)} == parts
 
 
+@pytest.mark.slow
 def test_model_facts_are_equal_in_another_process():
     folder = str(Path(__file__).parent)
     code = f"import json, sys; sys.path.insert(0, {folder!r}); import test_described_parts as t;"

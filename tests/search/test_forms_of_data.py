@@ -21,9 +21,8 @@ SIDES = (X.sum(axis=1, keepdims=True) > 0).astype("float32")
 
 def line():
     start = keras.initializers.GlorotUniform(3)
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, kernel_initializer=start)])
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model
+    parts = [keras.Input((6,)), keras.layers.Dense(1, kernel_initializer=start)]
+    return small_models.compiled(parts, keras.optimizers.SGD(0.1), "mse")
 
 
 def test_search_pydataset_trains_as_plain_fit(tmp_path):
@@ -196,13 +195,8 @@ def undescribed():
     return small_models.compiled(line(), keras.optimizers.SGD(Undescribed(0.1, 10, 0.9)), "mse")
 
 
-def whole_batches(size):
-    return TAGS.batch(size, drop_remainder=True)
-
-
 FORMS = {
     "dataset without remainder": lambda: (tagger, (WHOLE.cache(),), WHOLE),
-    "function without remainder": lambda: (tagger, (whole_batches,), WHOLE),
     "legacy iterator": lambda: (of_images, (flow(8),), flow(16)),
     "schedule whose get_config raises": lambda: (undescribed, (X, SIDES), None),
 }

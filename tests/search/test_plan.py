@@ -29,7 +29,12 @@ layers = keras.layers
 PLAN = Plan(1, "float32", 32, "fits", 32, "")
 
 
-def search(directory, build=models.mlp, sizes=(8, 16, 32), *, settings=None, **arguments):
+def small(**compile_arguments):
+    """A model whose step is traced faster than one with Adam."""
+    return models.mlp(optimizer="sgd", **compile_arguments)
+
+
+def search(directory, build=small, sizes=(8, 16, 32), *, settings=None, **arguments):
     chosen = {"micro_batch_size": "auto", "dtype_policy": "float32"} | (settings or {})
     tuner = searches.search(directory, searches.hypermodel(build, sizes, **chosen), **arguments)
     return kbatch.load_study(tuner)
@@ -185,10 +190,10 @@ def test_plan_of_a_given_size_compares_parts_with_the_whole(given):
     assert (given.plan.parts_equal, given.plan.parts_note) == (True, None)
 
 
-def test_size_of_makes_equal_parts(tmp_path):
-    plant(tmp_path, micro_batch_size=12, reason="cut")
-    (run,) = runs(quick(tmp_path, sizes=(32,)))
-    assert (run.micro_batch_size, run.most_in_memory) == (11, 12)
+def test_micro_batch_size_makes_equal_parts():
+    plan = dataclasses.replace(PLAN, micro_batch_size=12, reason="cut")
+    assert micro_batch_size(plan, ModelFacts(models.linear()), 32) == 11
+    assert most_in_memory(plan) == 12
 
 
 def test_search_with_overwrite_makes_another_plan(tmp_path):
@@ -268,7 +273,7 @@ def test_search_out_of_memory_repeats_the_run_with_half(monkeypatch, tmp_path):
     settings = {"dtype_policy": "mixed_float16", "base_batch_size": 16}
     fit |= {"epochs": 2}
     tuner = {"kind": kbatch.BatchSizeTuner, "fit": fit}
-    study = quick(tmp_path / "auto", models.Locked(), (16,), settings=settings, **tuner)
+    study = quick(tmp_path / "auto", models.Locked(small), (16,), settings=settings, **tuner)
     assert list(tmp_path.glob("**/*.h5"))
     (run,) = runs(study)
     assert (run.status, run.batch_size, run.batch_size_seen) == ("completed", 16, 16)
@@ -288,7 +293,7 @@ def test_search_out_of_memory_repeats_the_run_with_half(monkeypatch, tmp_path):
 
 def test_search_out_of_memory_under_grid_search_halves_later_trials(tmp_path):
     fit = {"callbacks": [RunsOut(tmp_path / "lives")]}
-    study = quick(tmp_path / "auto", models.Locked(), (16, 32), fit=fit)
+    study = quick(tmp_path / "auto", models.Locked(small), (16, 32), fit=fit)
     failed, completed = runs(study)
     assert (failed.status, failed.micro_batch_size, failed.plan) == ("out_of_memory", 16, 1)
     assert "OOM when allocating" in failed.failure
@@ -296,11 +301,11 @@ def test_search_out_of_memory_under_grid_search_halves_later_trials(tmp_path):
     assert (completed.status, completed.micro_batch_size, completed.plan) == ("completed", 8, 2)
 
 
+@pytest.mark.slow
 def test_search_device_error_repeats_the_run_with_half(tmp_path):
     error = tf.errors.InternalError, "Failed to execute XLA runtime executable: run time error"
     fit = {"callbacks": [RunsOut(tmp_path / "lives", error=error)]}
-    build = models.Locked(models.mlp)
-    study = quick(tmp_path, build, (16,), kind=kbatch.BatchSizeTuner, fit=fit)
+    study = quick(tmp_path, models.Locked(small), (16,), kind=kbatch.BatchSizeTuner, fit=fit)
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size, run.plan) == ("completed", 8, 2)
 
@@ -314,7 +319,7 @@ def test_search_warns_once_if_parts_differ(tmp_path):
 def test_search_one_example_out_of_memory_ends_the_trial(tmp_path):
     fit = {"callbacks": [RunsOut(tmp_path / "lives", step=0, lives=99)]}
     arguments = {"kind": kbatch.BatchSizeTuner, "fit": fit}
-    study = quick(tmp_path / "auto", models.Locked(), (2,), **arguments)
+    study = quick(tmp_path / "auto", models.Locked(small), (2,), **arguments)
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size) == ("out_of_memory", 1)
     assert (tmp_path / "lives").read_text() == "xx"
@@ -381,7 +386,7 @@ class Texts(layers.Layer):
         (list, 11.0, 0.0, None, False, False),  # The mean gain, 1 s, does not pay for a trial.
         (list, 1e6, 0.0, 5.0, False, False),
         (lambda: [layers.Dense(2) for _ in range(9)], 10.0, 0.0, None, False, False),  # 22 weights.
-        (list, 1e6, 1e6, None, True, False),
+        pytest.param(list, 1e6, 1e6, None, True, False, marks=pytest.mark.slow),
         (list, 1e6, 1.0, None, True, True),
         (lambda: [Texts()], 1e6, 1.0, None, True, False),
     ],
@@ -418,19 +423,20 @@ def test_make_plan_compiles_only_sizes_that_train(tmp_path, monkeypatch):
         execute(step, batches, steps)
 
     monkeypatch.setattr(StepCall, "execute", watched)
-    study = quick(tmp_path, functools.partial(models.mlp, jit_compile=True), sizes=(16, 32))
+    build = functools.partial(models.linear, jit_compile=True)
+    study = quick(tmp_path, build, (16, 32), objective="loss")
     assert study.plan.reason == "fits"
     assert compiled == {0, 32}  # 0: not compiled.
 
 
 def test_search_compiles_as_planned_unless_the_model_decides(tmp_path):
     plant(tmp_path, jit_compile=True, micro_batch_size=None, reason="given")
-    settings = {"micro_batch_size": None}
-    by_plan = runs(quick(tmp_path, sizes=(8,), settings=settings))
+    given = {"settings": {"micro_batch_size": None}, "objective": "loss"}
+    by_plan = runs(quick(tmp_path, models.linear, (8,), **given))
     assert [run.jit_compile for run in by_plan] == [True]
     plant(tmp_path / "given", jit_compile=True, micro_batch_size=None, reason="given")
-    given = functools.partial(models.mlp, jit_compile=False)
-    obeyed = runs(quick(tmp_path / "given", given, sizes=(8,), settings=settings))
+    build = functools.partial(models.linear, jit_compile=False)
+    obeyed = runs(quick(tmp_path / "given", build, (8,), **given))
     assert [run.jit_compile for run in obeyed] == [False]
 
 
@@ -454,11 +460,10 @@ def in_pairs(y, outputs):
 @pytest.mark.parametrize(
     ("build", "micro_batch_size"),
     [
-        (stateful, None),
-        (lambda: models.mlp(loss=known_rows), "auto"),
-        (lambda: models.mlp(loss=in_pairs), "auto"),
+        pytest.param(stateful, None, id="shape"),
+        pytest.param(lambda: small(loss=known_rows), "auto", id="loss", marks=pytest.mark.slow),
+        pytest.param(lambda: small(loss=in_pairs), "auto", id="pairs"),
     ],
-    ids=["shape", "loss", "pairs"],
 )
 def test_models_for_one_batch_size_have_whole_batches(tmp_path, build, micro_batch_size):
     settings = {"micro_batch_size": micro_batch_size, "steps_per_execution": "auto"}

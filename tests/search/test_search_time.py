@@ -2,6 +2,7 @@
 
 import pytest
 import searches
+import small_models
 from fake_clock import FakeClock
 
 import kbatch
@@ -89,8 +90,8 @@ def test_price_names_sizes_trainings_and_time():
 def test_search_with_an_update_budget_has_no_forecast(tmp_path, capsys):
     fit = {"epochs": 500, "verbose": 1, "callbacks": [kbatch.UpdateBudget(20)]}
     given = {"dtype_policy": "float32", "steps_per_execution": "auto"}
-    hypermodel = searches.hypermodel(batch_sizes=(8,), **given)
-    searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit=fit)
+    hypermodel = searches.hypermodel(small_models.linear, batch_sizes=(8,), **given)
+    searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit=fit, objective="val_loss")
     first, *_ = capsys.readouterr().out.splitlines()
     assert first == "1 size, about 1 complete trainings. `time_budget_s=` sets a limit."
 

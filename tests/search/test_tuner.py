@@ -98,8 +98,9 @@ def only_explored():
     return build
 
 
-def test_ended_search_trains_nothing(grid, capsys):
+def test_ended_search_trains_nothing(grid, capsys, monkeypatch):
     tuner, study = grid
+    monkeypatch.setattr(gc, "get_freeze_count", gc.get_freeze_count.__wrapped__)
     gc.freeze()
     again = search(tuner.directory, two_sizes(only_explored()), **TWICE)
     assert gc.get_freeze_count() > 0  # The objects of the program stay frozen.
@@ -187,7 +188,8 @@ def test_search_records_failed_build_as_failed_trial(tmp_path):
 def test_diverged_trial_has_status_failed(tmp_path, rate):
     def build(hp):
         diverges = hp.get("batch_size") == 8
-        model = models.stock(optimizer=keras.optimizers.SGD(rate if diverges else 0.01))
+        optimizer = keras.optimizers.SGD(rate if diverges else 0.01)
+        model = models.mlp(optimizer=optimizer, loss=models.own_loss)
         if diverges and not rate:  # All outputs stay equal.
             model.set_weights([0 * weight for weight in model.get_weights()])
         return model
@@ -203,7 +205,10 @@ def test_diverged_trial_has_status_failed(tmp_path, rate):
     assert diverged.outcome == "diverged" and not diverged.failure.startswith("diverged")
 
 
-@pytest.mark.parametrize(("strategy", "policy"), [("race", None), ("grid", "float32")])
+@pytest.mark.parametrize(
+    ("strategy", "policy"),
+    [("race", None), pytest.param("grid", "float32", marks=pytest.mark.slow)],
+)
 def test_search_ends_after_first_run_if_data_are_not_finite(tmp_path, strategy, policy, capsys):
     x, y = models.rows(94)
     x[3] = np.nan
@@ -240,7 +245,7 @@ def test_search_seeks_no_other_cause_if_only_a_raised_learning_rate_diverges(tmp
     assert not any(trial.notes for trial in diverged)
 
 
-@pytest.mark.parametrize("at", [3, 4])
+@pytest.mark.parametrize("at", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_interrupted_search_continues(grid, tmp_path, at):
     """The interruption comes in the first or second run of the second trial."""
     file = tmp_path / "begun"
@@ -271,9 +276,9 @@ def test_lost_gpu_ends_search_and_trial_runs_again(tmp_path):
     assert [trial.status for trial in again.trials] == ["completed"]
 
 
-@pytest.mark.parametrize("other", [("loss", "min"), ("samples_per_second", "max")])
-def test_several_objectives_are_summed_as_in_keras_tuner(tmp_path, other):
-    objective = ["accuracy", keras_tuner.Objective(*other)]
+def test_several_objectives_are_summed_as_in_keras_tuner(tmp_path):
+    others = ("loss", "min"), ("samples_per_second", "max")
+    objective = ["accuracy", *(keras_tuner.Objective(*other) for other in others)]
     tuner = quick(tmp_path, two_sizes(), objective=objective, fit={"epochs": 2})
     best = kbatch.load_study(tuner).decide().best
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size

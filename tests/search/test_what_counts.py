@@ -1,5 +1,7 @@
 """Which trials of a search count as completed, and by which value sizes are compared."""
 
+import functools
+
 import keras
 import keras_tuner
 import numpy as np
@@ -94,7 +96,8 @@ def test_target_of_a_summed_loss_is_by_row(tmp_path):
 
 def test_seconds_to_target_is_an_objective(tmp_path):
     easy = kbatch.StopAtTarget("accuracy", 0.35), kbatch.UpdateBudget(40)
-    tuner = to_target(tmp_path, *easy, sizes=(16, 32))
+    build = functools.partial(small_models.mlp, optimizer="sgd")
+    tuner = to_target(tmp_path, *easy, build=build, sizes=(16, 32))
     study = kbatch.load_study(tuner)
     assert [trial.status for trial in study.trials] == ["completed"] * 2
     for trial in study.trials:

@@ -61,7 +61,7 @@ def test_update_sweep_executions_equal_train_on_batch(before, eager):
 def test_update_sweep_frees_batches(eager):
     """A copy is held in the host's memory, so that a step includes its transfer to the device."""
     batch = (tf.constant(X), tf.constant(Y))
-    with train_steps(network(run_eagerly=eager)) as sweep:
+    with train_steps(models.linear(run_eagerly=eager)) as sweep:
         run, held = sweep.call(batch, 1), weakref.ref(batch[0])
         del batch
         gc.collect()

@@ -238,6 +238,7 @@ def stepping(kind=Stepping, **arguments):
 
 ROWS = X[:30], Y[:30]
 XLA = pytest.param({"jit_compile": True}, marks=pytest.mark.slow)
+EAGER = pytest.param(True, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +266,7 @@ class Diffusing(Stepping):
         return self.updated(tape, loss)
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [False, EAGER])
 def test_exact_keeps_draws_of_custom_train_step(eager):
     def weights(build):
         keras.utils.set_random_seed(0)
@@ -428,7 +429,7 @@ def tied(**arguments):
     return model
 
 
-@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("eager", [False, EAGER])
 def test_exact_gradients_of_shared_tensors_and_foreign_weights(eager):
     """Metrics in a call count once, and a layer may be frozen for a single call."""
     data = X[:62], Y[:62]
