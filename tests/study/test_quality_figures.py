@@ -123,9 +123,9 @@ def test_learning_curves_accumulate_cost_and_average_runs(runs, expected):
 
 @pytest.mark.parametrize("against", [None, "seconds"])
 def test_plot_learning_curves_panels(against):
-    study = learned_study(sizes=(32, 256))
-    axes = kbatch.plot_learning_curves(study, against=against)
+    axes = kbatch.plot_learning_curves(study := learned_study(sizes=(32, 256)), against=against)
     labels = ["Updates", "Training examples", "Training time (s)"]
+    assert f"over {'training time' if against else 'training'}, by" in axes.get_label()
     assert [p.get_xlabel() for p in panels(axes)] == labels[2 if against else 0 :]
     points = learning_curves(study)[1][0][1]
     for panel in panels(axes):

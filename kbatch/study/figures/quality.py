@@ -394,8 +394,7 @@ def plot_learning_curves(
     several, (quality, curves) = len(shown) > 1, learning_curves(*shown)
     sizes = [trial.batch_size for trial, _ in curves]
     colors = [series_style(n)[0] if several else size_color(s, sizes) for n, s in enumerate(sizes)]
-    budgets = BUDGETS if against is None else (against,)
-    height_in = CURVES_IN if against else 1.9 * CURVES_IN
+    budgets, height_in = ((against,), CURVES_IN) if against else (BUDGETS, 1.9 * CURVES_IN)
     means = [value.value for _, curve in curves for _, value in curve]
     if min(means) >= 0:  # An interval of a loss may reach below zero.
         curves = [
@@ -420,7 +419,8 @@ def plot_learning_curves(
         common.quality_axis(panel, quality, means)
         if canvas.is_low(panel) and panel is not panels[0]:
             panel.set_ylabel("")  # There is room for one label only.
-    title = f"{common.metric_title(quality)} over training{'' if several else ', by batch size'}"
+    over = _LABELS[against].partition(" (")[0].lower() if against else "training"
+    title = f"{common.metric_title(quality)} over {over}{'' if several else ', by batch size'}"
     common.write_title(panels[0], title, shown, sizes)
     banded = any(value.ends for _, curve in curves for _, value in curve)
     bands = "Bands: 95 % interval of the mean over training runs." if banded else ""
