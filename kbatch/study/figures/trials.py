@@ -156,8 +156,8 @@ def draw_trials(
             draw.guide(panel, size)
     if not several and studies[0].decide().trial is not None:
         canvas.write_subtitle(lower, named_label(studies[0]))
-    if several:
-        marks.insert(0, common.RINGS)
+    marks = [common.RINGS, *marks] if several else marks
+    of += f": {title}" if title else ""  # The title of a live figure says how far the search is.
     notes = (" ".join(dict.fromkeys(marks)), grey, outside, common.bars_text(with_bars, quality))
     alarm = "" if labelled else None
     common.write_conditions((upper, lower), studies, *notes, alarm=alarm, caption=caption, of=of)
