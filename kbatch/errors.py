@@ -59,7 +59,9 @@ class UnsendableError(TypeError):
 
 
 class OutOfMemoryError(MemoryError):
-    """A model, or one batch of it, does not fit in memory.
+    """Raised if a model or one batch does not fit in memory.
+
+    Example:
 
     >>> try:
     ...     kbatch.find_max_batch_size(build, x, y)
@@ -68,8 +70,7 @@ class OutOfMemoryError(MemoryError):
 
     Attributes:
         examples: Size of the batch that does not fit. If None, the model itself could not be built.
-        fitting_examples: Largest batch that is known to fit, 0 if one example does not fit. If
-            None, it is unknown.
+        fitting_examples: Largest batch that fits, 0 if no example fits. If None, it is unknown.
         needed_bytes: Bytes that this batch needs, weights included. If None, it is unknown.
         limit_bytes: Bytes that could be used. If None, it is unknown.
     """
@@ -97,8 +98,7 @@ class DeviceLostError(RuntimeError):
         super().__init__(
             "The device failed and cannot be used any more in this process. Start the script again "
             "or restart the notebook's kernel: a search resumes after its last finished trial. To "
-            "run each training in its own process, give "
-            '`executor="local", max_parallel=1`.'
+            'run each training in its own process, give `executor="local", max_parallel=1`.'
         )
 
     def __reduce__(self):

@@ -14,8 +14,8 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
     (16, 32, 64)
 
     Args:
-        low: Smallest batch size, in examples.
-        high: Largest batch size, in examples.
+        low: Integer. Smallest batch size, in examples.
+        high: Integer. Largest batch size, in examples.
 
     Returns:
         The batch sizes as a tuple of `int`.

@@ -35,8 +35,8 @@ def statistical_efficiency(
     0.5
 
     Args:
-        batch_size: Batch size, in examples.
-        noise_scale: Gradient noise scale, in examples.
+        batch_size: Float. Batch size, in examples.
+        noise_scale: Float. Gradient noise scale, in examples.
         base_batch_size: Batch size at which the efficiency is 1, in examples.
 
     Returns:
@@ -67,10 +67,10 @@ def goodput(
     192.0
 
     Args:
-        batch_size: Batch size, in examples.
-        step_time_s: Seconds of a training step of this batch size.
-        noise_scale: Gradient noise scale, in examples.
-        base_batch_size: Batch size at which the efficiency is 1, in examples.
+        batch_size: Float. Batch size, in examples.
+        step_time_s: Float. Seconds of a training step of this batch size.
+        noise_scale: Float. Gradient noise scale, in examples.
+        base_batch_size: Float. Batch size at which the efficiency is 1, in examples.
 
     Returns:
         The goodput as a `float`, in examples of the base batch size per second.

@@ -42,8 +42,8 @@ def scale_learning_rate(
 ) -> float:
     """Scale a learning rate from one batch size to another.
 
-    The rule "linear" multiplies it by `batch_size / base_batch_size` (Goyal et al. 2017,
-    arXiv:1706.02677), and "sqrt" by the square root (Malladi et al. 2022, arXiv:2205.10287).
+    "linear" multiplies it by `batch_size / base_batch_size` (Goyal et al. 2017, arXiv:1706.02677),
+    and "sqrt" by the square root of this ratio (Malladi et al. 2022, arXiv:2205.10287).
 
     Example:
 
@@ -51,10 +51,10 @@ def scale_learning_rate(
     0.4
 
     Args:
-        learning_rate: Learning rate that suits `base_batch_size`.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that `learning_rate` was chosen for, in examples.
-        rule: `"linear"` (SGD) or `"sqrt"` (Adam-like). If None, the learning rate is unchanged.
+        learning_rate: Float. Learning rate that suits `base_batch_size`.
+        batch_size: Integer. Batch size to scale to, in examples.
+        base_batch_size: Integer. Batch size that `learning_rate` was chosen for, in examples.
+        rule: `"linear"` (for SGD) or `"sqrt"` (for Adam and similar ones). If None, no change.
 
     Returns:
         The scaled learning rate as a `float`.
@@ -103,8 +103,8 @@ def scale_beta_2(
 
     Args:
         beta_2: Float in [0, 1), which suits `base_batch_size`.
-        beta_1: Float, Adam's `beta_1`. The result is above its square, because Adam is unstable
-            below. A `beta_2` that is already below is unchanged. If None, there is no limit.
+        beta_1: Float, Adam's `beta_1`. The result stays above its square, because Adam is unstable
+            below it. A `beta_2` that is below it already does not change. If None, no limit.
         batch_size: Integer, the batch size to scale to, in examples.
         base_batch_size: Integer, the batch size to scale from, in examples.
 

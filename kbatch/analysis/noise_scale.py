@@ -62,18 +62,18 @@ def gradient_noise_scale(
     26.35
 
     Args:
-        micro_sq_norms: For each step, the mean of |g_k|^2 over the micro-batches, weighted by their
-            numbers of examples.
-        batch_sq_norms: For each step, the squared norm of its gradient before clipping.
-        batch_size: Examples of a step: one number, or one per step.
-        accumulation_steps: Micro-batches of a step: one number, or one per step.
+        micro_sq_norms: Array, for each step the mean of the squared norms of the gradients of its
+            micro-batches, weighted by their numbers of examples.
+        batch_sq_norms: Array, for each step the squared norm of its gradient before clipping.
+        batch_size: Examples of a step: one number, or one for each step.
+        accumulation_steps: Micro-batches of a step: one number, or one for each step.
 
     Returns:
         An `Estimate` in examples, with a 95 % confidence interval. If there are fewer than three
         steps, or if |G|^2 may be 0, its `value` is None, and `low` may hold a lower bound.
 
     Raises:
-        ValueError: If the shapes differ, if no step was split, or if numbers contradict each other.
+        ValueError: If the shapes differ, if no step was split, or if squared norms are impossible.
     """
     variances, squared_norms = gradient_moments(
         micro_sq_norms, batch_sq_norms, batch_size=batch_size, accumulation_steps=accumulation_steps

@@ -157,6 +157,9 @@ def quiet_start() -> Iterator[None]:
     TensorFlow writes some lines before its log level `TF_CPP_MIN_LOG_LEVEL` applies. The level is
     set as well, unless it is already set. If the block raises an error, all lines are shown.
 
+    Returns:
+        A context manager.
+
     Example:
 
     >>> with kbatch.quiet_start():

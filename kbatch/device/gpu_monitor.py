@@ -76,11 +76,11 @@ def _mean(rows: np.ndarray) -> GpuSample:
 class GpuMonitor:
     """Measure utilization, memory, power and energy of the GPUs while a block of code runs.
 
-    Entering the block starts TensorFlow's GPUs, so set memory growth and limits before. A thread
-    reads every GPU that TensorFlow uses every `interval_s` seconds, and less often in a long block.
+    TensorFlow initialises its GPUs when the block begins, so set memory growth and limits before. A
+    thread reads its GPUs once in `interval_s` seconds, and less often in a long block.
     NVML reports a GPU as a whole, including other processes and all MIG instances. Energy is the
     difference of the driver's counter. The counter moves in steps, so a block of milliseconds may
-    show none. If there is no counter, energy is the mean power times the duration.
+    show no energy. If there is no counter, energy is the mean power times the duration.
 
     Example:
 
@@ -92,13 +92,13 @@ class GpuMonitor:
     'There is no NVIDIA driver: its library NVML was not found.'
 
     Args:
-        interval_s: Seconds between two readings, without the time of a reading. Default: 0.1.
+        interval_s: Float. Seconds from the end of a reading to the next one. Default: 0.1.
         now: Function that returns the time, in seconds. Default: `time.perf_counter`.
 
     Attributes:
         usage: A `UsageRecord` of the block. None until the block ends.
-        unavailable: One line that says why no GPU is read. None if a GPU is read, and before the
-            block begins.
+        unavailable: String that says why no GPU can be read. None if a GPU is read, or if the block
+            has not begun.
 
     Raises:
         ValueError: If `interval_s` is not positive.
@@ -121,7 +121,7 @@ class GpuMonitor:
 
     @property
     def gpus(self) -> tuple[GpuUsage, ...] | None:
-        """Usage of each GPU. None until the block ends, and if no GPU is read."""
+        """Usage of each GPU. None until the block ends, or if no GPU can be read."""
         return self.usage.gpus if self.usage else None
 
     def __enter__(self) -> "GpuMonitor":

@@ -21,10 +21,11 @@ def plot_inference_throughput(
     """Plot throughput (upper panel) and the time of a batch (lower panel) by batch size.
 
     The throughput is the batch size over the median time of a call, with one call at a time.
-    A line is the fit t(b) = (b + n_half) / r_inf. If the fit does not hold, the line joins the
-    points. With a latency target, the lower panel shows the quantile that must meet it, the median
-    is a thin line, and the size for the target is marked. Without a target, the sizes `efficient`,
-    `knee` and `fastest` are marked. Sizes that ran out of memory are at the bottom edge.
+    A line is the fit t(b) = (b + n_half) / r_inf: r_inf is the largest throughput, and a batch of
+    n_half examples reaches half of it. If the fit does not hold, the line joins the points. Without
+    a latency target, the sizes `efficient`, `knee` and `fastest` are marked. With a target, the
+    size for the target is marked. The lower panel then shows the quantile of the calls that must
+    meet the target, and the median as a thin line. Sizes that ran out of memory are at the bottom.
 
     Example:
 
@@ -66,8 +67,9 @@ def plot_inference_operating_curve(
 ) -> Axes:
     """Plot throughput against the time of a batch. Each point is a batch size.
 
-    A larger batch has a higher throughput and a longer latency, until the curve gets flat. The
-    latency target is a vertical line, and with a target the time is the quantile that must meet it.
+    A larger batch has a higher throughput and a longer latency, until the curve gets flat. The time
+    is the median of the calls. If there is a latency target, it is a vertical line, and the time is
+    the quantile of the calls that must meet the target.
 
     Example:
 

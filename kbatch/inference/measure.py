@@ -97,9 +97,9 @@ def profile_inference(
     Batch sizes, call paths and policies take turns in shuffled rounds, so that a machine that gets
     slower slows all of them equally. The first call of each is recorded separately. A timed call
     starts with NumPy arrays and ends with NumPy arrays, so it includes the copies to and from a
-    GPU, and it waits for the results of JAX and PyTorch functions. kbatch stops timing a setting
-    when it has the calls that the quantile needs, and the 95 % interval of the median is within
-    5 % or 30 more rounds have passed.
+    GPU, and it waits for the results of JAX and PyTorch functions. kbatch times a setting until it
+    has the calls that the quantile needs. It then continues until the 95 % interval of the median
+    is within 5 %, for at most 30 more rounds.
 
     Memory is measured first, in a worker process, or in this process if it already uses the GPU.
     kbatch does not run a batch that would need more than 90 % of the memory.
@@ -119,10 +119,10 @@ def profile_inference(
             in the same rounds. The answers of the profile are for the first one.
         x: Inputs: arrays of shape `(examples, ...)`, nested as the model takes them, or a
             `tf.data.Dataset`. kbatch repeats at most 64 rows into batches. If None, the inputs are
-            random. Functions need `x`, and get its dtypes.
+            random. Functions require `x`: they get batches with its dtypes.
         batch_sizes: Iterable of integers, ascending. Default: powers of two up to 4,096, as long
-            as memory and time allow, and up to 65,536 while throughput still grows. With a target:
-            powers of eight up to the target, and the powers of two near it.
+            as memory and time allow, and up to 65,536 while throughput still grows. With a latency
+            target: powers of eight up to the size that meets the target, and powers of two near it.
         call_paths: String or iterable of strings, the ways to call a Keras model: "compiled" (a
             `tf.function` for any batch size), "xla", "model(x)", "predict_one_batch"
             (`model.predict` with one batch), "predict_on_batch", "predict" (`model.predict` with
@@ -131,10 +131,10 @@ def profile_inference(
         dtype_policies: String or iterable of strings, policies to compare. Each one is measured on
             a copy of the model with the same weights. "int8" quantises the copy with Keras. If
             None, the model is measured as it is.
-        latency_slo_ms: Float, a latency target in milliseconds. kbatch searches for the largest
-            batch size that meets it, and verifies it by fresh calls, on the first call path and
-            policy. It leaves room for calls that get 20 % slower later, or more if the rounds
-            scatter more. If None, there is no target.
+        latency_slo_ms: Float, a latency target in milliseconds. On the first call path and policy,
+            kbatch searches for the largest batch size that meets the target, and verifies the
+            size by fresh calls. The size would still meet the target if calls got 20 % slower, or
+            more if the times of the rounds differ more. If None, there is no target.
         quantile: Float in (0, 1), the share of the calls that must meet the target. Default: 0.95.
         time_budget_s: Float, seconds for the whole call. Measuring memory takes at most about a
             third. kbatch does not stop a running call, and always measures two sizes. Default: 60.

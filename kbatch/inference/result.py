@@ -85,8 +85,8 @@ class TimingRecord(Timed):
 class InferenceProfile(Result):
     """Latency, throughput and memory of predictions by batch size.
 
-    The answers are for the first call path and policy. Use `select` to read another one. An answer
-    raises `ValueError` if too little was measured, or if the noise hides it.
+    The answers are for the first call path and policy. `select` gives the profile of another one.
+    An answer raises `ValueError` if too little was measured, or if the noise hides it.
 
     Example:
 
@@ -305,12 +305,15 @@ class InferenceProfile(Result):
 
     @property
     def knee(self) -> InferenceAnswer:
-        """The batch size with the largest throughput over latency."""
+        """The batch size with the largest ratio of throughput to latency."""
         return self._by_fit("knee", knee_batch_size(self.latency))
 
     @property
     def efficient(self) -> InferenceAnswer:
-        """The smallest batch size with 90 % of the peak throughput, of the fit or else measured."""
+        """The smallest batch size with 90 % of the peak throughput.
+
+        The peak is that of the fit, or the measured one if the fit does not hold.
+        """
         return self._by_fit("efficient", efficient_batch_size(self.latency))
 
     @property
@@ -340,7 +343,7 @@ class InferenceProfile(Result):
 
     @property
     def target_answer(self) -> InferenceAnswer | None:
-        """The batch size for the latency target, None without a target or a size that meets it."""
+        """The batch size for the latency target. None without a target, or if no size meets it."""
         with contextlib.suppress(ValueError):  # Too few calls, or even the smallest size misses it.
             if self.target_ms is not None:
                 return self.batch_for(latency_ms=self.target_ms, quantile=self.quantile)
@@ -444,8 +447,9 @@ class InferenceProfile(Result):
     def latency_quantile(self, quantile: float) -> Latency:
         """Fit a quantile of the latency by batch size.
 
-        The fit uses sizes with enough calls, and the fresh calls of larger sizes. The calls of a
-        size are cut into groups in order of time. Each group gives one value of the quantile.
+        The fit uses the sizes with enough calls, and larger sizes that were tried for the target.
+        kbatch cuts the calls of a size into groups in order of time, and computes the quantile of
+        each group.
 
         Example:
 

@@ -273,7 +273,7 @@ class InputPipelineProfile(Result):
 
     @property
     def is_even(self) -> bool:
-        """Whether the rounds and the long reading had about the same rate of the pipeline."""
+        """Whether the pipeline had about the same rate in the rounds and in the long reading."""
         return self.long_run is None or self.long_run.agrees_with(self.pipeline.samples_per_second)
 
     @property

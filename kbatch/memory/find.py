@@ -37,9 +37,9 @@ def find_max_batch_size(
     """Find the largest batch size that fits in memory.
 
     A worker process runs five real train steps at each size, and TensorFlow's allocator reports
-    their peak memory. The search ends when the peak is inside `memory_window`. The answer is then
-    confirmed in a new process and after other sizes. On a CPU the worker's allocator gets the same
-    limit, so that it runs out of memory as a GPU does.
+    their peak memory. The search ends when the peak is inside `memory_window`. kbatch then runs the
+    size again, in a new process and after other sizes, to confirm that it fits. On a CPU, the
+    worker's allocator gets the same limit, so that it runs out of memory as a GPU does.
 
     Example:
 
@@ -57,9 +57,8 @@ def find_max_batch_size(
             can have of the GPU; on a CPU, half of the memory that is free.
         max_batch_size: Largest size to try. If None, the number of examples in the data.
         training: If True, run train steps. If False, run predictions. Default: True.
-        longest_example: One example, (x, y) or x alone, without a batch axis. If the examples
-            differ in length, give the longest one; it is used instead of the data. If None, rows
-            of the data are used.
+        longest_example: One example, (x, y) or x alone, without a batch axis, to use instead of
+            rows of the data. Give the longest one if examples differ in length. Default: None.
         verbose: 0 prints nothing. 1 shows one line that changes in a terminal or a notebook, and
             lines in a log. 2 prints lines everywhere. Default: `"auto"`, which is 1.
 
@@ -68,8 +67,7 @@ def find_max_batch_size(
 
     Raises:
         InputError: If the data cannot be batched or have fewer than two examples.
-        OutOfMemoryError: If one example does not fit. It names the bytes of the weights and the
-            limit, and the bytes needed if they could be measured.
+        OutOfMemoryError: If one example does not fit. The message has limit and need in bytes.
         TypeError: If `build` is not one of the above, or a limit is not an integer.
         ValueError: If the window or a limit is out of range.
     """

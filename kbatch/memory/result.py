@@ -39,6 +39,8 @@ class ProbeRecord:
 class MaxBatchSizeResult(Result):
     """The largest batch size that fits in memory, and how it was found.
 
+    Example:
+
     >>> result = kbatch.find_max_batch_size(build, x, y)
     >>> result.max_batch_size, result.predict(64), result.powers_of_two(16)
     """

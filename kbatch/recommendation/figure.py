@@ -25,6 +25,9 @@ def plot_limits(
 ) -> Axes:
     """Plot throughput, worth of an example and progress by batch size, and the limits.
 
+    The worth of an example is how much it advances training, compared with an example in a batch of
+    the smallest size. Progress is this worth times the examples/s that device and data allow.
+
     Example:
 
     >>> recommendation = kbatch.recommend(build, x, y)

@@ -77,7 +77,7 @@ def recommend(
     examples are wasted, and the examples/s of the input pipeline. The recommended size is expected
     to reach a goal in the shortest time. The recommendation also names the sizes that a search
     should compare. Only a search tells which size and learning rate train best. If a limit could
-    not be measured, `unknown` has the reason.
+    not be measured, `Recommendation.unknown` gives the reason.
 
     Example:
 

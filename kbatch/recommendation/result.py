@@ -339,7 +339,7 @@ class Recommendation(Result):
 
     @property
     def times_s(self) -> dict[int, float]:
-        """Seconds of an update by batch size. Sizes in `cut` take whole micro-batches."""
+        """Seconds of an update by batch size. For sizes in `cut`, computed from micro-batches."""
         whole_s, micro = self._whole_s, max(self._whole_s, default=None)
         return whole_s | {size: -(-size // micro) * whole_s[micro] for size in self.cut if micro}
 
@@ -354,7 +354,10 @@ class Recommendation(Result):
 
     @functools.cached_property
     def noise_scale(self) -> Estimate[float | None]:
-        """The gradient noise scale, in examples, of the later useful stretches of the pilot."""
+        """The gradient noise scale, in examples.
+
+        It is measured in the late half of the updates of the pilot that reduced the loss.
+        """
         if (pilot := self.pilot) is None:
             return UNRESOLVED
         useful = max(_FEWEST_READ, useful_stretches(pilot.losses))
@@ -394,9 +397,10 @@ class Recommendation(Result):
 
     @property
     def limits(self) -> dict[Limit, tuple[Estimate[float | None] | None, str]]:
-        """The batch size at which each limit begins, and a description or the reason.
+        """The batch size at which each limit begins, and a description.
 
-        The batch size has no value if no size is limited. It is None if it is unknown.
+        The batch size is an `Estimate` without a value if no size is limited. It is None if the
+        limit is unknown; then the description says why.
         """
         measured = (self._memory(), self._saturation(), self._noise(), self._input())
         limits = dict(zip(LIMIT_NAMES, measured, strict=True))

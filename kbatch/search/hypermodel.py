@@ -54,11 +54,11 @@ _VALUES_COMPARED = 1024
 class BatchSizeHyperModel(keras_tuner.HyperModel):
     """Make the batch size a hyperparameter of any keras-tuner search.
 
-    It works with every tuner of keras-tuner. Each trial is built under the dtype policy of the
-    search, its learning rate follows the batch size, and batches above `micro_batch_size` are
-    accumulated. It writes records for `kbatch.load_study` next to keras-tuner's own files. Models
-    that are compiled with `jit_compile="auto"` are compiled by XLA if a `BatchSizeTuner` trains
-    them in one process and that saves more time than it takes.
+    Each trial has the dtype policy of the search, and its learning rate follows the batch size.
+    Batches above `micro_batch_size` are trained in micro-batches. kbatch writes records for
+    `kbatch.load_study` next to keras-tuner's own files. Models that are compiled with
+    `jit_compile="auto"` are compiled by XLA if a `BatchSizeTuner` trains them in one process and
+    that saves more time than it takes.
 
     Example:
 
@@ -85,10 +85,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             Default: `"auto"`.
         dtype_policy: Name of a Keras dtype policy, or several names, which make it a hyperparameter
             (`"dtype_policy"`). Default: the policy that `keras.config.set_dtype_policy` has set.
-            If that is float32, Keras's default, `"mixed_float16"`. It is `"float32"` if the model
-            cannot be updated in float16, if float16 takes more than twice as long on a CPU, or if
-            several replicas share a batch, because Keras checks only the first replica for
-            overflows.
+            If that is float32, which is also Keras's default, kbatch uses `"mixed_float16"`. It
+            keeps `"float32"` if the model cannot be updated in float16, if float16 takes more than
+            twice as long on a CPU, or if several replicas share a batch, because Keras checks only
+            the first replica for overflows.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"`,
             `None` (it does not follow) or `"auto"`, which is linear for SGD, the square root for
             Adam and similar optimizers, and `None` for others. Default: `"auto"`.
@@ -96,18 +96,18 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             settings of the model were tuned for. It is always tried, and a study compares the other
             sizes with it. Default: 32, or the nearest of `batch_sizes` if 32 is outside their
             range. A search that resumes keeps its base size.
-        follow_batch_size: Other settings that keep their timescale in examples. `"beta_2"` (decay
-            of Adam's second moment, `rho` of RMSprop), `"batch_norm_momentum"` and
-            `"ema_momentum"` (average of the weights, `use_ema`) are raised to the power of the
-            ratio of the batch sizes. `"weight_decay"` is multiplied by that ratio and divided by
-            the factor of the learning rate. `()`: no setting follows.
+        follow_batch_size: Names of other settings to change, so that their timescale in examples is
+            the same. `"beta_2"` (decay of Adam's second moment, `rho` of RMSprop),
+            `"batch_norm_momentum"` and `"ema_momentum"` (average of the weights, `use_ema`) are
+            raised to the power of the ratio of the batch sizes. `"weight_decay"` is multiplied by
+            that ratio and divided by the factor of the learning rate. `()`: no setting follows.
         steps_per_execution: Train steps that Keras starts at once. This changes how long steps take
-            and nothing else. `"auto"`: as many as take about 100 ms, by a few timed steps before
-            the first training. It is 1 if the model runs eagerly, runs on several replicas or has
-            its own `train_step`, if a callback acts on train batches, or if the length of finite
-            data is unknown. If you give `steps_per_epoch`, it is a divisor of that, because Keras
-            runs only whole executions. `None`: the number that the build function sets. A number
-            above 1 that the build function sets is always kept. Default: `"auto"`.
+            and nothing else. `"auto"`: as many as take about 100 ms, measured before the first
+            training. It is 1 if the model runs eagerly, runs on several replicas or has its own
+            `train_step`, if a callback acts on train batches, or if the length of finite data is
+            unknown. If you give `steps_per_epoch`, it is a divisor of that, because Keras runs only
+            whole executions. `None`: the number that the build function sets. A number above 1 that
+            the build function sets is always kept. Default: `"auto"`.
         memory_limit_bytes: Integer. Memory in bytes that `"auto"` may use. Default: the memory of
             the GPU that TensorFlow may use, or half of the free memory of the host or its control
             group.

@@ -24,11 +24,11 @@ _FIGURES = "kbatch.study.figures.trials"  # Imported when needed, because it imp
 
 
 class LivePlot(keras.callbacks.Callback):
-    """Shows throughput and quality of the trials in one figure while a search runs.
+    """Show throughput and quality of the trials in one figure while a search runs.
 
-    A notebook shows the figure below the cell and updates it. In a script give a file, and open it
-    in an image viewer that follows changes. A hollow mark is the running trial. The figure is drawn
-    between epochs, which the measured times do not include, and takes at most a tenth of the time.
+    A notebook shows the figure below the cell and updates it. In a script, give a `path`, and open
+    the file in an image viewer that reloads it. A hollow mark is the running trial. The figure is
+    drawn between epochs, which measured times do not include, for at most a tenth of the time.
 
     Example:
 
@@ -37,7 +37,7 @@ class LivePlot(keras.callbacks.Callback):
     Args:
         path: String or path. File to write at each change, with suffix `.png`, `.svg` or `.pdf`. If
             None, no file is written. Default: None.
-        interval_s: Float. Least seconds between two drawings in a trial. Default: 1.0.
+        interval_s: Float. Smallest number of seconds between two drawings in a trial. Default: 1.0.
         display: Function that shows the figure, like IPython's `display`. If None, the display of
             the notebook. Default: None.
         now: Function that returns the time in seconds. Default: `time.monotonic`.

@@ -55,7 +55,7 @@ from kbatch.training.data.training_data import FitCall
 
 
 class BatchSizeTuner(keras_tuner.Tuner):
-    """Search over batch sizes. Nothing is lost if the search is stopped or a trial fails.
+    """Search for the batch size and the learning rate to train a model with.
 
     After an interruption, run the same script again. Trials that ended are kept. The trial that was
     interrupted continues with its first unfinished training run. If a trial runs out of memory,
@@ -79,16 +79,16 @@ class BatchSizeTuner(keras_tuner.Tuner):
             when `search` is called.
         strategy: String. Which trials to run. `"race"` looks for the learning rate with short runs
             at `base_batch_size`, then compares the sizes at their own rates and repeats only the
-            runs that decide the answer. It takes up to four combinations of other hyperparameters,
-            and keeps the best at `base_batch_size`. It needs one metric of quality as objective and
-            keras-tuner's own `fit`; otherwise the search is a grid, and a note says why. `"grid"`
-            trains every combination of batch size and other hyperparameters, at the learning rate
-            that follows the size. Default: `"race"`.
+            runs that decide the answer. It tries up to four combinations of other hyperparameters
+            at `base_batch_size`, and keeps the best one. A race needs one metric of quality as
+            objective and keras-tuner's own `fit`; otherwise the search is a grid, and a note says
+            why. `"grid"` trains every combination of batch size and other hyperparameters, at the
+            learning rate that follows the size. Default: `"race"`.
         search_learning_rate: Boolean. Whether a race also looks for the learning rate; a grid never
-            does. Set False if yours is tuned. Default: a race looks for it, unless `build` declares
-            a learning rate among its hyperparameters or is a HyperModel with its own `fit`.
-        tolerance: Float. How much worse than the best still counts as equally good, in the metric's
-            unit: 0.01 for 1 % of accuracy. If None, `Study.decide` chooses it.
+            does. Give False if your rate is tuned. Default: a race looks for it, unless `build`
+            declares a learning rate as hyperparameter or is a HyperModel with its own `fit`.
+        tolerance: Float. Difference from the best that counts as equally good, in the unit of the
+            metric: 0.01 is one percentage point of accuracy. If None, `Study.decide` chooses it.
         confidence: Float. Confidence level of the decision, above 0.5 and below 1. At 0.95, at most
             5 % of searches report a wrong size as certain. It is a rate over many searches, not the
             probability that the answer of one search is right. Default: 0.95.
@@ -216,10 +216,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Run the trials that have not ended yet.
 
         Args:
-            *args: The arguments of `keras.Model.fit`. Data are arrays, a dataset or a `PyDataset`,
-                whose batches are joined and cut to each size, or a function that takes the batch
-                size and returns one of these. Use a function if each batch is padded to its own
-                length. Validation batches of different lengths are used as they are.
+            *args: The arguments of `keras.Model.fit`. Data are arrays, a dataset, a `PyDataset`, or
+                a function that takes the batch size and returns one of these. kbatch cuts the
+                batches of a dataset to each size: use a function if each batch is padded to its
+                own length. Validation batches of different lengths are used as they are.
             verbose: 0 for no output, 1 for a line for each trial and a live bar, 2 also for a line
                 for each epoch of a trial that runs in this process. Default: `"auto"`, which is 1.
             **kwargs: The arguments of `keras.Model.fit`.

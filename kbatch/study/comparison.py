@@ -166,7 +166,7 @@ class Comparison(Result):
 
     @property
     def use(self) -> str:
-        """The trainings that a verdict needs, and the differences that are not in the table."""
+        """The training runs that a verdict needs, and the differences that the table leaves out."""
         more, once = [*differences(self.studies)][_MOST_DIFFERENCES:], []
         for study in filter(self._trained_once, self.studies):
             decision = study.decide()

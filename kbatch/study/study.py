@@ -182,9 +182,9 @@ class Study(Result):
             tolerance: Float. Difference from the best that counts as equally good, in the metric's
                 unit. Default: the tolerance of the search. If it has none: 0.01 for a metric
                 between 0 and 1, and 2 % of the best value for a loss, a time or a throughput.
-            confidence: Float above 0.5 and below 1. At most 1 - `confidence` of all searches are
-                certain although a compared size is better by more than the tolerance. Default: the
-                confidence of the search, or 0.95.
+            confidence: Float above 0.5 and below 1. At most a share 1 - `confidence` of all
+                searches report an answer as certain although a compared size is better by more than
+                the tolerance. Default: the confidence of the search, or 0.95.
 
         Returns:
             A `kbatch.Decision`. `print` shows its page.
@@ -237,7 +237,7 @@ class Study(Result):
         is NaN or None.
 
         Returns:
-            The trials by batch size, then trial id.
+            A `pandas.DataFrame`, in the order of batch size and trial id.
         """
         rates = {t.trial_id: speed_of(self.decide(), t)[1] for t in self.trials}
         return _frame_of((t, trial_row(t, rates=rates[t.trial_id])) for t in self.trials)
@@ -255,7 +255,7 @@ class Study(Result):
         >>> runs[runs["length"] == "complete"].groupby("batch_size")["val_accuracy"].mean()
 
         Returns:
-            The training runs by batch size, then trial id, then number.
+            A `pandas.DataFrame`, in the order of batch size, trial id and number of the run.
         """
         return _frame_of((run, trial_row(run, number)) for run, number in single_runs(self.trials))
 

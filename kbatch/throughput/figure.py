@@ -29,9 +29,9 @@ def plot_training_profile(
     """Plot throughput, time and peak memory of training by micro-batch size.
 
     One series has one step per execution, the other as many as a search would run. The lines are
-    fits t = a + b B. If a fit does not hold, lines join the points. The size to take and the size
-    that reaches 90 % of the peak throughput are marked. Sizes that ran out of memory are marked at
-    the bottom edge.
+    fits t = a + b B, where B is the micro-batch size. If a fit does not hold, lines join the
+    points. The size to take and the size that reaches 90 % of the peak throughput are marked. Sizes
+    that ran out of memory are marked at the bottom edge.
 
     Example:
 

@@ -209,13 +209,13 @@ class BudgetCallback(keras.callbacks.Callback):
 
 
 class TimeBudget(BudgetCallback):
-    """Ends training after a number of seconds of train steps.
+    """End training after a number of seconds of train steps.
 
     The budget is compared with `train_s` of a record: the time of all train steps, including the
     wait for data, tracing and compiling. Validation, checkpoints and other callbacks do not count.
     Training ends after the step (or the execution of several steps) that spends the budget, also
-    in the middle of an epoch, which is then validated. Choose `epochs` so large that the budget
-    ends training first.
+    in the middle of an epoch, which is then validated. Give more `epochs` than fit into the
+    budget.
 
     Example:
 
@@ -251,7 +251,7 @@ class TimeBudget(BudgetCallback):
 
 
 class UpdateBudget(BudgetCallback):
-    """Ends training after a number of optimizer updates.
+    """End training after a number of optimizer updates.
 
     Updates that a loss scale skips after an overflow do not count. With `steps_per_execution`, the
     last execution runs only the remaining steps.
@@ -312,7 +312,7 @@ def _is_number(value: Any) -> bool:
 
 
 class StopAtTarget(keras.callbacks.Callback):
-    """Ends training after the first epoch whose metric reaches a value.
+    """End training after the first epoch whose metric reaches a value.
 
     A search records `seconds_to_target`, the seconds of training until then (as `TimeBudget` counts
     them), which can be the objective. Add a budget, so that trials that never reach the target end.

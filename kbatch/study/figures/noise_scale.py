@@ -87,8 +87,8 @@ def plot_noise_scale(study: Study, ax: Axes | None = None, *, caption: bool = Tr
 
     Each batch size is shown by its trial that `study.decide()` compares, or by its best one.
     Thick lines are means over training runs, and thin lines are single runs. Epochs in which noise
-    hides the gradient have no point. On the right is the late half of training with its 95 %
-    interval. An arrow starts at a lower bound.
+    hides the gradient have no point. The marks at the right are the noise scales of the late
+    half of training, with 95 % intervals. If only a lower bound is known, an arrow starts there.
 
     Example:
 

@@ -83,8 +83,8 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     ring is the answer of `study.decide()`, and the dotted line is the learning rate that the model
     was built with.
 
-    If there are several studies, each has a colour, with a line for each batch size. So you can
-    compare which learning rates suit two dtype policies or optimizers.
+    If there are several studies, each has a colour, with a line for each batch size. Use this to
+    compare the learning rates that suit two dtype policies or optimizers.
 
     Example:
 
@@ -233,8 +233,8 @@ def plot_pareto(studies: Studies, ax: Axes | None = None, *, caption: bool = Tru
     """Plot the quality of each trial against its throughput, with the Pareto front as steps.
 
     A filled mark is a trial that no other trial beats in both. Other trials have hollow marks. The
-    colour and the shape of a mark show the batch size. If there are several studies, they show the
-    study, there is one front for all studies, and rings are the answers.
+    colour and the shape of a mark show the batch size. If there are several studies, colour and
+    shape show the study, there is one front for all studies, and rings are the answers.
 
     Example:
 

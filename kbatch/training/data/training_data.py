@@ -53,7 +53,7 @@ def training_dataset(
     seed: int | None = None,
     model: keras.Model | None = None,
 ) -> tf.data.Dataset:
-    """Make a dataset of batches of one size with the pipeline of a search.
+    """Make a dataset of batches of one size, with the input pipeline of a search.
 
     Each epoch reads the rows of arrays in a new order. The arrays are in memory once, and only the
     next few batches are made ahead.
