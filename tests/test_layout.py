@@ -11,7 +11,7 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_702,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_701,  # Without docstrings, comments and blank lines.
     "files in kbatch": 130,
     "record types": 81,
     "properties": 150,
