@@ -134,13 +134,13 @@ def test_gpu_monitor_long_block_has_100_samples(monkeypatch, clock):
 
 def test_gpu_monitor_long_block_bounded_memory(monkeypatch, clock):
     library = FakeNvml(FakeGpu(energy_step_mj=1))
-    tracemalloc.start()
-    try:
-        with monitor_of(monkeypatch, library, clock) as monitor:
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        tracemalloc.start()  # Here, since entering the block may import TensorFlow.
+        try:
             play(monitor, clock, library, ((0.1, {"power_mw": 10 * n}) for n in range(17_000)))
             traced_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        finally:
+            tracemalloc.stop()
     assert traced_bytes < 16_384 * 40  # All readings would need 680,000.
     (gpu,) = monitor.gpus
     assert (monitor.usage.readings, monitor.usage.duration_s) == (17_002, pytest.approx(1700))
