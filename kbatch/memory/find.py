@@ -67,7 +67,7 @@ def find_max_batch_size(
 
     Raises:
         InputError: If the data cannot be batched or have fewer than two examples.
-        OutOfMemoryError: If one example does not fit. The message has limit and need in bytes.
+        OutOfMemoryError: If one example does not fit. See its `needed_bytes` and `limit_bytes`.
         TypeError: If `build` is not one of the above, or a limit is not an integer.
         ValueError: If the window or a limit is out of range.
     """

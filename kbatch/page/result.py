@@ -74,7 +74,7 @@ class Result(ABC):
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read the file `path` that `save` wrote; a `RecordError` says that it is damaged."""
+        """Read the file `path` that `save` wrote; raise `RecordError` if it is damaged."""
         result = read_record(cls, Path(path))
         try:  # Values that contradict each other raise an error when they are shown.
             _ = (str(result), result.use, result.settings, result.figures())

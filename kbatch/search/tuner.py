@@ -217,9 +217,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
         Args:
             *args: The arguments of `keras.Model.fit`. Data are arrays, a dataset, a `PyDataset`, or
-                a function that takes the batch size and returns one of these. kbatch cuts the
-                batches of a dataset to each size: use a function if each batch is padded to its
-                own length. Validation batches of different lengths are used as they are.
+                a function that takes the batch size and returns one of these. kbatch joins
+                and cuts batches of a dataset to each size: use a function if each batch is padded
+                to its own length. Validation batches of different lengths are used as they are.
             verbose: 0 for no output, 1 for a line for each trial and a live bar, 2 also for a line
                 for each epoch of a trial that runs in this process. Default: `"auto"`, which is 1.
             **kwargs: The arguments of `keras.Model.fit`.

@@ -92,8 +92,8 @@ class Decision:
     trials: tuple[TrialRecord, ...] = ()
     judgement: Judgement | None = None  #: Result of the comparison; None if no trial is compared.
     tolerance: float | None = None  #: Difference that counts as equally good, in the metric's unit.
-    #: At most 1 - `confidence` of all searches are certain although a compared size is better than
-    #: `batch_size` by more than the tolerance.
+    #: At most a share 1 - `confidence` of all searches report an answer as certain although a
+    #: compared size is better than `batch_size` by more than the tolerance.
     confidence: float = DEFAULT_CONFIDENCE
     #: Why sizes were not compared validation example by validation example; None if they were.
     unpaired: Unpaired | None = None
@@ -140,7 +140,7 @@ class Decision:
 
     @property
     def certain(self) -> bool:
-        """Whether `batch_size` is certified, and every size that would be preferred is worse.
+        """Whether `batch_size` is certified, and each size that kbatch would prefer is worse.
 
         This holds for the compared pairs of batch size and learning rate, at the length of
         training of the search.
@@ -163,7 +163,7 @@ class Decision:
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate of the answer, before callbacks and the highest one of a schedule.
+        """Learning rate of the answer: the highest of a schedule, without changes by callbacks.
 
         None if the rate is unknown, or if callbacks replace it.
         """

@@ -135,12 +135,12 @@ class TrainingProfile(Result):
 
     @property
     def steps_per_execution(self) -> int:
-        """The fastest number of steps per execution at that size."""
+        """The fastest number of steps per execution at `micro_batch_size`."""
         return self._choice()[0].steps_per_execution
 
     @property
     def gain(self) -> Estimate[float] | None:
-        """Speed at that size divided by the speed at the largest; None if it is the largest."""
+        """Speed at `micro_batch_size` over the speed at the largest size; None if equal."""
         return self._choice()[1]
 
     def _choice(self) -> tuple[TimedUpdate, Estimate[float] | None]:
