@@ -183,8 +183,8 @@ def gradient_moments(
         step = int(np.argmax(wrong))
         raise ValueError(
             "At each step, `micro_sq_norms` must be at least `batch_sq_norms`, and neither may be "
-            "negative: give `micro_sq_norms` as the first argument, and measure gradients that are "
-            "not clipped or multiplied by a loss scale. Received at the first wrong step: "
+            "negative: give `micro_sq_norms` as the first argument, and measure gradients before "
+            "clipping and without a loss scale. Received at the first wrong step: "
             f"micro_sq_norm={m[step]}, batch_sq_norm={batch[step]}."
         )
     variance = (m - batch) * examples / (micros - 1)

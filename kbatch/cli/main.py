@@ -316,8 +316,8 @@ def load_result(path: Path) -> Any:
         raise damaged(str(path)) from error
     if kind not in RESULTS:
         raise RecordError(
-            f"{path} holds a {kind}: give a file with one of {', '.join(RESULTS)}, "
-            "or the folder of a search (`directory/project_name`)."
+            f"{path} holds a record of type {kind}, which kbatch cannot show: give a file of type "
+            f"{', '.join(RESULTS)}, or the folder of a search (`directory/project_name`)."
         )
     public = importlib.import_module("kbatch")
     return load_study(path) if kind == "Study" else getattr(public, kind).load(path)

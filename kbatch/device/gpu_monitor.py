@@ -126,7 +126,7 @@ class GpuMonitor:
 
     def __enter__(self) -> "GpuMonitor":
         if self._started_s is not None:
-            raise RuntimeError("Create a new `GpuMonitor` for each `with` block.")
+            raise RuntimeError("A `GpuMonitor` works for one `with` block: create a new one.")
         with contextlib.ExitStack() as opening:
             self._gpus = self._open_gpus(opening)
             self._started_s = self._now()

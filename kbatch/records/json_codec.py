@@ -52,7 +52,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
     except DAMAGED as error:  # Only the text of a `ValueError` helps a user.
         raise damaged(name, error if type(error) is ValueError else "") from error
     if version == SCHEMA_VERSION:
-        raise RecordError(f"{name} holds a {shown(kind_name, str)}, not a {kind.__name__}.")
+        raise RecordError(f"{name} has record type {shown(kind_name, str)}, not {kind.__name__}.")
     raise RecordError(
         f"{name} has schema version {shown(version)}, not {SCHEMA_VERSION}: install the version of "
         "kbatch that wrote it, or measure again and write to another file or folder."

@@ -324,9 +324,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             except OSError as error:
                 raise RuntimeError(
                     f"The checkpoint of trial {trial.trial_id} cannot be read: build a model with "
-                    "`get_best_hyperparameters()` and train it. kbatch keeps checkpoints only of "
-                    "the recommended trial and of the trial with the best objective, and only if "
-                    f"they were trained by `model.fit`. Received: {error}."
+                    "`get_best_hyperparameters()` and train it. kbatch keeps checkpoints of "
+                    "`model.fit` only for the recommended trial and for the one with the best "
+                    f"objective. Received: {error}."
                 ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

@@ -416,7 +416,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     if difference:
         # keras-tuner reloads a finished search without a message, and trains nothing.
         raise RecordError(
-            f"{path} holds an older search with other settings, so the tuner trained nothing: "
+            f"The tuner trained nothing, because {path} holds an older search with other settings: "
             "give another `project_name`, or `overwrite=True` to start over. To read the older "
             f"search, call `load_study` with the directory. Received: {difference}."
         )

@@ -104,7 +104,7 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
         raise ValueError(
             "The model must have the dtype policy of its trial: give `dtype_policy` to "
             "`BatchSizeHyperModel`, and set no policy in the build function. If this function "
-            "loads a saved model, give the policy of the saved model as `dtype_policy`. "
+            "loads a saved model, give the policy of that model. "
             f"Received: policy of the model={active!r}, of the trial={policy!r}."
         )
     if policy == "mixed_float16" and not loss_scaled(model):

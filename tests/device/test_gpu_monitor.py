@@ -199,7 +199,7 @@ def test_gpu_monitor_used_too_early_or_twice(monkeypatch, clock):
         monitor.sample()
     with monitor, pytest.raises(RuntimeError, match="after the `with` block"):
         monitor.to_dataframe()
-    with pytest.raises(RuntimeError, match="Create a new"), monitor:
+    with pytest.raises(RuntimeError, match="create a new"), monitor:
         pass
 
 

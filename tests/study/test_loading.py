@@ -55,7 +55,7 @@ def test_load_study_without_records(project, tmp_path):
             load_study(tmp_path / folder)
     with pytest.raises(FileNotFoundError, match=f"The folder {project} holds a study"):
         load_study(project.parent)
-    with pytest.raises(RecordError, match="holds a TrialRecord, not a Study"):
+    with pytest.raises(RecordError, match="record type TrialRecord, not Study"):
         load_study(project / "trial_0" / "kbatch.json")
 
 
