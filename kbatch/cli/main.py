@@ -97,7 +97,7 @@ def with_options(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-_DATA_TEXT = "function that returns (x, y) or a dataset; it may take a batch size"
+_DATA_TEXT = "function that returns (x, y) or a dataset, or a function batch_size -> dataset"
 
 
 def _parser(
@@ -161,7 +161,7 @@ def _add_inference(commands: Any) -> None:
     paths = "how to call a Keras model: compiled, xla, predict, saved_model (default: %(default)s)"
     names = {"type": words, "metavar": "NAME,..."}
     add("--paths", dest="call_paths", default="compiled", **names, help=paths)
-    policies = "dtype policies, and int8 (default: the model's own)"
+    policies = "Keras dtype policies or int8 to measure (default: the model's own)"
     add("--policies", dest="dtype_policies", **names, help=policies)
     add("--batch-sizes", type=batch_sizes, metavar="N,...", help="sizes (default: powers of two)")
     seconds = {"dest": "time_budget_s", "type": float, "default": TIME_BUDGET_S, "metavar": "S"}
@@ -225,7 +225,7 @@ def _add_max_batch(commands: Any) -> None:
     limit = "memory limit, such as 2GiB (default: all of the GPU, or half of the free host memory)"
     add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     window = {"dest": "memory_window", "type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
-    text = "the batch must use LOW to HIGH of the limit (default: 0.8 0.9)"
+    text = "end the search at a batch that fills LOW to HIGH of the limit (default: 0.8 0.9)"
     add("--window", **window, help=text)
     add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch size to try")
     training = {"dest": "training", "action": "store_false"}
@@ -395,7 +395,7 @@ def _add_export(commands: Any) -> None:
     add("-o", "--output", type=Path, help=table)
     tracker = (
         "send the runs to this tracker, except runs that it already has. Environment variables "
-        "such as MLFLOW_TRACKING_URI configure it. With --to, only -o writes a table"
+        "such as MLFLOW_TRACKING_URI configure it. To also write a table, give -o"
     )
     add("--to", choices=("mlflow", "wandb"), help=tracker)
 

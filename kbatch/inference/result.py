@@ -165,7 +165,7 @@ class InferenceProfile(Result):
         """Return why the further calls of a `check` met the target but did not verify it."""
         margin = expected_drift(self.answering)
         if check.quantile_ms(self.quantile) * (1 + margin) > (self.target_ms or math.inf):
-            return f"without the margin of {percent(margin)}"
+            return f"without a safety margin of {percent(margin)}"
         return "in too few calls to be certain"
 
     @property

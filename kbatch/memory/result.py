@@ -165,7 +165,7 @@ class MaxBatchSizeResult(Result):
     def use(self) -> str:
         """One sentence with the largest batch for each device of `fits`, or an empty text."""
         texts = [f"{gb} GB: {size.value:,}{in_brackets(size)}" for gb, size in self.fits.items()]
-        return f"Estimated largest batch by device memory: {', '.join(texts)}." if texts else ""
+        return f"Estimated largest batch for devices with {', '.join(texts)}." if texts else ""
 
     def predict(self, batch_size: int) -> int:
         """Estimate the bytes of a batch size from the line through the measured sizes.

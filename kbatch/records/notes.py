@@ -51,8 +51,7 @@ def _parts_differ(found: str, source: str | None = None) -> str:
         "update. For an exact result, train without micro-batches.",
         "added": " Let the layer add one loss value for each row, or the mean of these values.",
     }
-    cut = "Micro-batches give another result than the whole batch"
-    return f"{cut}: {found}.{advice.get(source, '')}"
+    return f"Micro-batches change the result of the batch: {found}.{advice.get(source, '')}"
 
 
 # The process in which memory was measured, by the reason.
@@ -99,8 +98,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "compute in float32: {others}."
     ),
     "peaks_differ": (
-        "Peak memory differs from run to run: {refuted} sizes fitted once but not twice. The "
-        "reported size was run only once: use a smaller size, or lower `memory_window`."
+        "Peak memory differs from run to run: {refuted} sizes fit once, but not again. The "
+        "reported size was not run again: use a smaller size, or lower `memory_window`."
     ),
     "gpu_shared": (
         "Other processes use memory of the GPU (`nvidia-smi` names them), so {free} of {total} "
@@ -121,9 +120,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Rows of the dataset differ in length. kbatch used the longest of the first {elements} "
         "elements: if there are longer ones, give one as `longest_example`."
     ),
-    "inputs_made": (
-        "kbatch made random inputs. If results depend on values, pass real inputs as `x` in Python."
-    ),
+    "inputs_made": "Inputs are random. For real ones, call `kbatch.profile_inference(model, x)`.",
     "rate_rises": (
         "Batch size {size:,}, the largest that was tried, had {gain} times the throughput of batch "
         "size {before:,}. Give larger batch sizes to find the peak."
@@ -191,8 +188,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         '`strategy="race"` looks for a better one.{more}'
     ),
     "no_rule": (
-        "kbatch has no rule for {optimizer}, so all batch sizes have the same learning rate. "
-        'In `build`, compute it from `hp.get("batch_size")`, or give `learning_rate_scaling`.'
+        "kbatch does not scale the learning rate of {optimizer} with the batch size. To scale it, "
+        'use `hp.get("batch_size")` in `build`, or give `learning_rate_scaling`.'
     ),
     "rates_by_callback": (
         "{who} set the learning rate of each epoch ({ends}), so kbatch cannot compare rates. Use a "
@@ -200,10 +197,13 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
-        "{validation} at {at}). Perhaps {updates} are too few for {what}, which are averages of "
+        "{validation} at {at}). After {updates}, {what} may lag behind, because they average over "
         "{memory} updates: train longer, or lower {cure}."
     ),
-    "still_rising": "The {words} improved by {gain} over the last {last}. Train longer to be sure.",
+    "still_rising": (
+        "The {words} still improved by {gain} over the last {last}. In the search, train longer, "
+        "because the best batch size may change."
+    ),
     "end_of_range": (
         "Batch size {size} is the {end} that was tried, and {why}, so a {other} one may be {may}. "
         "Add {other} `batch_sizes`, such as {next}, and run the script again: the search continues."
@@ -226,8 +226,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "because the gradient has little noise there."
     ),
     "failure_rate": (
-        "At this learning rate, training with batch size {failed} {how}. {trainings} succeeded, "
-        "too few to be sure: up to {rate} of further runs may fail (95 % confidence)."
+        "With a similar learning rate, training with batch size {failed} {how}. {trainings} "
+        "succeeded, but up to {rate} of further runs may fail (95 % confidence)."
     ),
     "times_corrected": (
         "Training times and samples/s in tables and figures are corrected for changes of the "
@@ -284,7 +284,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "blocks_lack_a_class": (
         "kbatch estimates noise from {blocks} blocks of validation examples, but {lacking} of them "
-        "lack a class. Shuffle or use more examples: one may change the metric by {step}."
+        "lack a class. Shuffle or use more: a single example may change the metric by {step}."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (

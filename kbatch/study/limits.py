@@ -51,9 +51,7 @@ _TO_BE_CERTAIN = {
     "heavy_tails": "To be certain, use a metric that weighs examples equally, such as accuracy",
 }
 _FEWEST_BATCHES = 8  # The data limit the size if an epoch of twice the size has fewer batches.
-_SMALL_GAIN = (
-    0.1  # Larger batches that gain more of the samples/s than this have a note on updates.
-)
+_SMALL_GAIN = 0.1  # If larger batches gain more of the samples/s, a note compares updates.
 _FAR_BELOW = 0.1  # Training accuracy is far above validation accuracy if it is this much higher.
 _AVERAGING_TIMES = 5  # After these, a moving average keeps exp(-5) = 0.7 % of its initial value.
 

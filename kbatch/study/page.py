@@ -121,7 +121,7 @@ def with_page(
         use = _use(decision, trial)
     sentences = tuple(filter(None, sentences))
     count = f" Notes: {len(notes):,} (decision.notes)." if notes else ""
-    base = f" kbatch also tried batch size {added[0]}." if added else ""
+    base = f" kbatch added batch size {added[0]} to the search." if added else ""
     cost = f"{running_text(trials, progress) or _cost(trials, progress)}{base}{count}"
     page = Page(sentences, rows, use, cost, notes)
     return dataclasses.replace(decision, page=page)

@@ -221,7 +221,7 @@ def test_batch_for_is_below_a_size_that_missed_but_not_below_an_unsure_one():
     assert caught.value.reachable_ms == 6.0  # By the further calls. In the sweep it is 1.1 ms.
     unsure = with_target(make_check(20, outcome="unsure", latencies_s=[0.0049] * 58 + [0.006] * 2))
     assert unsure.batch_for(latency_ms=5) == make_profile().batch_for(latency_ms=5)
-    row = "60 further calls, 2 above 5 ms: unsure, without the margin of 20 %"
+    row = "60 further calls, 2 above 5 ms: unsure, without a safety margin of 20 %"
     assert unsure.table()["outcome"].iloc[-1] == row
 
 

@@ -369,7 +369,7 @@ def test_race_times_follow_runs_without_a_sudden_load(order, slow, planned_s):
 def test_page_added_base_size_is_not_yours():
     trials = make_trial(32, 800), make_trial(64, 800, rate=3000.0)
     for added in (False, True):
-        page, note = pages(*trials, base_added=added).page, "kbatch also tried batch size 32"
+        page, note = pages(*trials, base_added=added).page, "kbatch added batch size 32"
         assert (note in page.cost, "base_added" in [n.code for n in page.notes]) == (added, added)
         kept = pages(trials[0], make_trial(64, 900, rate=900.0), base_added=added)
         assert kept.page.sentences[0].startswith("Keep") is not added

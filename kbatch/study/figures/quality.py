@@ -152,7 +152,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     by = "learning rate" if several else "learning rate and batch size"
     title = f"{common.metric_title(quality)} by {by}"
     common.write_title(panel, title, shown, sizes)
-    hollow = "Hollow: value after the first epochs." if "short" in lengths else ""
+    hollow = "Hollow: after the first epochs. Filled: complete runs." if "short" in lengths else ""
     crosses = "Crosses: training diverged." if "diverged" in lengths else ""
     alarm = common.incomplete_text(shown, diverged=False)  # Crosses show these.
     several_runs = any(value and value.ends for *_, value in points)
@@ -424,7 +424,7 @@ def plot_learning_curves(
     common.write_title(panels[0], title, shown, sizes)
     banded = any(value.ends for _, curve in curves for _, value in curve)
     bands = "Bands: 95 % interval of the mean over training runs." if banded else ""
-    tracing = "Time as measured, with tracing, without validation." if "seconds" in budgets else ""
+    tracing = "Measured time includes tracing, but no validation." if "seconds" in budgets else ""
     notes = ("" if several else common.far_off_note(shown), bands, tracing)
     common.write_conditions(panels, shown, *notes, caption=caption and ax is None)
     return panels[0]

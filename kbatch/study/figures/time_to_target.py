@@ -87,7 +87,7 @@ def fitted(points: Mapping[int, Spent]) -> tuple[StepsToTarget | None, str]:
     met = {size: spent for size, (met, spent) in points.items() if met}
     runs = [(size, _updates(epochs)) for size, spent in met.items() for epochs in spent]
     if len(met) < 3:
-        return None, f"No fitted curve: only {len(met)} sizes met the target, of three needed."
+        return None, f"No fitted curve: three sizes must meet the target, but only {len(met)} did."
     fit = fit_steps_to_target(*zip(*runs, strict=True))
     critical, text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
     if critical.value is None:

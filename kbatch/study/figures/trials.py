@@ -201,7 +201,7 @@ def _draw_others(panel: Axes, points: Sequence[tuple[float, float, bool]]) -> st
     counts = (short, "short (hollow)"), (hidden, "outside the plot")
     kinds = "".join(f", {count:,} {kind}" for count, kind in counts if count)
     others = pluralize(len(points), "other trial")
-    line = "Line: for each batch size, the trial to compare with other batch sizes."
+    line = "The line joins the trials that are compared, one for each batch size."
     return f"{line} Grey: {others}{kinds}."
 
 
