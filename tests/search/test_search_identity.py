@@ -115,7 +115,7 @@ def test_search_refuses_second_process_until_first_ends(tmp_path):
     try:
         assert os.read(reader, 4) == b"held"
         for arguments in ({}, {"overwrite": True}):
-            with pytest.raises(ValueError, match=rf"{project}.*process {holder}\."):
+            with pytest.raises(ValueError, match=rf"{project}.*process {holder} uses"):
                 search(tmp_path, **arguments)
         assert list(project.iterdir()) == [project / "kbatch.lock"]
     finally:
