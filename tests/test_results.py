@@ -134,9 +134,9 @@ def test_load_file_that_is_no_record(name, text, tmp_path):
 @pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
 def test_load_file_of_another_record(record, tmp_path):
     write_record(make_trial(16), tmp_path / "x.json")
-    with pytest.raises(RecordError, match=r"x\.json is of type TrialRecord"):
+    with pytest.raises(RecordError, match=r"x\.json has record type TrialRecord"):
         getattr(type(record), "load", load_result)(tmp_path / "x.json")
-    with pytest.raises(RecordError, match="give the folder"):
+    with pytest.raises(RecordError, match="give a file of type"):
         load_result(tmp_path / "x.json")
 
 

@@ -169,7 +169,7 @@ def load_model_file(path: Path) -> tuple[keras.Model | Mapping[str, Function], A
     except Exception as error:  # Each runtime has its own errors for a damaged file.
         raise InputError(
             "The model must be a .keras, .h5, .onnx or .tflite file, or a SavedModel folder: "
-            "export it again. If it has custom layers, export a SavedModel, or call "
+            "export the model again. If it has custom layers, export a SavedModel, or call "
             "`kbatch.profile_inference` in Python. "
             f"Received: {path} ({' '.join(str(error).split())[:200]})"
         ) from error

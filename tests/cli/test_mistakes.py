@@ -38,7 +38,7 @@ MISTAKES = {
         f"plot good.json --width={width}": "width must be between 3.25 and 40 inches"
         for width in ("0", "-3", "nan", "1e9")
     },
-    "inference text.json": "The model file must be a .keras or .h5 file",
+    "inference text.json": "The model must be a .keras, .h5, .onnx or",
     "inference missing.keras": "does not exist",
     "inference missing.keras --slo 20": "such as 20ms",
     "inference missing.keras --batch-sizes 1,x": "integers with commas",
