@@ -5,6 +5,7 @@ import functools
 import gc
 import io
 import itertools
+import math
 import os
 import pickle
 import shutil
@@ -84,6 +85,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._subject = subject  # Makes an object in the worker, which all functions take first.
         # The process, the pipe for calls and the pipe for answers.
         self._running: tuple[subprocess.Popen[bytes], Connection, Connection] | None = None
+        self.ends_s = math.inf  # Time of `time.perf_counter` at which a call is given up.
         self._temporary = tempfile.TemporaryDirectory(prefix="kbatch-")
         #: Folder for files that the worker reads. It is removed when the worker is closed.
         self.folder = Path(self._temporary.name)
@@ -158,6 +160,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         try:
             calls.send_bytes(message)
             while not answers.poll(_POLL_S):
+                if time.perf_counter() > self.ends_s:
+                    raise TimeoutError("A worker process did not answer in time.")
                 if process.poll() is not None and not answers.poll():
                     raise EOFError
             answer = pickle.loads(_read_message(answers))

@@ -41,6 +41,7 @@ from kbatch.inference.result import BULK_PATH, InferenceProfile, TimingRecord, i
 from kbatch.inference.target_search import LatencyTargetSearch, check_target, expected_drift
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
+from kbatch.memory.result import MemoryRecord
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import join_words, pluralize
 from kbatch.progress import MeasuringProgress
@@ -62,6 +63,8 @@ from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import global_policy
 from kbatch.training.state import kept_variables
 
+# Share of the time budget after which a worker process that measures memory is ended.
+_MOST_FOR_MEMORY = 0.5
 # Share of the time budget for the rounds, if fresh calls verify the answer afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
 # Least share of the time budget for fresh calls, however long the rounds took.
@@ -137,7 +140,8 @@ def profile_inference(
             more if the times of the rounds differ more. If None, there is no target.
         quantile: Float in (0, 1), the share of the calls that must meet the target. Default: 0.95.
         time_budget_s: Float, seconds for the whole call. Measuring memory takes at most about a
-            third. kbatch does not stop a running call, and always measures two sizes. Default: 60.
+            third, or half on a busy machine. kbatch does not stop a running call, and always times
+            two sizes. Default: 60.
         measure_memory: Boolean, whether to measure the memory of a Keras model. If False, and for
             functions, kbatch cannot avoid a batch that needs too much memory. Default: True.
         memory_limit_bytes: As in `find_max_batch_size`.
@@ -204,14 +208,11 @@ def profile_inference(
             most_s = _SHARE_TO_COMPARE * time_budget_s
             compared = compare_with_float32(model, models, x, rows, most_s=most_s)
             if measure_memory:
-                memory = measure_predict_memory(
-                    models,
-                    rows,
-                    sizes,
-                    memory_limit_bytes=limit_bytes,
-                    ends_s=began_s + SHARE_FOR_MEMORY * time_budget_s,
-                    say=progress.say,
-                )
+                now_s, left_s = time.perf_counter(), time_left_s(time_budget_s, began_s=began_s)
+                shares: Any = {"ends_s": now_s + SHARE_FOR_MEMORY * left_s}
+                shares |= {"latest_s": now_s + _MOST_FOR_MEMORY * left_s}
+                shares["memory_limit_bytes"] = limit_bytes
+                memory = measure_predict_memory(models, rows, sizes, **shares, say=progress.say)
         for policy, copy in models.items():
             for path in paths:
                 runs[path, policy] = stack.enter_context(open_path(path, copy, rows))
@@ -225,17 +226,9 @@ def profile_inference(
         if around_target:  # An estimate is enough, because fresh calls verify the answer.
             timing = dataclasses.replace(timing, needed_calls=1, rounds_beyond=0, block_s=_GUESS_S)
         dependence = BatchDependence(models, rows)
-        sweep = InferenceSweep(
-            runs,
-            rows,
-            memory,
-            timing,
-            chosen=batch_sizes is not None,
-            bulk_examples=bulk_examples,
-            target_ms=latency_slo_ms,
-            seed=seed,
-            progress=progress,
-        )
+        settings: Any = {"chosen": batch_sizes is not None, "seed": seed, "progress": progress}
+        limits: Any = {"bulk_examples": bulk_examples, "target_ms": latency_slo_ms}
+        sweep = InferenceSweep(runs, rows, memory, timing, **limits, **settings)
         first = next(iter(sweep.runs))  # The answers are for this one.
         for setting, warm_up in sweep.warm_up_all(sizes, larger, around_target=around_target):
             if latency_slo_ms is not None and setting == Setting(first, sizes[0]):
@@ -282,7 +275,8 @@ def measure_predict_memory(
     sizes: Sequence[int],
     *,
     memory_limit_bytes: int | None,
-    ends_s: float,
+    ends_s: float,  # Then no size is begun, except the first size or two.
+    latest_s: float,  # Then a worker process is ended.
     say: Callable[[str], None],
 ) -> MemoryPass:
     """Measure the memory of predictions in a worker process, which may run out of memory."""
@@ -290,15 +284,22 @@ def measure_predict_memory(
     why_here = "model on the GPU" if gpu_in_use() else None
     say(f"measuring memory in {'this process' if why_here else 'a worker process'}")
     data, policy = TrainingData(rows), global_policy()
-    limit_bytes, records, notes = None, (), ()
+    limit_bytes, records, notes, took_s, late = None, (), (), 0.0, Note.of("memory_time_spent")
     for left, (name, model) in zip(range(len(models), 0, -1), models.items(), strict=True):
-        part_ends_s = time.perf_counter() + (ends_s - time.perf_counter()) / left
+        began_s = time.perf_counter()
+        part_ends_s = began_s + (ends_s - began_s) / left
         load = Workload(lambda model=model: model, data, policy, training=False)
-        with open_probes(load, memory_limit_bytes=memory_limit_bytes, why_here=why_here) as probes:
-            left_s = part_ends_s - time.perf_counter()  # Without the start of the process.
-            part = memory_pass(probes, sizes, dtype_policy=name, time_budget_s=left_s, say=say)
+        probed: Any = {"memory_limit_bytes": memory_limit_bytes, "why_here": why_here}
+        part = MemoryPass(tuple(MemoryRecord(name, n, "not_run", late) for n in sizes), limit_bytes)
+        with contextlib.suppress(TimeoutError):
+            if records and began_s + took_s > ends_s:
+                raise TimeoutError
+            with open_probes(load, **probed, ends_s=latest_s) as probes:
+                left_s = part_ends_s - time.perf_counter()  # Without the start of the process.
+                budget: Any = {"time_budget_s": left_s, "fewest": 1 if left_s < 0 else 2}
+                part = memory_pass(probes, sizes, dtype_policy=name, say=say, **budget)
         records, notes = (*records, *part.records), (*notes, *part.notes)
-        limit_bytes = part.limit_bytes
+        limit_bytes, took_s = part.limit_bytes, time.perf_counter() - began_s
     return MemoryPass(records, limit_bytes, notes)
 
 
@@ -410,35 +411,38 @@ def verify_target(
     profile: InferenceProfile, sweep: Sweep, series: Any, *, time_budget_s: float
 ) -> InferenceProfile:
     """Search for the largest batch size within the target, and add the checks to the profile."""
-    target_ms, stopped = profile.target_ms or math.inf, False
+    target_ms, is_hopeless = profile.target_ms or math.inf, not profile.answering
     if profile.answering:
+        ends_s = max(time_budget_s, sweep.spent_s + _LEAST_SHARE_TO_CHECK * time_budget_s)
         search = LatencyTargetSearch(
             _guess(profile),
             target_s=target_ms / 1000,
             quantile=profile.quantile,
             largest=max(sweep.warmed_up(series)).size,  # Larger ones miss it or did not run.
+            left_s=ends_s - sweep.spent_s,
             drift=expected_drift(profile.answering),
             earlier=[blocks for timed, blocks in sweep.blocks.items() if timed.series == series],
         )
-        ends_s = max(time_budget_s, sweep.spent_s + _LEAST_SHARE_TO_CHECK * time_budget_s)
         while look := search.ask(left_s=(left_s := ends_s - sweep.spent_s)):
             (size, calls), latencies_s = look, None
             setting = Setting(series, size)
             if setting in sweep.warm_ups or sweep.admit(setting) is not None:
-                if stopped := calls * sweep.warm_ups[setting].call_s > left_s:
+                if calls * sweep.warm_ups[setting].call_s > left_s:
                     search.stop()
-                    break
+                    if size == 1:
+                        break
+                    continue
                 latencies_s = sweep.fresh_calls(setting, calls)
             if (check := search.tell(latencies_s or [math.inf] * calls)) is not None:
                 words = f"{check.outcome} by {pluralize(len(check.latencies_s), 'call')}"
                 sweep.progress.say(f"checked batch {size}: {words}")
         profile = dataclasses.replace(profile, checks=search.checks)
+        is_hopeless = search.is_hopeless
     if profile.verified is not None:
         return profile
     unsure = [check for check in profile.checks if check.outcome == "unsure"]
     why = profile.doubt(unsure[-1]) if unsure else "missed" if profile.checks else "no calls"
-    longer = bool(stopped or sweep.spent_s >= time_budget_s)
-    note = Note.of("target_not_verified", longer=longer, why=why)
+    note = Note.of("target_not_verified", longer=not is_hopeless, why=why)
     return dataclasses.replace(profile, noted=(*profile.noted, note))
 
 

@@ -42,14 +42,15 @@ _AIM = 0.92
 _MOST_CHECKS = 6
 # The search lowers its aim by at most this factor at once, because a pause may have slowed calls.
 _LARGEST_STEP = 2.0
-# Most checks of an undecided size that follow if no size was verified.
-_MOST_REPEATS = 3
 # Calls of a second look at a size, and of a repeated check, as a multiple of the first look.
 _SECOND_LOOK_FACTOR = 4
 # Calls in a row that a hiccup slows, assumed until one is seen.
 _ASSUMED_RUN = 2.0
-# Least seconds of a look, so that one hiccup does not cover all of it.
+# Least seconds of a look, so that one hiccup does not cover all of it. Each repeated check doubles
+# it, so that few checks fill the time.
 _LEAST_CHECK_S = 0.3
+# Longer than any call, in seconds.
+_LONG_S = 1e9
 # Probability that a search verifies a size which does not meet the target.
 _ERROR_RATE = 0.05
 
@@ -100,6 +101,7 @@ class LatencyTargetSearch:
         target_s: float,
         quantile: float,  # Share of the calls that must meet the target.
         largest: int,  # The largest size to try.
+        left_s: float = math.inf,  # Seconds for the fresh calls.
         drift: float = 0.0,  # Later calls may be slower by this share.
         # Earlier calls in seconds: for each batch size, a list of blocks of calls in a row.
         earlier: Sequence[Sequence[Sequence[float]]] = (),
@@ -112,8 +114,11 @@ class LatencyTargetSearch:
         self._results: list[tuple[TargetCheck, list[np.ndarray], float]] = []
         self._looks = 0
         self._part = calls_for_quantile(quantile)  # Calls to make between two looks.
-        self._repeats = 0
-        self._low, self._high = 0, largest + 1
+        self._repeated: set[int] = set()  # Sizes that were checked again.
+        self.is_hopeless = False  # Whether one example missed the target twice, or has no memory.
+        self._left_s = left_s
+        self._is_repeat, self._checks_left, self._least_s = False, _MOST_CHECKS, _LEAST_CHECK_S
+        self._low, self._high, self._largest = 0, largest + 1, largest
         # The next size is where the fit reaches this share of the allowed time. Checks correct it.
         self._target_share = _AIM
         self._size = self._first_look(self._guessed_size())
@@ -121,8 +126,9 @@ class LatencyTargetSearch:
     def ask(self, *, left_s: float) -> tuple[int, int] | None:
         """Return a batch size and the number of calls to make of it now, or None at the end.
 
-        If no size was verified in the end, an undecided one is checked again in the seconds left.
+        If no size was verified in the end, sizes are checked again in the seconds left.
         """
+        self._left_s = left_s
         if left_s <= 0:
             self.stop()
         elif self._size is None:
@@ -146,13 +152,15 @@ class LatencyTargetSearch:
         # between two calls.
         most = (1 - self._quantile) * (len(all_s) + min(missing, len(all_s))) + 1
         is_lost = np.sum(all_s > self._most_s) > most
-        is_short = np.sum(blocks[-1]) < _LEAST_CHECK_S
+        is_short = np.sum(blocks[-1]) < self._least_s
         return None if is_short or (missing and not is_lost) else self._look()
 
     def stop(self) -> None:
-        """End the search, because there is no time for the calls that `ask` returned."""
-        if self._size is not None and any(map(len, self._blocks[-1])):
-            self._look(is_last=True)
+        """End the check of this size, because there is no time for the calls of `ask`."""
+        if self._size is not None:
+            self._high = min(self._high, self._size)
+            if any(map(len, self._blocks[-1])):
+                self._look(is_last=True)
         self._size = None
 
     def _look(self, *, is_last: bool = False) -> TargetCheck | None:
@@ -167,6 +175,7 @@ class LatencyTargetSearch:
         self._looks += 1
         may_look_again = usage <= 1 and not (meets or is_last) and len(blocks) == 1
         more = _SECOND_LOOK_FACTOR * self._needed
+        may_look_again &= more * float(np.median(all_s)) <= self._left_s
         if may_look_again and self._are_rare(blocks, self._confidence(), more=more):
             self._needed = more
             blocks.append(np.empty(0))
@@ -175,20 +184,35 @@ class LatencyTargetSearch:
         missed = quantile_s > self._target_s
         outcome = "missed" if missed else "verified" if meets else "unsure"
         check = TargetCheck(size, tuple(all_s[np.isfinite(all_s)].tolist()), outcome)
+        self._results = [result for result in self._results if result[0].batch_size != size]
         self._results.append((check, blocks, confidence))
         self._size = self._next_size(size, all_s, meets, usage)
         return check
 
     def _again(self) -> int | None:
-        """Return the smallest undecided size, to check it again if no size was verified."""
-        outcomes = [check.outcome for check in self.checks]
-        unsure = [i for i, outcome in enumerate(outcomes) if outcome == "unsure"]
-        if "verified" in outcomes or not unsure or self._repeats == _MOST_REPEATS:
+        """Return the next size if none was verified, or None if time or hope is gone.
+
+        An undecided size is checked once more, then smaller sizes, and one example many times.
+        """
+        checks = {check.batch_size: check for check in self.checks}
+        outcomes = {size: check.outcome for size, check in checks.items()}
+        if "verified" in outcomes.values():
             return None
-        self._repeats += 1
-        size, index = min((self._results[i][0].batch_size, i) for i in unsure)
-        del self._results[index]
-        return self._first_look(size, _SECOND_LOOK_FACTOR)
+        unsure = [n for n, o in outcomes.items() if o == "unsure" and n not in self._repeated]
+        size = min(unsure) if unsure else max(1, self._high // 2)
+        if size in checks:
+            calls_s = checks[size].latencies_s
+            is_slow = not calls_s or float(np.median(calls_s)) > self._target_s
+            self.is_hopeless = size == 1 and is_slow and (not calls_s or size in self._repeated)
+            self._repeated.add(size)
+        many = _SECOND_LOOK_FACTOR
+        factor = many if size in checks and self._within(_LONG_S, many) >= size else 1
+        size = min(size, self._within(_LONG_S, factor))
+        if self.is_hopeless or size < 1:
+            return None
+        self._checks_left, self._is_repeat = 0, True
+        self._least_s = min(2 * self._least_s, self._left_s / 2)
+        return self._first_look(size, factor)
 
     @property
     def checks(self) -> tuple[TargetCheck, ...]:
@@ -204,16 +228,23 @@ class LatencyTargetSearch:
         """Return the confidence that the next look needs."""
         return 1 - _ERROR_RATE * 6 / (math.pi * (self._looks + 1)) ** 2
 
+    def _within(self, latency_s: float, factor: int = 1) -> int:
+        """Return the size for a latency, or a smaller one whose calls fit in the time left."""
+        return self._guess(min(latency_s, self._left_s / self._calls(factor))) or 0
+
     def _guessed_size(self) -> int:
-        size = self._guess(self._target_share * self._most_s) or 1
+        size = self._within(self._target_share * self._most_s) or 1
         if size < self._high or not self._results:
             return min(size, self._high - 1)
         # The fit is wrong, because the size is known to fail: take one in the middle.
         return math.isqrt(max(self._low, self._high // 4) * self._high)
 
-    def _first_look(self, size: int, factor: int = 1) -> int:
+    def _calls(self, factor: int = 1) -> int:
         calls = calls_for_quantile(self._quantile, confidence=self._confidence())
-        self._needed = math.ceil(factor * _ASSUMED_RUN * calls)
+        return math.ceil(factor * _ASSUMED_RUN * calls)
+
+    def _first_look(self, size: int, factor: int = 1) -> int:
+        self._needed = self._calls(factor)
         self._blocks.append([np.empty(0)])
         return size
 
@@ -223,8 +254,12 @@ class LatencyTargetSearch:
             self._low = size
         else:
             self._high = size
+        if meets and self._is_repeat:  # The machine was busy before: try the larger sizes again.
+            self._is_repeat, self._high, self._checks_left = False, self._largest + 1, _MOST_CHECKS
+            self._least_s = _LEAST_CHECK_S
+        self._checks_left -= 1
         is_near = (meets and usage > WELL_USED) or self._low > WELL_USED * self._high
-        if len(self._results) == _MOST_CHECKS or is_near:
+        if self._checks_left <= 0 or is_near:
             return None
         if not math.isinf(usage):  # Memory may have run out, which the fit cannot predict.
             # The bound may be above the target although the quantile is not.

@@ -13,7 +13,7 @@ from kbatch.device.memory import check_memory_limit
 from kbatch.memory.probe import MaxBatchExperiment, Probes, open_probes
 from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord, peaks_under
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, expected_bytes, fit_memory
-from kbatch.memory.workload import Workload
+from kbatch.memory.workload import Reading, Workload
 from kbatch.page.numbers import memory_text
 from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
@@ -92,9 +92,8 @@ def find_max_batch_size(
     with progress:
         progress.say("starting a worker process")
         with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:
-            return probe_max_batch(
-                probes, memory_window=(low, high), max_batch_size=cap, say=progress.say
-            )
+            settings = {"memory_window": (low, high), "max_batch_size": cap}
+            return probe_max_batch(probes, **settings, say=progress.say)
 
 
 # The search is repeated at most this often if the answer is not confirmed.
@@ -163,6 +162,7 @@ def memory_pass(
     dtype_policy: str,
     time_budget_s: float,
     say: Callable[[str], None],
+    fewest: int = 2,  # Sizes to measure even if that takes longer. A line needs two.
     clock: Callable[[], float] = time.perf_counter,
 ) -> MemoryPass:
     """Probe sizes in ascending order until the next one is expected not to fit."""
@@ -171,23 +171,28 @@ def memory_pass(
     records: list[MemoryRecord] = []
     measured: dict[int, float] = {}
     ended: Note | None = None  # Why no larger size is run.
+    last = Reading(None, 1)
     for size in batch_sizes:
         expected = expected_bytes(measured, size, facts.held_bytes)
         # The estimate from one size is poor. A worker process can try, even if memory runs out.
-        trusted = len(measured) > 1 or not probes.isolated
+        enough = len(measured) >= fewest
+        trusted = enough or not probes.isolated
         reason, guarded = ended, True
         if reason is None and trusted and expected is not None and expected > share * limit_bytes:
             needs, limit = memory_text(expected), memory_text(limit_bytes)
             reason = Note.of("memory_expected", expected=needs, share=share, limit=limit)
-        # A line needs two sizes, so two are measured even if that takes longer than the budget.
-        if reason is None and len(measured) > 1 and clock() - began_s >= time_budget_s:
+        late = enough and clock() - began_s + last.expected_s(size) > time_budget_s
+        if reason is None and late:
             reason, guarded = Note.of("memory_time_spent"), False
         peak, outcome = None, "not_run"
+        try:
+            last = probes.read(size) if reason is None else last
+        except TimeoutError:  # The other sizes are late too.
+            reason, guarded, fewest, time_budget_s = Note.of("memory_time_spent"), False, 0, -1.0
         if reason is None:
-            reading = probes.read(size)
-            if reading.rows < size:
-                reason = ended = Note.of("data_gave_fewer", rows=reading.rows)
-            elif (peak := reading.bytes_below(limit_bytes)) is None:
+            if last.rows < size:
+                reason = ended = Note.of("data_gave_fewer", rows=last.rows)
+            elif (peak := last.bytes_below(limit_bytes)) is None:
                 outcome, ended = "out_of_memory", Note.of("memory_ran_out_at", size=size)
             else:
                 outcome, measured[size] = "fits", peak

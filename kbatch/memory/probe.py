@@ -30,7 +30,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
 
     isolated = True  # A batch that is too large cannot end this process.
 
-    def __init__(self, workload: Workload, memory_limit_bytes: int | None):
+    def __init__(self, workload: Workload, memory_limit_bytes: int | None, ends_s: float):
         # A limit that was set in this process must be passed on to the worker.
         limit_bytes = memory_limit_bytes or device_memory.set_limit_bytes()
         # At this level the allocator logs its free blocks when it fails.
@@ -40,6 +40,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
             environment |= device_memory.limited_cpu(limit_bytes)
         self.limit_bytes = limit_bytes  # None if only the worker can read it.
         self._worker = Worker(environment, functools.partial(_start, workload, limit_bytes))
+        self._worker.ends_s = ends_s
         self._facts: Any = None
         # This stays when the worker restarts: a size that ran in an earlier process counts.
         self._smallest_that_ran: float = math.inf
@@ -148,6 +149,7 @@ def open_probes(
     memory_limit_bytes: int | None,
     model: Callable[[], keras.Model] | None = None,
     why_here: str | None = None,
+    ends_s: float = math.inf,  # From then on, calls of a worker raise a `TimeoutError`.
 ) -> Iterator[Probes]:
     """Open probes in a worker process, or in this process if that is not possible.
 
@@ -155,7 +157,7 @@ def open_probes(
     """
     why_here = why_here or ("gpu" if device_memory.gpu_in_use() else None)
     if why_here is None:
-        with WorkerProbes(workload, memory_limit_bytes) as probes:
+        with WorkerProbes(workload, memory_limit_bytes, ends_s) as probes:
             try:
                 probes.facts()  # Starts the worker, which fails if the model cannot be sent.
             except UnsendableError:
@@ -223,12 +225,9 @@ class MaxBatchExperiment:
         self._probes, self._say = probes, say
         self._window = memory_window
         self._most = memory_window[1] * facts.limit_bytes
-        self._search = MaxBatchSearch(
-            limit_bytes=facts.limit_bytes,
-            memory_window=memory_window,
-            max_batch_size=max_batch_size,
-            examples=facts.examples,
-        )
+        most: Any = {"max_batch_size": max_batch_size, "examples": facts.examples}
+        limits: Any = {"limit_bytes": facts.limit_bytes, "memory_window": memory_window}
+        self._search = MaxBatchSearch(**limits, **most)
         self._memory = self._search.memory_bytes
         # Size, peak bytes, outcome, seconds and purpose of each run.
         self.runs: list[tuple[int, int | None, Outcome, float, Purpose]] = []

@@ -91,11 +91,9 @@ class MaxBatchSizeResult(Result):
                 "run": [probe.purpose.replace("_", " ") for probe in self.probes],
             }
         )
-        table.attrs["answer"] = [
-            place
-            for place, probe in enumerate(self.probes)
-            if probe.batch_size == self.max_batch_size and peaks[place] is not None
-        ]
+        runs = enumerate(zip(table["batch size"], peaks, strict=True))
+        largest = self.max_batch_size
+        table.attrs["answer"] = [i for i, (size, peak) in runs if size == largest and peak]
         return table
 
     @property

@@ -86,6 +86,11 @@ class Reading(NamedTuple):
     lost: bool = False  # Whether nothing more can run in the process.
     # Peak of the first step, which also compiles and autotunes; None if it was not measured.
     first_step_bytes: int | None = None
+    later_s: float = 0.0  # Seconds of the steps after the first.
+
+    def expected_s(self, rows: int) -> float:
+        """Return the seconds that a measurement of more rows is expected to take."""
+        return self.duration_s + self.later_s * (rows / self.rows - 1)
 
     def bytes_below(self, limit_bytes: float) -> int | None:
         """Return the peak of later steps, or of the first step if that exceeds the limit."""
@@ -166,9 +171,10 @@ class Run:
         gc.collect()
         memory.reset()
         started_s = time.perf_counter()
-        peaks: list[int] = []
+        peaks, ends_s = list[int](), list[float]()
 
         def keep_peak() -> None:
+            ends_s.append(time.perf_counter())
             # A CPU's allocator does not count small blocks, so the peak may miss the variables.
             held = max(memory.peak_bytes, self.variables_bytes(), 1)
             peaks.append(held + self.left_out_bytes(batch_size))
@@ -188,7 +194,8 @@ class Run:
             freed = on_cpu and self.training and bool(self.model.jit_compile)
             lost = device_is_lost(error) or freed
         seconds, first = time.perf_counter() - started_s, peaks[0] if len(peaks) > 1 else None
-        return Reading(peak, rows, seconds, lost=lost, first_step_bytes=first)
+        later_s = ends_s[-1] - ends_s[0] if ends_s else 0.0
+        return Reading(peak, rows, seconds, lost=lost, first_step_bytes=first, later_s=later_s)
 
     def run(self, batch_size: int, after_first: Callable[[], None]) -> int:
         """Run one batch size and return its rows, which may be fewer if the data has no more."""

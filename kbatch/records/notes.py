@@ -81,12 +81,14 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "BatchNormalization with `training=True`, dynamic quantisation or overflow."
     ),
     "target_not_verified": lambda longer=False, why="missed": (
-        "The batch size for the latency target is not verified, because further calls "
-        + {"missed": "missed the target. ", "no calls": "were not made. "}.get(
-            why, f"met the target only {why}. "
-        )
-        + ("Measure longer, or on" if longer else "Give a higher target, or measure again on")
-        + " a quieter machine."
+        "No batch size was verified for the latency target"
+        + (" before the time budget ended: " if longer else ": ")
+        + {
+            "missed": "further calls missed the target",
+            "no calls": "no further calls were made",
+        }.get(why, f"further calls met the target only {why}")
+        + (". Give a larger `time_budget_s` (--seconds)" if longer else ". Give a higher target")
+        + ", or measure again on a quieter machine."
     ),
     "busy_while_timed": (
         "For batch size {size}, the table and a later check differ on whether the target is met, "

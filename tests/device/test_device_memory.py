@@ -29,18 +29,11 @@ def no_variables(monkeypatch):
 
 def gpus(monkeypatch, *, mig=None, **tensorflow):
     """Install fakes of a host with two GPUs, of 16 GiB and of 40 GiB."""
-    library = FakeNvml(
-        *(
-            FakeGpu(
-                bus_id=f"0000{bus_id}".encode(),
-                memory_total_bytes=gib * GIB,
-                memory_used_bytes=0,
-                mig=mig,
-            )
-            for bus_id, gib in ((FIRST, 16), (SECOND, 40))
-        )
-    )
-    fake_nvml.install(monkeypatch, library)
+    gpus = []
+    for bus_id, gib in ((FIRST, 16), (SECOND, 40)):
+        memory = {"memory_total_bytes": gib * GIB, "memory_used_bytes": 0}
+        gpus.append(FakeGpu(bus_id=f"0000{bus_id}".encode(), mig=mig, **memory))
+    fake_nvml.install(monkeypatch, FakeNvml(*gpus))
     return fake_tensorflow.install(monkeypatch, FakeTensorFlow(FIRST, SECOND, **tensorflow))
 
 

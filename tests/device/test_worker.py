@@ -1,6 +1,7 @@
 import contextlib
 import functools
 import gc
+import math
 import os
 import signal
 import subprocess
@@ -32,6 +33,15 @@ def test_worker_runs_a_closure(worker):
     assert worker.call(os.getpid) == pid
     assert worker.call(gc.isenabled)
     assert worker.call(os.getenv, "KBATCH_TEST") == "there"
+
+
+def test_worker_is_ended_if_a_call_takes_too_long():
+    with Worker() as worker:
+        worker.ends_s = time.perf_counter() + 0.5
+        with pytest.raises(TimeoutError):
+            worker.call(time.sleep, 60)
+        worker.ends_s = math.inf
+        assert worker.call(abs, -1) == 1
 
 
 def test_worker_maps_a_large_array(worker):

@@ -19,16 +19,9 @@ class Machine(InferenceSweep):
     def __init__(self, room=math.inf, *, target_ms, sizes=(1, 8, 64), time_budget_s=1e6):
         self.now_s, self.room, self.is_short = 0.0, room, False
         self.target, self.time_budget_s = target_ms, time_budget_s
-        super().__init__(
-            {FIRST: self.call},
-            np.zeros((1, 1)),
-            MemoryPass(),
-            TimingPlan(),
-            chosen=True,
-            bulk_examples=1,
-            target_ms=target_ms,
-            clock=lambda: self.now_s,
-        )
+        settings = {"chosen": True, "bulk_examples": 1, "clock": lambda: self.now_s}
+        settings |= {"memory": MemoryPass(), "timing": TimingPlan(), "target_ms": target_ms}
+        super().__init__({FIRST: self.call}, np.zeros((1, 1)), **settings)
         for size in sizes:
             self.admit(Setting(FIRST, size))
         self.is_short = True
@@ -120,15 +113,15 @@ def test_verify_target_with_few_blocks(blocks):
 
 
 class BusyAtFirst(Machine):
-    """A machine whose first fresh calls take 30 % longer, which is beyond the margin."""
+    """A machine whose first fresh calls, or every tenth of them, take longer."""
 
-    slow_calls = 0
+    slow_calls, every, slow_s = 0, 1, 0.3 * time_s(1)
 
     def call(self, batch, size):
         super().call(batch, size)
         if self.is_short and self.slow_calls:
             self.slow_calls -= 1
-            self.now_s += 0.3 * time_s(size)
+            self.now_s += self.slow_s * (self.slow_calls % self.every == 0)
 
 
 @pytest.mark.parametrize(
@@ -146,3 +139,32 @@ def test_verify_target_repeats_an_undecided_size_while_there_is_time(
     assert (check.batch_size, check.outcome) == (1, outcome)
     assert machine.now_s <= time_budget_s + 59 * 2 * time_s(1)
     assert (len(check.latencies_s) >= 2 * 59) == (time_budget_s > 1)
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "every", "slow_calls", "budget_s", "spent_s", "longer"),
+    [
+        (5.0, 10, 500, 60.0, (2, 60), None),  # Busy for two seconds.
+        (5.0, 10, 10**9, 60.0, (57, 63), True),
+        (1.2, 1, 10**9, 1000.0, (0, 10), False),  # One example misses the target in every call.
+    ],
+)
+def test_verify_target_checks_again_until_time_or_hope_is_gone(
+    target_ms, every, slow_calls, budget_s, spent_s, longer
+):
+    machine = BusyAtFirst(target_ms=target_ms, time_budget_s=budget_s)
+    machine.every, machine.slow_calls, machine.slow_s = every, slow_calls, 3 * target_ms / 1000
+    result = machine.verify(*map(make_timing, (1, 8, 64)))
+    assert "missed" in {check.outcome for check in result.checks}
+    noted = [note.values for note in result.notes if note.code == "target_not_verified"]
+    assert noted == ([] if longer is None else [{"longer": longer, "why": "missed"}])
+    assert longer is not None or 20 < result.verified.batch_size < 32
+    assert spent_s[0] < machine.now_s <= spent_s[1]
+
+
+def test_verify_target_verifies_a_smaller_size_if_time_is_short():
+    # 138 calls of the largest size within the target would take over 6 s.
+    machine = Machine(target_ms=60.0, sizes=(1, 8, 64, 512), time_budget_s=3.0)
+    result = machine.verify(*map(make_timing, (1, 8, 64, 512)))
+    assert 60 <= result.verified.batch_size <= 210
+    assert machine.now_s <= 3.0

@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import math
+import time
 
 import keras
 import numpy as np
@@ -12,6 +14,7 @@ from small_models import mlp, rows
 
 import kbatch
 from kbatch.errors import InputError, TargetTooLow
+from kbatch.inference.measure import measure_predict_memory
 from kbatch.inference.result import InferenceProfile
 
 X = rows(32)[0]
@@ -34,7 +37,7 @@ def paths_and_policies(tmp_path_factory):
             dtype_policies=("float32", "bfloat16"),
             latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are accepted and saved.
             quantile=np.float64(0.95),
-            time_budget_s=np.float32(4.0),
+            time_budget_s=np.float32(8.0),
         )
     for weight, expected in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, expected)
@@ -64,12 +67,8 @@ def test_profile_inference_has_a_timing_for_each_path_policy_and_size(paths_and_
 def test_profile_inference_measures_the_memory_of_each_policy_and_size(capsys):
     policies = ("float32", "bfloat16")
     with shared_worker():  # Instead of one process for each policy.
-        result = profile(
-            dtype_policies=policies,
-            measure_memory=True,
-            memory_limit_bytes=np.int64(2**28),
-            time_budget_s=60.0,  # Memory gets a part of it.
-        )
+        limits = {"memory_limit_bytes": np.int64(2**28), "time_budget_s": 60.0}
+        result = profile(dtype_policies=policies, measure_memory=True, **limits)
     assert {(m.dtype_policy, m.batch_size) for m in result.memory} == {
         (policy, size) for policy in policies for size in (1, 8, 64)
     }
@@ -78,6 +77,17 @@ def test_profile_inference_measures_the_memory_of_each_policy_and_size(capsys):
     printed = capsys.readouterr().out
     assert "measuring memory in a worker process" in printed.splitlines()[0]
     assert "memory of batch 8 under bfloat16: " in printed
+
+
+@pytest.mark.slow
+def test_measure_predict_memory_skips_sizes_and_policies_if_its_time_is_spent():
+    models, inputs = {"float32": mlp(), "bfloat16": mlp()}, X
+    say = {"memory_limit_bytes": None, "say": lambda line: None}
+    for most_s, first in ((math.inf, "fits"), (0.1, "not_run")):  # No process starts in 0.1 s.
+        limits = {"ends_s": time.perf_counter(), "latest_s": time.perf_counter() + most_s}
+        memory = measure_predict_memory(models, inputs, (1, 8), **limits, **say)
+        assert [m.outcome for m in memory.records] == [first, "not_run", "not_run", "not_run"]
+        assert not any(m.guarded for m in memory.records)
 
 
 def test_profile_inference_verifies_a_loose_target_by_fresh_calls(paths_and_policies):

@@ -1,5 +1,6 @@
 """Search for the largest batch with real train steps and workers that really run out of memory."""
 
+import math
 import tempfile
 
 import keras
@@ -205,7 +206,7 @@ def test_probe_of_a_model_that_accumulates():
     model = build()
     sent = Workload(model_builder(model), load.data, "float32")
     for workload in (load, sent):
-        with WorkerProbes(workload, 150 * MB) as probes:
+        with WorkerProbes(workload, 150 * MB, math.inf) as probes:
             # A whole batch of 256 needs more than 80 MB.
             assert probes.read(256).peak_bytes < 20 * MB
 

@@ -208,17 +208,11 @@ def test_out_of_memory_error_has_the_output_of_a_dead_worker():
     assert (str(copy), copy.limit_bytes) == (str(caught.value), LIMIT)
 
 
-def passed(probes, sizes, *, seconds=(), budget_s=100.0):
+def passed(probes, sizes, *, seconds=(), budget_s=100.0, **changed):
     """Run a pass with 100 bytes for each example, and return records and outcomes."""
     probes.each, clock = 100, iter(seconds)
-    result = memory_pass(
-        probes,
-        sizes,
-        dtype_policy="float32",
-        time_budget_s=budget_s,
-        clock=lambda: next(clock, 0.0),
-        say=lambda line: None,
-    )
+    changed |= {"clock": lambda: next(clock, 0.0), "say": lambda line: None}
+    result = memory_pass(probes, sizes, dtype_policy="float32", time_budget_s=budget_s, **changed)
     return result.records, [record.outcome for record in result.records]
 
 
@@ -263,3 +257,9 @@ def test_memory_pass_ends_with_its_time_budget_after_two_sizes():
         records, outcomes = passed(ComputedProbes(), (1, 2, 4, 8), seconds=seconds, budget_s=2.5)
         assert outcomes == ["fits"] * fit + ["not_run"] * (4 - fit)
         assert not any(record.guarded for record in records)
+    probes = ComputedProbes()
+    probes.read = lambda size: Reading(100 * size, size, 0.5, later_s=0.1 * size)
+    assert passed(probes, (1, 2, 4, 64), budget_s=2.5)[1] == ["fits"] * 3 + ["not_run"]
+    records, outcomes = passed(ComputedProbes(), (1, 2, 512), budget_s=-1.0, fewest=1)
+    assert outcomes == ["fits", "not_run", "not_run"]
+    assert [record.guarded for record in records[1:]] == [False, True]

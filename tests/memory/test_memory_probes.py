@@ -1,5 +1,7 @@
 """Probes of workloads that fail as on a GPU."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ class FakeWorker:
 def worker_probes(monkeypatch, *answers):
     worker = FakeWorker(*answers)
     monkeypatch.setattr("kbatch.memory.probe.Worker", lambda *_: worker)
-    return WorkerProbes(None, None), worker
+    return WorkerProbes(None, None, math.inf), worker
 
 
 def internal(text):
