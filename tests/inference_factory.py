@@ -22,12 +22,8 @@ def make_timing(
     rng = np.random.default_rng(batch_size)
     blocks = scale * time_s(batch_size) * (1 + noise * rng.normal(size=8))
     latencies = scale * time_s(batch_size) * (1 + noise * rng.normal(size=calls))
-    fields = {
-        "outcome": "measured",
-        "first_call_s": 0.5,
-        "times_s": tuple(float(v) for v in blocks),
-        "latencies_s": tuple(float(v) for v in latencies),
-    }
+    fields = {"outcome": "measured", "first_call_s": 0.5, "times_s": tuple(blocks.tolist())}
+    fields["latencies_s"] = tuple(latencies.tolist())
     known = {"call_path": path, "dtype_policy": policy, "batch_size": batch_size}
     return TimingRecord(**known, **(fields | changed))
 

@@ -1,5 +1,7 @@
 """The figures of an inference profile."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 
@@ -9,7 +11,7 @@ from kbatch.page.document import Figure
 from kbatch.page.numbers import count_range, memory_text, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, ALARM_TEXT, MUTED
-from kbatch.throughput.figure import check_timed, draw_sweep, height_in, time_name
+from kbatch.throughput.figure import FEW_CALLS, check_timed, draw_sweep, height_in, time_name
 
 _BATCH_LABEL = "Batch size (examples per call)"
 _THROUGHPUT = "samples/s: batch size / median time"
@@ -87,6 +89,7 @@ def plot_inference_operating_curve(
         ValueError: If nothing was timed.
     """
     timed, rounds, named = _timed(profile), [], []
+    notes = {"Numbers: batch sizes.": None}
     (panel,) = canvas.panels(ax, height_in(1))
     panel.set_xscale("log")
     canvas.vertical_grid(panel)
@@ -95,7 +98,11 @@ def plot_inference_operating_curve(
         if (quantile := profile.target_ms and profile.quantile) is not None:
             measured = [row for row in measured if row.latencies_s]
         places = [(1e3 * _time_s(row, quantile), row.batch_size / row.median_s) for row in measured]
-        draw.series(panel, index, [(ms, Estimate(rate)) for ms, rate in places], label=label)
+        known = zip(measured, places, strict=True)
+        few = [place for row, place in known if quantile and row.missing_calls(quantile)]
+        estimates = [(ms, Estimate(rate)) for ms, rate in places]
+        draw.series(panel, index, estimates, label=label, hollow=few)
+        notes |= dict.fromkeys([FEW_CALLS] * bool(few))
         # The first curve has a label at each size, the others only at the largest size.
         least = measured[-1].batch_size if index else 1
         named += [
@@ -115,7 +122,7 @@ def plot_inference_operating_curve(
     canvas.write_title(panel, "Throughput against the time of a batch", columns=4)
     facts = [*_facts(profile), _THROUGHPUT, f"{count_range(rounds, 'round')} a point"]
     texts = {"result": profile.answer, "caption": caption and ax is None}
-    canvas.write_caption([panel], "Numbers: batch sizes.", facts=facts, **texts)
+    canvas.write_caption([panel], *notes, facts=facts, **texts)
     return panel
 
 
@@ -145,17 +152,10 @@ def plot_inference_memory(
             "No memory was measured: call `profile_inference` with `measure_memory=True`. "
             f"Received: {len(profile.memory)} sizes, none measured."
         )
-    return draw_sweep(
-        ax,
-        {},
-        profile.memory,
-        profile.memory_limit_bytes,
-        label=_BATCH_LABEL,
-        title="Peak memory of predictions by batch size",
-        result=f"Batch size {max(known):,} needs {memory_text(known[max(known)])}.",
-        facts=_facts(profile),
-        caption=caption,
-    )
+    texts: Any = {"label": _BATCH_LABEL, "title": "Peak memory of predictions by batch size"}
+    texts["result"] = f"Batch size {max(known):,} needs {memory_text(known[max(known)])}."
+    memory = profile.memory, profile.memory_limit_bytes
+    return draw_sweep(ax, {}, *memory, **texts, facts=_facts(profile), caption=caption)
 
 
 def figures_of(profile: InferenceProfile) -> tuple[Figure, ...]:

@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 BULK_PATH = "predict"
 # Throughputs that differ by less than this share are about equal.
 _SAME_RATE = 0.05
-# Each batch size that the fit may give, as the end of a sentence. The first known one is printed.
+# The fit predicts sizes up to this factor beyond the measured ones.
+_FAR = 2
+# Each batch size that the fit may give, and the end of a sentence about it.
 _ANSWERS = {
     "efficient": "is the smallest with 90 % of the peak throughput",
     "knee": "has the largest throughput over latency",
@@ -129,13 +131,19 @@ class InferenceProfile(Result):
                 largest = max(unsure, key=lambda check: check.batch_size)
                 return f"Batch size {largest.batch_size:,} had {goal}, but {self.doubt(largest)}."
             return f"No batch size was found that has {goal}."
-        for name, answer in self.answers.items():
-            fitted = ", by the fit: this size was not measured" if answer.extrapolated else ""
+        for name, answer in self._headline():
+            is_timed = answer.batch_size in {t.batch_size for t in self.answering}
+            fitted = "" if is_timed else ", by the fit: this size was not measured"
             words, latency = _ANSWERS[name], self.latency
             if name == "fastest" or not latency.follows_line:
                 words += f" of sizes up to {int(latency.batch_sizes[-1]):,}"
             return f"Batch size {answer.batch_size:,} {words} ({series}){fitted}."
         return f"Too few calls were timed for {series}: give a larger `time_budget_s` (--seconds)."
+
+    def _headline(self) -> list[tuple[str, InferenceAnswer]]:
+        """Return the answer to print without a target: no size beyond the measured ones."""
+        inside = [named for named in self.answers.items() if not named[1].extrapolated]
+        return [named for named in inside if named[0] != "knee"][:1]
 
     def _verified_answer(self, check: TargetCheck, goal: str) -> str:
         """Return a sentence about a verified size, which is the largest if the next is refuted."""
@@ -196,8 +204,8 @@ class InferenceProfile(Result):
         import pandas as pd
 
         peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in self.memory}
-        answers = [] if self.target_ms is not None else [*self.answers.values()]
-        named = next(iter(answers), self.target_answer)
+        answers = [] if self.target_ms is not None else self._headline()
+        named = answers[0][1] if answers else self.target_answer
         rows, answer_rows, fresh = [], [], self._fresh_calls()
         for number, timing in enumerate((*self.timings, *fresh)):
             path, policy, size = timing.call_path, timing.dtype_policy, timing.batch_size
@@ -327,10 +335,14 @@ class InferenceProfile(Result):
                 f"The measurements are too noisy to determine `{name}`: measure larger batch "
                 f"sizes, or for a longer time. Received: interval={batch_size.ends}."
             )
-        sizes = [timing.batch_size for timing in self.answering]
-        outside = not min(sizes) <= batch_size.value <= max(sizes)
-        reason = "the fit of the time of a batch"
-        return InferenceAnswer(int(batch_size.value), batch_size, reason, extrapolated=outside)
+        sizes, size = [timing.batch_size for timing in self.answering], int(batch_size.value)
+        if not min(sizes) / _FAR <= size <= _FAR * max(sizes):
+            raise ValueError(
+                f"`{name}` is far from the measured sizes, so its fit is not reliable: add sizes "
+                f"near {max(1, size):,} to `batch_sizes`. Received: sizes {sizes}."
+            )
+        outside, reason = not min(sizes) <= size <= max(sizes), "the fit of the time of a batch"
+        return InferenceAnswer(size, batch_size, reason, extrapolated=outside)
 
     @property
     def answers(self) -> dict[str, InferenceAnswer]:
@@ -437,9 +449,8 @@ class InferenceProfile(Result):
 
     def _enough_calls(self, quantile: float) -> dict[int, tuple[float, ...]]:
         """Return the calls of each size that has enough for the quantile, in seconds."""
-        known = {
-            t.batch_size: t.latencies_s for t in self.answering if not t.missing_calls(quantile)
-        }
+        enough = (timing for timing in self.answering if not timing.missing_calls(quantile))
+        known = {timing.batch_size: timing.latencies_s for timing in enough}
         largest, needed = max(known, default=0), calls_for_quantile(quantile)
         fresh = {c.batch_size: c.latencies_s for c in self.checks if c.batch_size > largest}
         return known | {size: calls_s for size, calls_s in fresh.items() if len(calls_s) >= needed}

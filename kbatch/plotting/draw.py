@@ -36,6 +36,7 @@ def series(
     line: Sequence[tuple[float, float]] = (),
     style: str = "-",
     shaded: bool = False,
+    hollow: Sequence[tuple[float, float]] = (),  # Points with a hollow mark.
 ) -> None:
     """Draw estimates with their intervals, joined by a line, or with a fitted line."""
     color, marker = canvas.series_style(index)
@@ -44,6 +45,8 @@ def series(
     if line:
         panel.plot(*zip(*line, strict=True), color=color, linewidth=1.2, linestyle=style)
     points(panel, places, values, color, marker, label=label, line="none" if line else "-")
+    for place, value in hollow:
+        points(panel, [place], [value], color, marker, hollow=True)
 
 
 def sampled(curve: Callable[[float], float], low: float, high: float) -> list[tuple[float, float]]:

@@ -21,6 +21,7 @@ from kbatch.throughput.result import TrainingProfile, fastest_ways
 
 # The memory limit is drawn if it is less than this multiple of the highest peak.
 _FAR = 16
+FEW_CALLS = "Hollow: too few calls for the quantile."
 
 
 def plot_training_profile(
@@ -132,7 +133,9 @@ def draw_sweep(
                 color, _ = canvas.series_style(index)
                 lower.plot(*zip(*medians_ms, strict=True), color=color, linewidth=0.6)
                 times_ms, line = _quantiles_ms(series, quantile), []
-            draw.series(lower, index, times_ms, label=name, line=line)
+            few = [(n, e.value) for n, e in times_ms if quantile is not None and e.high is None]
+            draw.series(lower, index, times_ms, label=name, line=line, hollow=few)
+            notes += [FEW_CALLS] * bool(few)
         upper.yaxis.set_major_formatter("{x:,.0f}")
         upper.set_ylabel("Throughput\n(samples/s)")
         lower.set_yscale("log")

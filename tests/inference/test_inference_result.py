@@ -18,7 +18,11 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.errors import TargetTooLow
 from kbatch.inference.result import InferenceAnswer, SizeEffect
 from kbatch.inference.target_search import expected_drift
+from kbatch.plotting import canvas
 from kbatch.records.notes import Note
+
+NAMES = ("throughput", "operating_curve", "memory")
+PLOTS = {name: getattr(kbatch, f"plot_inference_{name}") for name in NAMES}
 
 
 def with_target(*checks, timings=(), target_ms=5.0, **changed):
@@ -43,6 +47,12 @@ def test_profile_with_the_peak_at_its_largest_size_advises_larger_sizes():
     profiles = [make_profile(*each) for each in timings]
     assert ["of sizes up to 32 " in each.answer for each in profiles] == [1, 1, 0, 0]
     assert [len(each.notes) for each in profiles] == [1, 0, 0, 1]
+    # The headline names no size above the measured ones, and the fit is used up to a factor of 2.
+    assert [each.answer.split()[2] for each in profiles[2:]] == ["90", "64"]
+    assert profiles[3].efficient.extrapolated
+    few = make_profile(make_timing(1), make_timing(8))
+    assert few.answer.startswith("Batch size 8 has the largest throughput of sizes up to 8 ")
+    assert [few.knee.extrapolated, "efficient" in few.answers] == [True, False]
     assert not make_profile(*stairs, target_ms=5.0).notes
     # The fit cannot fall, but the measured times of the last two sizes do.
     slow, fast = make_timing(1, times_s=(0.3,) * 8), make_timing(16, times_s=(0.2,) * 8)
@@ -181,14 +191,23 @@ def test_plot_with_a_target_draws_the_quantile_and_the_median_as_a_thin_line():
     quantiles = [1000 * np.quantile(timing.latencies_s, 0.95) for timing in timings]
     (curve,) = [line for line in lower.lines if line.get_label() == "compiled"]
     np.testing.assert_allclose(curve.get_ydata(), quantiles)
-    (thin,) = [
-        line for line in lower.lines if line.get_linewidth() < 1 and len(line.get_xdata()) > 2
-    ]
+    (thin,) = [c for c in lower.lines if c.get_linewidth() < 1 and len(c.get_xdata()) > 2]
     np.testing.assert_allclose(thin.get_ydata()[0], 1000 * time_s(1), rtol=0.2)
     assert (lower.get_ylabel(), curve.get_linestyle()) == ("p95 time of a batch\n(ms)", "-")
     assert not lower.texts and "within 5 ms" in lower.get_title(loc="left")  # Covers no point.
     curve = kbatch.plot_inference_operating_curve(profile)
     np.testing.assert_allclose(curve.lines[0].get_xdata(), quantiles)
+    assert "Hollow" not in words(curve) + words(lower)
+
+
+@pytest.mark.parametrize("name", ["throughput", "operating_curve"])
+def test_plots_show_a_quantile_of_too_few_calls_as_a_hollow_mark(name):
+    profile = make_profile(make_timing(1), make_timing(8, calls=58), target_ms=5.0)
+    figure = PLOTS[name](profile).figure
+    (mark,) = [line for line in figure.axes[-1].lines if line.get_markerfacecolor() == canvas.PAPER]
+    quantile_ms = 1000 * np.quantile(profile.timings[1].latencies_s, 0.95)
+    assert quantile_ms in (*mark.get_xdata(), *mark.get_ydata())
+    assert "Hollow: too few calls for the quantile." in words(figure.axes[-1])
 
 
 @pytest.mark.parametrize("depends", [True, False])
@@ -250,15 +269,9 @@ def test_expected_drift_grows_with_the_scatter_of_the_rounds():
 
 
 def test_select_by_path_and_policy():
-    profile = make_profile(
-        make_timing(1),
-        make_timing(8),
-        make_timing(1, path="xla", scale=0.5),
-        make_timing(8, path="xla", scale=0.5),
-        make_timing(8, path="xla", policy="int8"),
-        checks=(make_check(8),),
-        target_ms=5.0,
-    )
+    timings = [make_timing(n, path=path) for path in ("compiled", "xla") for n in (1, 8)]
+    timings.append(make_timing(8, path="xla", policy="int8"))
+    profile = with_target(make_check(8), timings=timings)
     part = profile.select(call_path="xla")
     assert part.series == (("xla", "float32"), ("xla", "int8"))
     assert (part.checks, part.target_ms) == ((), None)  # The further calls used another path.
@@ -312,10 +325,6 @@ def test_profile_of_one_size_has_no_answers():
         _ = profile.knee
     assert profile.answers == {}
     assert "few calls" in profile.answer
-
-
-NAMES = ("throughput", "operating_curve", "memory")
-PLOTS = {name: getattr(kbatch, f"plot_inference_{name}") for name in NAMES}
 
 
 def test_plot_throughput_draws_points_within_their_intervals():
