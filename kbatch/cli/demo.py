@@ -56,15 +56,9 @@ def _demo(options: argparse.Namespace) -> None:
     settings = {"micro_batch_size": 128, "dtype_policy": options.policy, "seed": options.seed}
     hypermodel = BatchSizeHyperModel(build, sizes, **settings)  # Checks the options.
     x, y = load_texts() if texts else load_images()
-    tuner = BatchSizeTuner(
-        hypermodel,
-        "val_accuracy",
-        strategy="grid" if options.quick else "race",
-        tolerance=0.02,
-        directory=options.output,
-        project_name=folder.name,
-        overwrite=True,
-    )
+    place = {"directory": options.output, "project_name": folder.name, "overwrite": True}
+    strategy = "grid" if options.quick else "race"
+    tuner = BatchSizeTuner(hypermodel, "val_accuracy", strategy=strategy, tolerance=0.02, **place)
     tuner.search(x, y, validation_split=0.4, epochs=2 if options.quick else epochs)
     study = tuner.study
     for note in study.plan.notes if study.plan is not None else ():
@@ -125,13 +119,9 @@ def build_image_model() -> Any:
     """Build a small convolutional model with Adam's usual learning rate."""
     from keras import layers
 
-    return _classifier(
-        layers.Input((28, 28, 1)),
-        layers.Conv2D(16, 3, strides=2, padding="same", activation="relu"),
-        layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
-        layers.Flatten(),
-        classes=10,
-    )
+    settings = {"strides": 2, "padding": "same", "activation": "relu"}
+    filters = [layers.Conv2D(count, 3, **settings) for count in (16, 32)]
+    return _classifier(layers.Input((28, 28, 1)), *filters, layers.Flatten(), classes=10)
 
 
 def build_text_model() -> Any:

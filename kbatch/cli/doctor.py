@@ -162,11 +162,8 @@ def policy_finding(times_as_fast: Mapping[str, float], device: str) -> Finding:
     from kbatch.page.numbers import speed_text
     from kbatch.search.first_updates import TOO_SLOW
 
-    others = [
-        f"{name} is {speed_text(ratio, 'float32')}"
-        for name, ratio in times_as_fast.items()
-        if name != "float32"
-    ]
+    texts = {name: speed_text(ratio, "float32") for name, ratio in times_as_fast.items()}
+    others = [f"{name} is {text}" for name, text in texts.items() if name != "float32"]
     slow = device == "CPU" and TOO_SLOW * times_as_fast["mixed_float16"] < 1
     default = "float32" if slow else "mixed_float16"
     text = f"on this {device} {' and '.join(others)}: a search uses {default}"

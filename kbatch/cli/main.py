@@ -308,6 +308,8 @@ def load_result(path: Path) -> Any:
     from kbatch.records.json_codec import damaged, read_json, shown
     from kbatch.study.study import load_study
 
+    # `kbatch inference` and `kbatch input` write one of these into their folder.
+    path = next(filter(Path.is_file, (path, path / "profile.json", path / "input.json")), path)
     if not path.is_file():
         return load_study(path)
     try:
@@ -338,13 +340,11 @@ def _say_problems(record: Any) -> None:
 
 
 def _add_plot(commands: Any) -> None:
-    add = _parser(commands, "plot", _plot, "draw a figure of a study")
+    add = _parser(commands, "plot", _plot, "draw a figure of a study or of a profile")
     figures = f"one of {', '.join(FIGURES)} (default: %(default)s)"
-    study = (
-        "project directory of a search (several are drawn in one figure); with `--figure memory`, "
-        "the JSON file that `kbatch max-batch` wrote"
-    )
-    add("studies", type=Path, nargs="+", metavar="DIR", help=study)
+    records = "project directory of a search (several are drawn in one figure)"
+    records += ", or one folder or JSON file of a profile or result, without `--figure`"
+    add("studies", type=Path, nargs="+", metavar="DIR|FILE", help=records)
     add("--figure", choices=FIGURES, default=FIGURES[0], metavar="NAME", help=figures)
     target = "with `--figure time-to-target`: the metric's target (default: the search's target)"
     add("--target", type=float, metavar="VALUE", help=target)
@@ -357,7 +357,7 @@ def _add_plot(commands: Any) -> None:
 def _plot(options: argparse.Namespace) -> None:
     from kbatch.memory.result import MaxBatchSizeResult
     from kbatch.plotting.canvas import draw_so_wide, save_figure
-    from kbatch.study.study import load_study
+    from kbatch.study.study import Study
 
     name, output = options.figure, options.output or Path(f"kbatch-{options.figure}.png")
     if options.target is not None and name != "time-to-target":
@@ -365,8 +365,16 @@ def _plot(options: argparse.Namespace) -> None:
             "`--target` works with `--figure time-to-target` only. "
             f"Received: --figure {name} --target {options.target}."
         )
-    load = MaxBatchSizeResult.load if name == "memory" else load_study
+    load, kind = load_result, Study
+    if name == "memory":
+        load, kind = MaxBatchSizeResult.load, MaxBatchSizeResult
     results = _named_by_path(options.studies, [load(path) for path in options.studies])
+    others = [type(result).__name__ for result in results if not isinstance(result, kind)]
+    if others and (len(results) > 1 or name != FIGURES[0]):
+        raise ValueError(
+            "`kbatch plot` draws studies, or the main figure of one profile or result: give one, "
+            f"without `--figure`. `kbatch report` shows all figures. Received: {others[0]}."
+        )
     if len(results) > 1 and name not in SHARED_FIGURES:
         raise ValueError(
             f"`--figure {name}` shows one study. For several studies, choose one of "
@@ -379,6 +387,7 @@ def _plot(options: argparse.Namespace) -> None:
     plot = getattr(importlib.import_module("kbatch"), f"plot_{name.replace('-', '_')}")
     target = {} if options.target is None else {"target": options.target}
     draw = functools.partial(plot, results if results[1:] else results[0], **target)
+    draw = draw if isinstance(results[0], kind) else results[0].plot
     save_figure(draw() if options.width is None else draw_so_wide(draw, options.width), output)
     for result in results:
         _say_problems(result)

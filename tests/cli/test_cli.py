@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import inference_factory
+import input_profile_factory
 import numpy as np
 import pandas as pd
 import pytest
@@ -80,12 +82,10 @@ def test_demo_options_and_seed(tmp_path, monkeypatch):
 
 def test_report_plot_and_export_write_files(demo, tmp_path, capsys):
     project = str(demo[0] / "demo-search")
-    for command, name in (
-        ("report", "report.md"),
-        ("plot", "trials.svg"),
-        ("export", "trials.csv"),
-        ("export", "trials.json"),
-    ):
+    commands = {"report.md": "report", "trials.svg": "plot"}
+    for name, command in (
+        commands | {f"trials.{end}": "export" for end in ("csv", "json")}
+    ).items():
         path = tmp_path / name
         assert cli.main([command, project, "-o", str(path)]) == 0
         assert path.stat().st_size > 100
@@ -99,6 +99,15 @@ def test_report_plot_and_export_write_files(demo, tmp_path, capsys):
     runs = pd.read_csv(path)
     assert sorted(set(runs.batch_size)) == [32, 128, 512]
     assert len(runs) == sum(len(trial.executions) for trial in kbatch.load_study(project).trials)
+
+
+@pytest.mark.parametrize("file", ["profile.json", "input.json"])
+def test_report_and_plot_take_the_folder_of_a_profile(tmp_path, file):
+    factory = inference_factory if file == "profile.json" else input_profile_factory
+    factory.make_profile().save(tmp_path / file)
+    for command, output in (("report", tmp_path / "report.html"), ("plot", tmp_path / "main.png")):
+        assert cli.main([command, str(tmp_path), "-o", str(output)]) == 0
+        assert output.stat().st_size > 10_000
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file names are UTF-8")

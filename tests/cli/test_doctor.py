@@ -95,13 +95,8 @@ def test_policy_finding(device, half, brain, status, advice):
 
 def doctor(**variables):
     """Run the command in a new process."""
-    return subprocess.run(
-        [sys.executable, "-m", "kbatch", "doctor"],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    words, variables = [sys.executable, "-m", "kbatch", "doctor"], {**os.environ, **variables}
+    return subprocess.run(words, env=variables, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.slow

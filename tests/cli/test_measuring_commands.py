@@ -68,13 +68,8 @@ def test_inference_writes_profile_table_and_figures(tmp_path, monkeypatch, capfd
     for words in ("Batch size 64", "within 10000 ms", "verified", "samples/s"):
         assert words in out, words
     folder = tmp_path / "kbatch-inference"
-    assert {path.name for path in folder.iterdir()} == {
-        "profile.json",
-        "profile.csv",
-        "inference-throughput.png",
-        "inference-operating-curve.png",
-        "inference-memory.png",
-    }
+    figures = {f"inference-{name}.png" for name in ("throughput", "operating-curve", "memory")}
+    assert {file.name for file in folder.iterdir()} == {"profile.json", "profile.csv", *figures}
     profile = kbatch.InferenceProfile.load(folder / "profile.json")
     assert profile.series == (("compiled", "float32"), ("predict", "float32"))
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from figure_studies import learned_study
+from inference_factory import make_profile
 from records_factory import make_environment, make_trial
 
 from kbatch.cli import main as cli
@@ -32,6 +33,7 @@ MISTAKES = {
     "plot good.json --figure trails": r"trials'?, '?learning-rates",
     "plot good.json --figure time-to-target": "--target 0.95",
     "plot good.json --figure gpu-timeline": "NVIDIA GPU",
+    "plot good.json profile.json": "give one, without `--figure`.*InferenceProfile",
     "plot good.json --figure memory": "MaxBatchSizeResult",
     "plot good.json --figure pareto --target 0.5": r"pareto --target 0\.5",
     **{
@@ -66,6 +68,7 @@ MISTAKES = {
 def files(folder):
     """Make files and folders for the mistakes."""
     learned_study().save(folder / "good.json")
+    make_profile().save(folder / "profile.json")
     (folder / "text.json").write_text("[1, 2]")
     write_record(make_trial(16), folder / "trial.json")
     write_record(SearchRecord({}, make_environment()), folder / "empty" / "kbatch.json")
