@@ -453,14 +453,32 @@ def _step_s(
         return None
     try:
         # More rows may not fit, because nothing is cut yet.
-        timed, most = updates(), min(most or TIMED_ROWS, settings.batch_sizes[-1])
+        most, compiled = min(most or TIMED_ROWS, settings.batch_sizes[-1]), is_compiled(model)
         # XLA compiles the two sizes for training too.
-        ends = (settings.batch_sizes[0], most) if is_compiled(model) else (FIRST_ROWS, TIMED_ROWS)
-        for rows in sorted({min(size, most) for size in ends} - timed.seconds.keys()):
-            timed.step_s(rows)
+        ends = (settings.batch_sizes[0], most) if compiled else (FIRST_ROWS, TIMED_ROWS)
+        return timed_line(updates(), sorted({min(n, most) for n in ends}), compiled=compiled)
     except Exception:  # Training will raise it again, and the trial will record it.
         return None
-    return _line({rows: timed.seconds[rows] for rows in (min(size, most) for size in ends)})
+
+
+# Rounds in which the sizes are timed again if the largest was not slower than the smallest.
+_TIMED_AGAIN = 3
+
+
+def timed_line(timed: Any, ends: Sequence[int], *, compiled: bool) -> tuple[float, float]:
+    """Time updates, and return the seconds of a step without examples, and of each example."""
+    for rows in ends:
+        if rows not in timed.seconds:
+            timed.step_s(rows)
+    # Larger sizes that were timed before show the slope better, but XLA did not compile them all.
+    sizes = ends if compiled else timed.seconds
+    step_s = _line({rows: timed.seconds[rows] for rows in sizes})
+    for _ in range(_TIMED_AGAIN):  # Other work on the machine may have slowed the smallest size.
+        if step_s[1] == 0 and len(sizes) > 1:
+            for rows in ends:
+                timed.step_s(rows)
+            step_s = _line({rows: timed.seconds[rows] for rows in sizes})
+    return step_s
 
 
 def _line(seconds: Mapping[int, float]) -> tuple[float, float]:

@@ -18,7 +18,14 @@ import kbatch
 from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import PLAN_NAME, Plan
-from kbatch.search.plan import choose_xla, halved, micro_batch_size, most_in_memory, notes_on_size
+from kbatch.search.plan import (
+    choose_xla,
+    halved,
+    micro_batch_size,
+    most_in_memory,
+    notes_on_size,
+    timed_line,
+)
 from kbatch.search.runs import TrialRuns
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import ModelFacts, installed_step, is_compiled
@@ -413,6 +420,25 @@ def test_choose_xla_pays_for_the_shapes(inner, plain_s, xla_s, left_s, tried, ta
     assert (found.step_s == before.step_s) is not taken
     if not tried:
         assert steps_seen == [before.step_s]
+
+
+class Busy:
+    """Updates of 1 ms and 0.02 ms for each row, on a machine that doubles the first times."""
+
+    def __init__(self, slow, **seconds):
+        self.slow, self.seconds = slow, {int(rows[1:]): s for rows, s in seconds.items()}
+
+    def step_s(self, rows):
+        factor, self.slow = 1 + (self.slow > 0), self.slow - 1
+        self.seconds[rows] = min(factor * (0.001 + 2e-5 * rows), self.seconds.get(rows, 1.0))
+
+
+def test_timed_line_has_a_slope_although_the_smallest_size_was_slowed():
+    for slow, known, example_s in ((0, {}, 2e-5), (1, {}, 2e-5), (1, {"b1001": 0.021}, 1.9e-5)):
+        fixed_s, slope_s = timed_line(Busy(slow, **known), [2, 32], compiled=False)
+        assert slope_s == pytest.approx(example_s, rel=0.01)
+        assert fixed_s == pytest.approx(0.001 if not known else 0.00204, rel=0.05)
+    assert timed_line(Busy(9), [2], compiled=False)[1] == 0
 
 
 def test_make_plan_compiles_only_sizes_that_train(tmp_path, monkeypatch):
