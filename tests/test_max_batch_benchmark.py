@@ -9,13 +9,8 @@ ROOT = Path(__file__).parents[1]
 def rows(*words):
     """Runs the benchmark: its figures in window (%), probes and failures by strategy."""
     script = str(ROOT / "benchmarks" / "max_batch_search.py")
-    done = subprocess.run(
-        [sys.executable, script, *words],
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    settings = {"env": {"PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, script, *words], **settings, timeout=600)
     assert done.returncode == 0, done.stderr
     row = re.compile(r"^(.+?)\s+([\d.]+)%\s+[\d.]+%\s+([\d.]+)\s+([\d.]+)\s+[\d.]+%$", re.MULTILINE)
     return {name: tuple(map(float, figures)) for name, *figures in row.findall(done.stdout)}

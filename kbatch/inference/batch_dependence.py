@@ -193,9 +193,8 @@ def _effect(
             is_clear = first - second > tolerance
             clear += int(np.sum(is_clear))
             changed += int(np.sum(is_clear & (row.argmax(-1) != output.argmax(-1))))
-    return SizeEffect(
-        largest > tolerance, largest / (scale or 1.0), changed / clear if clear else None
-    )
+    share = changed / clear if clear else None
+    return SizeEffect(largest > tolerance, largest / (scale or 1.0), share)
 
 
 def _differences(row: np.ndarray, output: np.ndarray) -> np.ndarray:

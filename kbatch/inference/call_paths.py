@@ -45,16 +45,8 @@ _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
 # A function that takes a batch (nested NumPy arrays) and its size, and returns nested arrays.
 Run = Callable[[Any, int], Any]
 
-ONE_BATCH_PATH = "predict_one_batch"
-CALL_PATHS = (
-    "compiled",
-    "xla",
-    "model(x)",
-    ONE_BATCH_PATH,
-    "predict_on_batch",
-    BULK_PATH,
-    "saved_model",
-)
+_OF_KERAS = ("predict_one_batch", "predict_on_batch", BULK_PATH)
+CALL_PATHS = ("compiled", "xla", "model(x)", *_OF_KERAS, "saved_model")
 
 
 def check_names(allowed: Sequence[str], **argument: str | Iterable[str]) -> tuple[str, ...]:
@@ -73,14 +65,16 @@ def check_names(allowed: Sequence[str], **argument: str | Iterable[str]) -> tupl
 @contextlib.contextmanager
 def open_path(name: str, model: Any, rows: Any) -> Iterator[Run]:
     """Prepare a call path of a model. `rows` shows the shapes and dtypes of its batches."""
-    signature = keras.tree.map_structure(
-        lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), rows
-    )
+
+    def spec_of(leaf: Any) -> tf.TensorSpec:
+        return tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype)
+
+    signature = keras.tree.map_structure(spec_of, rows)
 
     def serve(batch: Any) -> Any:
         return model(batch, training=False)
 
-    xla, of_keras = name == "xla", name in (BULK_PATH, ONE_BATCH_PATH, "predict_on_batch")
+    xla, of_keras = name == "xla", name in _OF_KERAS
     with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:  # For a saved model.
         call: Any = serve
         if of_keras:
@@ -282,9 +276,8 @@ def compare_with_float32(
     except PolicyUnsupported:  # There is nothing to compare with.
         return {}, {}, 0
     expected = outputs_of(reference, rows)
-    output_changes = {
-        name: output_change(outputs_of(copy, rows), expected) for name, copy in others.items()
-    }
+    outputs = {name: outputs_of(copy, rows) for name, copy in others.items()}
+    output_changes = {name: output_change(output, expected) for name, output in outputs.items()}
     batches: Iterable[Any] = [rows]
     if x is not None:
         with contextlib.suppress(InputError):  # `x` has less than a batch: `rows` is all of it.
@@ -348,10 +341,8 @@ def output_change(outputs: Any, reference: Any) -> float | None:
     """Return the largest difference over the largest output; None if not finite or all zeros."""
 
     def flat(nested: Any) -> np.ndarray:
-        leaves = (np.asarray(leaf) for leaf in keras.tree.flatten(nested))
-        numbers = [
-            leaf.astype("float64").ravel() for leaf in leaves if leaf.dtype.kind not in TEXT_KINDS
-        ]
+        leaves = map(np.asarray, keras.tree.flatten(nested))
+        numbers = [a.astype("float64").ravel() for a in leaves if a.dtype.kind not in TEXT_KINDS]
         return np.concatenate([[0.0], *numbers])  # If all outputs are text, only this zero is left.
 
     expected = flat(reference)
@@ -383,9 +374,8 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
         raise PolicyUnsupported(
             f"model {model.name!r} cannot be rebuilt ({str(error).splitlines()[0].rstrip('.')})"
         ) from error
-    others = [
-        layer.name for layer in layers_with_weights(copy) if layer.dtype_policy.name != dtype_policy
-    ]
+    layers = layers_with_weights(copy)
+    others = [layer.name for layer in layers if layer.dtype_policy.name != dtype_policy]
     if others:
         raise PolicyUnsupported(
             f"layers of model {model.name!r} have their own dtype policy: leave out their "
@@ -407,14 +397,9 @@ def _layer_under(layer: Any, policy: str) -> Any:
         return type(layer).from_config(layer.get_config())
     if isinstance(layer, keras.layers.Lambda):
         # The function would lose its module if it were read from the config.
-        return type(layer)(
-            layer.function,
-            output_shape=lambda_output_shape(layer),
-            mask=layer.mask,
-            arguments=layer.arguments,
-            name=layer.name,
-            dtype=policy,
-        )
+        shape = lambda_output_shape(layer)
+        others = {name: getattr(layer, name) for name in ("mask", "arguments", "name")}
+        return type(layer)(layer.function, output_shape=shape, dtype=policy, **others)
     return type(layer).from_config({**_with_policy(layer.get_config(), policy), "dtype": policy})
 
 

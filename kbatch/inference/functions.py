@@ -74,9 +74,8 @@ def function_rows(x: Any) -> Any:
 def _has_object_arrays(nested: Any) -> bool:
     """Return whether a leaf is neither numbers nor text, such as None."""
     leaves = map(np.asarray, keras.tree.flatten(nested))
-    return any(
-        leaf.dtype == object and not isinstance(leaf.flat[0], (str, bytes)) for leaf in leaves
-    )
+    objects = (leaf for leaf in leaves if leaf.dtype == object)
+    return any(not isinstance(leaf.flat[0], (str, bytes)) for leaf in objects)
 
 
 @contextlib.contextmanager
@@ -216,10 +215,8 @@ def _load_litert(path: Path) -> tuple[Function, dict[str, Any]]:
         interpreter.invoke()
         return [interpreter.get_tensor(index) for index in outputs]
 
-    return call, {
-        tensor["name"]: (tensor["shape_signature"].tolist(), tensor["dtype"].__name__)
-        for tensor in inputs
-    }
+    specs = ((t["name"], t["shape_signature"].tolist(), t["dtype"].__name__) for t in inputs)
+    return call, {name: (shape, dtype) for name, shape, dtype in specs}
 
 
 def _load_folder(path: Path) -> tuple[Function, dict[str, Any]]:

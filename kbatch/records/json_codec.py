@@ -34,11 +34,8 @@ def write_record(record: object, path: Path) -> None:
 
 def record_text(record: object) -> str:
     """Return the JSON text of a record."""
-    document = {
-        "kbatch_schema": SCHEMA_VERSION,
-        "kind": type(record).__name__,
-        "record": _encode(record),
-    }
+    kind, encoded = type(record).__name__, _encode(record)
+    document = {"kbatch_schema": SCHEMA_VERSION, "kind": kind, "record": encoded}
     return json.dumps(document, indent=1, allow_nan=False)
 
 
@@ -142,9 +139,7 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
         return lambda value: tuple([item_of(item) for item in _plain(list, value)])
     if origin is not None:
         item_of = _decoder(arguments[1])
-        return lambda value: {
-            printable(key): item_of(item) for key, item in _plain(dict, value).items()
-        }
+        return lambda value: {printable(k): item_of(v) for k, v in _plain(dict, value).items()}
     if kind in (int, float):
         # A study may have a million numbers, so the usual case is checked first.
         return lambda value: (

@@ -108,11 +108,8 @@ def space_facts(space: Any) -> dict[str, str]:
 
 def fit_facts(call: FitCall) -> dict[str, str]:
     """Describe the arguments of `fit`, including data and callbacks."""
-    facts = {
-        name: _text(value)
-        for name, value in call.named.items()
-        if name not in _NOT_COMPARED and value is not None
-    }
+    compared = {name: v for name, v in call.named.items() if name not in _NOT_COMPARED}
+    facts = {name: _text(value) for name, value in compared.items() if value is not None}
     for callback in call.callbacks:
         kind = type(callback)
         is_plot = kind.__module__.startswith("kbatch.search.")

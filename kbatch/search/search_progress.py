@@ -240,7 +240,5 @@ def _figures(
     validation = {n: v for n, v in metrics.items() if n.startswith("val_")}
     shown = validation or {n: v for n, v in metrics.items() if n not in _NO_QUALITY}
     speed = [] if samples_per_second is None else [f"{samples_per_second:,.0f} samples/s"]
-    texts = {
-        name: f"{v:.4f}" if abs(v) >= 1e-3 or not v else f"{v:.3g}" for name, v in shown.items()
-    }
+    texts = {n: f"{v:.4f}" if abs(v) >= 1e-3 or not v else f"{v:.3g}" for n, v in shown.items()}
     return [*speed, *(f"{name} {text}{widths.get(name, '')}" for name, text in texts.items())]

@@ -390,9 +390,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _hypermodel_of_default_sizes(self, call: FitCall) -> Any:
         """Make a hypermodel whose batch sizes follow from the number of training examples."""
-        sizes = tuner_arguments.default_batch_sizes(
-            self._build, call.data, parallel=self.executor is not None
-        )
+        parallel = self.executor is not None
+        sizes = tuner_arguments.default_batch_sizes(self._build, call.data, parallel=parallel)
         hypermodel = BatchSizeHyperModel(self._build, sizes)
         hypermodel.restore(Path(self.project_dir))
         self.hypermodel = hypermodel

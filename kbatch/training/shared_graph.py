@@ -83,9 +83,7 @@ class SharedGraph:
 
     def release(self, *, except_policy: str | None = None) -> None:
         """Stop sharing all models, for example after a failure, except that of `except_policy`."""
-        self._models = {
-            policy: pair for policy, pair in self._models.items() if policy == except_policy
-        }
+        self._models = {name: v for name, v in self._models.items() if name == except_policy}
 
     def __reduce__(self):
         return SharedGraph, ()  # Models are not sent to another process.
@@ -193,10 +191,8 @@ def set_state(shared: Any, shared_settings: Settings, fresh: Any, settings: Sett
         source = type(source).from_config(source.get_config())
         source.build(fresh.trainable_variables)
     # The learning rate is among the variables.
-    pairs = zip(
-        (*shared.variables, *target.variables), (*fresh.variables, *source.variables), strict=True
-    )
-    for variable, value in pairs:
+    values = *fresh.variables, *source.variables
+    for variable, value in zip((*shared.variables, *target.variables), values, strict=True):
         variable.assign(value.value)
     shared.reset_metrics()
     shared.stop_training = False

@@ -103,11 +103,8 @@ def why_single_step(model: Any, callbacks: Sequence[Any] = ()) -> str | None:
 def steps_within(step_s: float, training: Training) -> int:
     """Return how many steps take about 100 ms, or fewer, so that a run has executions to time."""
     epoch_steps, budget = training.epoch_steps or 1, training.budget or Budget()
-    ends = (
-        epoch_steps * training.epochs,
-        budget.updates,
-        budget.train_s and budget.train_s // step_s,
-    )
+    timed_steps = budget.train_s and budget.train_s // step_s
+    ends = epoch_steps * training.epochs, budget.updates, timed_steps
     epochs, rest = divmod(int(min(end for end in ends if end is not None)), epoch_steps)
 
     def steady(steps: int) -> int:

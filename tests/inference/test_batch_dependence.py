@@ -196,13 +196,8 @@ def test_batch_dependence_counts_classes_that_change_beyond_rounding():
 
 
 def test_profile_inference_notes_that_predictions_depend_on_the_batch_size():
-    profile = kbatch.profile_inference(
-        batch_norm_in_training(),
-        NUMBERS,
-        batch_sizes=(1, 4),
-        measure_memory=False,
-        time_budget_s=0.5,
-    )
+    settings = {"batch_sizes": (1, 4), "measure_memory": False, "time_budget_s": 0.5}
+    profile = kbatch.profile_inference(batch_norm_in_training(), NUMBERS, **settings)
     smallest, larger = profile.timings
     assert smallest.size_effect is None
     assert larger.size_effect.depends

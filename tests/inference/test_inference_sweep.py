@@ -12,53 +12,32 @@ from kbatch.memory.result import MemoryRecord
 from kbatch.timing import TimingPlan
 
 BULK = 64
-NOT_MEASURED = MemoryPass()
+NONE, SIZES = MemoryPass(), (1, 8, 64, 512)
 ROWS = np.zeros((1, 1), "float32")
 
 
 def swept(
-    memory=NOT_MEASURED,
-    *,
-    sizes=(1, 8, 64, 512),
-    larger=(),
-    chosen=False,
-    target_ms=None,
-    around=False,
-    plan=None,
-    **call_s,
+    memory=NONE, *, sizes=SIZES, larger=(), chosen=False, target_ms=None, plan=(), around=False, **s
 ):
-    """The records of a sweep over call paths, whose calls take `call_s[path](batch_size)`."""
-    plan = {"time_budget_s": 1e3, "needed_calls": 5} | (plan or {})
+    """The records of a sweep over call paths, whose calls take `s[path](batch_size)` seconds."""
+    plan = {"time_budget_s": 1e3, "needed_calls": 5} | dict(plan)
     clock = FakeClock()
     runs = {
         (path, "float32"): lambda batch, size, seconds=seconds: clock.sleep(seconds(size))
-        for path, seconds in call_s.items()
+        for path, seconds in s.items()
     }
-    sweep = InferenceSweep(
-        runs,
-        ROWS,
-        memory,
-        TimingPlan(rounds_beyond=0, **plan),
-        chosen=chosen,
-        bulk_examples=BULK,
-        target_ms=target_ms,
-        clock=clock,
-    )
+    settings = {"chosen": chosen, "bulk_examples": BULK, "target_ms": target_ms, "clock": clock}
+    sweep = InferenceSweep(runs, ROWS, memory, TimingPlan(rounds_beyond=0, **plan), **settings)
     list(sweep.warm_up_all(sizes, larger, around_target=around))
     sweep.run()
     records = sweep.records(BatchDependence({}, ROWS))
     return {(r.call_path, r.batch_size): r for r in records}
 
 
-@pytest.mark.parametrize(
-    ("target_ms", "sizes"),
-    [
-        (3.5, [1, 2, 4]),
-        (20.0, [1, 8, 16, 32]),
-        (500.0, [1, 8, 64, 128, 256, 512]),
-        (1e4, [1, 8, 64, 512]),
-    ],
-)
+TIMED = {3.5: [1, 2, 4], 20.0: [1, 8, 16, 32], 500.0: [1, 8, 64, 128, 256, 512], 1e4: [*SIZES]}
+
+
+@pytest.mark.parametrize(("target_ms", "sizes"), TIMED.items())
 def test_sweep_times_the_powers_of_two_around_a_target(target_ms, sizes):
     records = swept(compiled=lambda size: size / 1000, target_ms=target_ms, around=True)
     assert sizes_of(records, "compiled") == sizes
@@ -70,11 +49,8 @@ def sizes_of(records, path):
 
 def test_sweep_target_does_not_apply_to_bulk_calls():
     """A bulk call takes longer than the target at each batch size."""
-    records = swept(
-        compiled=lambda size: 0.0005 * size,
-        predict=lambda size: 0.1 + 0.01 * BULK / size,
-        target_ms=1.0,
-    )
+    slow_s = {"predict": lambda size: 0.1 + 0.01 * BULK / size}
+    records = swept(compiled=lambda size: 0.0005 * size, **slow_s, target_ms=1.0)
     assert sizes_of(records, "compiled") == [1, 8]
     assert sizes_of(records, "predict") == [1, 8, 64]
     assert records["predict", 512].reason.code != "beyond_target"

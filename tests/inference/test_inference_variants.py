@@ -34,13 +34,10 @@ def wrapped():
     layers = keras.layers
     inner = keras.Sequential([layers.Input((4,)), layers.Dense(4)])
     inputs = keras.Input((6, 3))
-    x = layers.Bidirectional(layers.LSTM(2, return_sequences=True, recurrent_initializer="zeros"))(
-        inputs
-    )
-    x = layers.TimeDistributed(inner)(x)
-    return keras.Model(
-        inputs, layers.RNN(layers.SimpleRNNCell(3, recurrent_initializer="zeros"))(Block()(x))
-    )
+    lstm = layers.LSTM(2, return_sequences=True, recurrent_initializer="zeros")
+    x = layers.TimeDistributed(inner)(layers.Bidirectional(lstm)(inputs))
+    cell = layers.SimpleRNNCell(3, recurrent_initializer="zeros")
+    return keras.Model(inputs, layers.RNN(cell)(Block()(x)))
 
 
 @keras.saving.register_keras_serializable("variants")
@@ -120,9 +117,8 @@ def test_compare_with_float32_text_inputs_and_outputs():
 
 def test_variants_of_int8_counts_layers_that_are_not_quantised():
     layers = keras.layers
-    model = keras.Sequential(
-        [layers.Input((4, 2)), layers.Conv1D(2, 2), layers.Flatten(), layers.Dense(1)]
-    )
+    parts = [layers.Input((4, 2)), layers.Conv1D(2, 2), layers.Flatten(), layers.Dense(1)]
+    model = keras.Sequential(parts)
     _, (note,) = variants_of(model, "int8")
     assert note.code == "not_quantised"
     assert note.values == {"quantised": 1, "layers": 2, "others": model.layers[0].name}

@@ -92,15 +92,8 @@ def test_history_equals_a_plain_fit(form):
     plain = build()
     plain.set_weights(weights)
     # 90 rows in at most 50 blocks are 45 of 2 rows.
-    expected = plain.fit(
-        *data,
-        batch_size=48,
-        epochs=2,
-        verbose=0,
-        validation_data=validation,
-        validation_batch_size=2,
-        shuffle=False,
-    )
+    sizes = {"batch_size": 48, "validation_batch_size": 2, "epochs": 2}
+    expected = plain.fit(*data, **sizes, verbose=0, validation_data=validation, shuffle=False)
     names = [name for name in expected.history if name.startswith("val_")]
     assert len(names) > 1
     for name in names:
@@ -477,9 +470,7 @@ def test_search_pairs_runs_by_example(searched):
 def test_val_accuracy_is_logged_and_judged_value_is_separate(searched):
     study = kbatch.load_study(searched)
     frame, table = study.to_dataframe(), study.table().set_index("batch size")
-    tracked = [
-        run.metrics for run in tracked_runs("", study.trials, study.search, study.decide())[1:]
-    ]
+    tracked = [r.metrics for r in tracked_runs("", study.trials, study.search, study.decide())[1:]]
     assert any(abs(t.metrics["val_accuracy"] - t.judged_value) > 1e-3 for t in study.trials)
     for number, trial in enumerate(study.trials):
         runs = trial.executions

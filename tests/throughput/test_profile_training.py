@@ -53,13 +53,9 @@ def test_profile_training_skips_sizes_beyond_the_data():
 
 @pytest.mark.slow
 def test_profile_training_size_that_does_not_fit():
-    profile = kbatch.profile_training(
-        memory_models.wide_net,
-        *models.rows(64),
-        batch_sizes=(4, 16, 4000, 8000),
-        memory_limit_bytes=64 * memory_models.MB,
-        time_budget_s=30.0,
-    )
+    limits = {"memory_limit_bytes": 64 * memory_models.MB, "time_budget_s": 30.0}
+    sizes, build = (4, 16, 4000, 8000), memory_models.wide_net
+    profile = kbatch.profile_training(build, *models.rows(64), batch_sizes=sizes, **limits)
     outcomes = {u.batch_size: u.reason.code if u.reason else u.outcome for u in profile.updates}
     assert [outcomes[size] for size in (4, 16)] == ["measured", "measured"]
     assert outcomes[4000] == "memory_expected"

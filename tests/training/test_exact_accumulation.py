@@ -138,9 +138,7 @@ def test_exact_repeats_random_draws(eager):
 
     model = build()
     with tf.GradientTape() as tape:
-        outputs = [
-            model(X[start : start + 8][: 30 - start], training=True) for start in (0, 8, 16, 24)
-        ]
+        outputs = [model(X[s : s + 8][: 30 - s], training=True) for s in (0, 8, 16, 24)]
         loss = supervised_contrastive(Y[:30], tf.concat(outputs, axis=0))
     gradients = tape.gradient(loss, model.trainable_weights)
     model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))

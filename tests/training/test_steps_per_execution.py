@@ -58,15 +58,9 @@ def trained(build, steps, *callbacks, epochs=2, data=None, steps_per_epoch=None,
     model = build()
     x, y = data or (X, Y)
     with TimedFit(model, searches.plan(8, steps_per_execution=steps, **plan)) as fit:
-        history = fit(
-            x,
-            y,
-            validation_data=(X, Y) if y is not None else None,
-            epochs=epochs,
-            steps_per_epoch=steps_per_epoch,
-            callbacks=list(callbacks),
-            verbose=0,
-        )
+        settings = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "verbose": 0}
+        validation = None if y is None else (X, Y)
+        history = fit(x, y, validation_data=validation, callbacks=list(callbacks), **settings)
     return model, fit, history.history
 
 

@@ -40,11 +40,8 @@ class BatchNormUpdate:
 
     def __init__(self, model: keras.Model):
         # The statistics of a layer with `renorm` cannot be combined, so Keras updates them.
-        self._layers = [
-            layer
-            for layer in batch_norms(model)
-            if layer.trainable and not getattr(layer, "renorm", False)
-        ]
+        trained = (layer for layer in batch_norms(model) if layer.trainable)
+        self._layers = [layer for layer in trained if not getattr(layer, "renorm", False)]
         self._before = [_moving(layer) for layer in self._layers]
         # For each layer, the statistics of its calls in the last pass. A list is empty if the calls
         # cannot be observed: within a loop or function in the model, or in a custom `call`.

@@ -189,9 +189,8 @@ class ExactTrainStep(TrainStep):
             results = [results[i] for i in upstream]
             sources = [*weights, *shared, *(parts[i] for i in call.watched)]
             gradients: Any = tape.gradient(results, sources, output_gradients=slices)
-            connected[:] = [
-                known or g is not None for known, g in zip(connected, gradients, strict=True)
-            ]
+            pairs = zip(connected, gradients, strict=True)
+            connected[:] = [known or gradient is not None for known, gradient in pairs]
             for pair in zip(expected, results, strict=True):
                 first, second = (tf.cast(result, tf.float32) for result in pair)
                 largest = tf.reduce_max(tf.abs(first)) + 1e-6
@@ -296,9 +295,8 @@ class _LayerCall:
         leaves = keras.tree.flatten(structure)
         tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         masks = {i: mask for i in tensors if (mask := internals.mask_of(leaves[i])) is not None}
-        added = [
-            loss for part in internals.layers_of(self.layer) for loss in internals.own_losses(part)
-        ]
+        layers = internals.layers_of(self.layer)
+        added = [loss for layer in layers for loss in internals.own_losses(layer)]
         scalar = [loss.shape.rank == 0 for loss in added]
         self._last_result = structure, tensors, list(masks), scalar
         rows, known = row_count(parts), parts[0].shape[0]
@@ -353,9 +351,8 @@ class _LayerCall:
         for i in masked:
             internals.set_mask(leaves[i], next(remaining))
         added = zip(remaining, scalars, strict=True)
-        internals.set_added(
-            self.layer, [tf.reduce_mean(loss) if mean else loss for loss, mean in added]
-        )
+        losses = [tf.reduce_mean(loss) if mean else loss for loss, mean in added]
+        internals.set_added(self.layer, losses)
         return keras.tree.pack_sequence_as(structure, leaves)
 
 

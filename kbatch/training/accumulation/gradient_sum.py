@@ -45,10 +45,8 @@ def finalize(
     sums: Sequence[tf.Tensor], variables: Sequence[Any], connected: Sequence[bool]
 ) -> list[tf.Tensor | None]:
     """Return the gradients for the optimizer. If the loss does not reach a variable, None."""
-    return [
-        tf.cast(s, v.dtype) if reached else None
-        for s, v, reached in zip(sums, variables, connected, strict=True)
-    ]
+    triples = zip(sums, variables, connected, strict=True)
+    return [tf.cast(s, v.dtype) if reached else None for s, v, reached in triples]
 
 
 class MicroBatches(NamedTuple):

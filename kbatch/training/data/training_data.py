@@ -266,9 +266,8 @@ class TrainingData:
                 known = self._sample and self.some_rows(model)
                 examples = known.examples if known else most_examples(x, model)
             if self.class_weight is not None:
-                forms.check_class_weight(
-                    keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[1]
-                )
+                targets = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[1]
+                forms.check_class_weight(targets)
                 dataset = dataset.map(make_class_weight_map_fn(self.class_weight))
             dataset = dataset.prefetch(tf.data.AUTOTUNE)
         else:
@@ -318,9 +317,8 @@ class TrainingData:
         if isinstance(x, keras.utils.PyDataset):
             return x.num_batches and x.num_batches * keras.tree.flatten(x[0])[0].shape[0]
         model = build()
-        return most_examples(
-            x if forms.is_dataset(x) else forms.called_for(x, model, batch_size), model
-        )
+        dataset = x if forms.is_dataset(x) else forms.called_for(x, model, batch_size)
+        return most_examples(dataset, model)
 
     def count_validated(self, build: Callable[[], keras.Model]) -> int:
         """Count the validation examples. If there are none or the number is unknown, return 0."""
