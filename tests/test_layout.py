@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_699,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_696,  # Without docstrings, comments and blank lines.
     "files in kbatch": 130,
     "record types": 81,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
-    "lines of tests": 29_505,
-    "kbatch.search.tuner": 20_720,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_771,  # HyperModel
-    "kbatch.memory.find": 8_228,  # find_max_batch_size
-    "kbatch.study.study": 5_843,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_881,  # accumulate_gradients
+    "lines of tests": 29_502,
+    "kbatch.search.tuner": 20_705,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_761,  # HyperModel
+    "kbatch.memory.find": 8_226,  # find_max_batch_size
+    "kbatch.study.study": 5_839,  # load_study
+    "kbatch.training.accumulation.accumulate": 3_874,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",
