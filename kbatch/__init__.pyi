@@ -28,13 +28,13 @@ from kbatch.search.live_plot import LivePlot as LivePlot
 from kbatch.search.tuner import BatchSizeTuner as BatchSizeTuner
 from kbatch.study.comparison import Comparison as Comparison
 from kbatch.study.comparison import compare as compare
-from kbatch.study.figures.gpu_timeline import plot_gpu_timeline as plot_gpu_timeline
-from kbatch.study.figures.noise_scale import plot_noise_scale as plot_noise_scale
+from kbatch.study.figures.efficiency import plot_noise_scale as plot_noise_scale
+from kbatch.study.figures.efficiency import plot_time_to_target as plot_time_to_target
 from kbatch.study.figures.quality import plot_learning_curves as plot_learning_curves
 from kbatch.study.figures.quality import plot_learning_rates as plot_learning_rates
 from kbatch.study.figures.quality import plot_pareto as plot_pareto
-from kbatch.study.figures.search import plot_search as plot_search
-from kbatch.study.figures.time_to_target import plot_time_to_target as plot_time_to_target
+from kbatch.study.figures.timelines import plot_gpu_timeline as plot_gpu_timeline
+from kbatch.study.figures.timelines import plot_search as plot_search
 from kbatch.study.figures.trials import plot_trials as plot_trials
 from kbatch.study.study import Study as Study
 from kbatch.study.study import load_study as load_study

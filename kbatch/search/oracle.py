@@ -22,7 +22,7 @@ from kbatch.records.json_codec import DAMAGED, load_if_readable, read_json, writ
 from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan
 from kbatch.search.files import ENDED, STATE_NAME, readable_trials, trial_record
 from kbatch.search.race import RaceStrategy, Values, untried_in_grid
-from kbatch.search.search_time import SearchTime
+from kbatch.search.search_progress import SearchTime
 from kbatch.study.compared_trials import complete_trainings
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.metrics import required_direction

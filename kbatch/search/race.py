@@ -22,7 +22,7 @@ from kbatch.errors import InputError
 from kbatch.page.numbers import setting
 from kbatch.records.training_run import AskedRun
 from kbatch.search.files import readable_trials, trial_record
-from kbatch.search.search_time import SearchTime
+from kbatch.search.search_progress import SearchTime
 from kbatch.study.compared_trials import (
     complete_trainings,
     is_complete,

@@ -44,8 +44,7 @@ from kbatch.search.live_plot import LivePlot
 from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.parallel import ParallelTrials, explored_space
 from kbatch.search.race import RaceStrategy
-from kbatch.search.search_progress import FitReporter, SearchProgress
-from kbatch.search.search_time import SearchTime
+from kbatch.search.search_progress import FitReporter, SearchProgress, SearchTime
 from kbatch.study.compared_trials import check_tolerance, is_complete
 from kbatch.study.decision import race_task
 from kbatch.study.study import Study, load_study

@@ -7,7 +7,7 @@ from fake_clock import FakeClock
 
 import kbatch
 from kbatch.page.numbers import duration_text
-from kbatch.search.search_time import SearchTime
+from kbatch.search.search_progress import SearchTime
 
 
 @pytest.fixture

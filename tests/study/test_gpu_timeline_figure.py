@@ -7,7 +7,7 @@ from records_factory import make_gpu, make_study, make_trial, make_usage
 
 import kbatch
 from kbatch.records.machine import GpuSample
-from kbatch.study.figures.gpu_timeline import plot_gpu_timeline, watched_usage
+from kbatch.study.figures.timelines import plot_gpu_timeline, watched_usage
 
 
 def test_plot_gpu_timeline_shows_readings():

@@ -4,7 +4,7 @@ from figure_studies import learned, learned_study
 from records_factory import make_epochs, make_study, make_trial, with_moments
 
 from kbatch.analysis.goodput import goodput
-from kbatch.study.figures.noise_scale import goodput_of, plot_noise_scale
+from kbatch.study.figures.efficiency import goodput_of, plot_noise_scale
 
 
 def measured(pairs, batch_size=64):

@@ -8,7 +8,7 @@ from figure_samples import words
 from figure_studies import learned_study, rates_study, timed
 from records_factory import make_execution, make_search, make_study, make_trial
 
-from kbatch.study.figures.search import plot_search, search_answers, search_bars
+from kbatch.study.figures.timelines import plot_search, search_answers, search_bars
 
 
 def test_search_bars_have_row_for_each_worker():

@@ -7,7 +7,7 @@ from records_factory import make_epochs, make_study, make_trial
 from kbatch import plot_time_to_target
 from kbatch.analysis.goodput import fit_steps_to_target
 from kbatch.records.training_run import Target, epochs_to_target
-from kbatch.study.figures.time_to_target import fitted, target_of, target_points
+from kbatch.study.figures.efficiency import fitted, target_of, target_points
 
 
 def updates_to_target(run):

@@ -15,7 +15,7 @@ _MOST_CURVES = 24
 def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
     """Return the figures for which the studies have data. The figure of the trials is first."""
     # Figures are imported late, because a search draws only the figure of the trials.
-    from kbatch.study.figures import gpu_timeline, noise_scale, quality, search, trials
+    from kbatch.study.figures import efficiency, quality, timelines, trials
 
     studies: tuple[Study, ...] = (result,) if isinstance(result, Study) else result.studies
     for study in studies:
@@ -43,25 +43,23 @@ def figures_of(result: Study | Comparison) -> tuple[Figure, ...]:
                 if any(spent[place] for curve in curves for spent, _ in curve):
                     offer(quality.plot_learning_curves, title, quality.CURVES_IN, against=against)
     with contextlib.suppress(ValueError):
-        from kbatch.study.figures import time_to_target
-
         for study in studies:
-            time_to_target.target_points(study, time_to_target.target_of(study, None))
+            efficiency.target_points(study, efficiency.target_of(study, None))
         title = "Time and updates to the target"
-        offer(time_to_target.plot_time_to_target, title, time_to_target.HEIGHT_IN)
+        offer(efficiency.plot_time_to_target, title, efficiency.TARGET_IN)
     if isinstance(result, Comparison):
         return tuple(figures)
     with contextlib.suppress(ValueError):
-        if len({trial.batch_size for trial in noise_scale.measured_trials(result)}) <= _MOST_CURVES:
-            alone = noise_scale.goodput_of(result) is None
-            height_in = noise_scale.ALONE_IN if alone else noise_scale.HEIGHT_IN
+        if len({trial.batch_size for trial in efficiency.measured_trials(result)}) <= _MOST_CURVES:
+            alone = efficiency.goodput_of(result) is None
+            height_in = efficiency.NOISE_SCALE_IN if alone else efficiency.GOODPUT_IN
             title = "Gradient noise scale" if alone else "Gradient noise scale and goodput"
-            offer(noise_scale.plot_noise_scale, title, height_in)
+            offer(efficiency.plot_noise_scale, title, height_in)
     with contextlib.suppress(ValueError):
-        gpu_timeline.watched_usage(result)
+        timelines.watched_usage(result)
         title = "GPUs during the trial of the answer"
-        offer(gpu_timeline.plot_gpu_timeline, title, gpu_timeline.HEIGHT_IN)
+        offer(timelines.plot_gpu_timeline, title, timelines.GPUS_IN)
     with contextlib.suppress(ValueError):
-        search.search_bars(study)
-        offer(search.plot_search, "The search over time", search.HEIGHT_IN)
+        timelines.search_bars(study)
+        offer(timelines.plot_search, "The search over time", timelines.SEARCH_IN)
     return tuple(figures)
