@@ -127,8 +127,8 @@ def race(search: Search, budget: float | None = None, sizes: Sequence[int] = SIZ
         search_rate=search.rates is None,
         short_runs=table.short_runs and len(sizes) > 1,
     )
-    while (step := next_run(task, runs)).run is not None:
-        run = stopped_early(search.run(*step.run), task, runs)
+    while not isinstance(step := next_run(task, runs), str):
+        run = stopped_early(search.run(*step), task, runs)
         runs = [known for known in runs if (known.pair, known.seed) != (run.pair, run.seed)]
         runs.append(run)
     judgement = judge_race(task, runs)

@@ -84,14 +84,11 @@ class NextRun(NamedTuple):
     epochs: int  # Epochs at the end. A run that continues a short run trains only the rest.
 
 
-class RaceStep(NamedTuple):
-    """The next run, or why the race has ended. Both are None while pending runs must end first."""
-
-    run: NextRun | None = None
-    # "settled": the named size is within the tolerance and no faster one is, at the confidence.
-    # "trainings" and "time": the next run does not fit into this budget. "alone": only one size can
-    # be trained. "diverged": every rate diverged. "failed": no size can be trained.
-    ended: Literal["settled", "trainings", "time", "alone", "diverged", "failed"] | None = None
+# Why there is no next run. "pending": pending runs must end first. Otherwise the race has ended.
+# "settled": the named size is within the tolerance and no faster one is, at the confidence.
+# "trainings" and "time": the next run does not fit into this budget. "alone": only one size can be
+# trained. "diverged": every rate diverged. "failed": no size can be trained.
+NoRun = Literal["pending", "settled", "trainings", "time", "alone", "diverged", "failed"]
 
 
 def next_run(
@@ -100,8 +97,8 @@ def next_run(
     *,
     pending: Sequence[NextRun] = (),
     seconds_left: float | None = None,
-) -> RaceStep:
-    """Return what to run next, or why the race has ended. This is a pure function.
+) -> NextRun | NoRun:
+    """Return what to run next, or why there is no next run. This is a pure function.
 
     Args:
         task: The fixed settings of the race.
@@ -111,7 +108,7 @@ def next_run(
     """
     race = _Race(task, runs, pending, seconds_left)
     if not race.sizes:
-        return RaceStep(None, "failed")
+        return "failed"
     return _short_run(race) or _rate_check(race) or _comparison(race)
 
 
@@ -209,7 +206,7 @@ def short_epochs(task: RaceTask) -> int:
     return short if task.short_runs and short < task.epochs else task.epochs
 
 
-def _short_run(race: "_Race") -> RaceStep | None:
+def _short_run(race: "_Race") -> NextRun | NoRun | None:
     """Return the next rate to try at the base size. If the best rate is known, return None.
 
     The race first tries rates a factor of four apart, until the best is between two worse ones.
@@ -227,14 +224,14 @@ def _short_run(race: "_Race") -> RaceStep | None:
     for octave in octaves:
         run = NextRun(race.base, 2.0**octave, 0, race.short)
         if race.allows(race.base, octave) and octave not in values and run not in race.pending:
-            return None if race.exceeded(run, race.missing_first_runs()) else RaceStep(run)
+            return None if race.exceeded(run, race.missing_first_runs()) else run
     pending = [r for r in race.pending if (r.batch_size, *r[2:]) == (race.base, 0, race.short)]
     if any(_octave(run) not in values for run in pending):
-        return RaceStep()
-    return RaceStep(None, "diverged") if values.get(best) == -math.inf else None
+        return "pending"
+    return "diverged" if values.get(best) == -math.inf else None
 
 
-def _rate_check(race: "_Race") -> RaceStep | None:
+def _rate_check(race: "_Race") -> NextRun | None:
     """Return the next complete run that checks the rate at the base size, if one is needed.
 
     Large rates look better after short runs than after complete ones, above all on noisy data. So
@@ -255,11 +252,11 @@ def _rate_check(race: "_Race") -> RaceStep | None:
         run = NextRun(race.base, 2.0**octave, 0, race.task.epochs)
         if octave not in known and run not in race.pending and race.allows(race.base, octave):
             reserved = race.missing_first_runs() if known else ()
-            return None if race.exceeded(run, reserved) else RaceStep(run)
+            return None if race.exceeded(run, reserved) else run
     return None
 
 
-def _comparison(race: "_Race") -> RaceStep:
+def _comparison(race: "_Race") -> NextRun | NoRun:
     """Return the complete run that shows most about the answer, or why the race has ended."""
     belief = _believe(race)
     next_runs = [race.next_complete_run(s) for s in race.sizes if s not in race.stopped_sizes]
@@ -272,10 +269,10 @@ def _comparison(race: "_Race") -> RaceStep:
         elif not race.missing_first_runs() and named in race.compared():
             ended = "settled" if _is_settled(race, belief.within, named) else None
     if ended is not None:
-        return RaceStep(None, None if race.pending else ended)
+        return "pending" if race.pending else ended
     first = [run for run in race.missing_first_runs() if run in options]
     if belief is None or first:
-        return RaceStep((first or options)[0])
+        return (first or options)[0]
     first = [run for run in options if run.batch_size == named and not run.number]
     # To first order, a run of a size lowers the sum of the variances of `near` by `information`.
     # `near` is 1 for each size that is within the tolerance, and 0 for all others.
@@ -286,7 +283,7 @@ def _comparison(race: "_Race") -> RaceStep:
         / (race.seconds[run.batch_size] * race.share(run)) ** SECONDS_POWER
         for run in first or options
     }
-    return RaceStep(max(worth, key=lambda run: worth[run]))
+    return max(worth, key=lambda run: worth[run])
 
 
 def _named(race: "_Race", within: Mapping[int, float]) -> int:

@@ -11,7 +11,7 @@ import keras_tuner
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.race import (
     NextRun,
-    RaceStep,
+    NoRun,
     expected_trainings,
     least_values,
     next_run,
@@ -37,8 +37,8 @@ Key = frozenset[tuple[str, str]]  # The same, hashable.
 
 # The most combinations of other hyperparameters. Each one costs a short run at the base size.
 _MOST_COMBINATIONS = 4
-# A text for each `RaceStep.ended`.
-_END_TEXTS = {
+# A text for each reason why a race ends.
+_END_TEXTS: dict[Any, str] = {
     "settled": "more training runs would hardly change the answer",
     "trainings": "no further training run fits in {most} complete trainings (`max_trainings`)",
     "time": "no further training run fits in `time_budget_s`",
@@ -59,8 +59,8 @@ class RaceStrategy:
         self._project = Path()
         self._settings: Mapping[str, Any] = {}
         self._proposed: dict[Key, NextRun] = {}  # The last run that was proposed for each trial.
-        # The last step of the race, and the smallest learning rate factor that had been tried.
-        self._last_step: RaceStep | None = None
+        # What the race asked for last, and the smallest learning rate factor that had been tried.
+        self._last_step: NextRun | NoRun = "pending"
         self._smallest_factor = 1.0
 
     def begin(self, project: Path, space: Any, settings: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class RaceStrategy:
             return None
         values, run = following
         if not time.fits(run.batch_size, run.epochs / self._settings["epochs"]):
-            self._last_step = RaceStep(None, "time")
+            self._last_step = "time"
             return None
         self._proposed[key_of(values)] = run
         return values
@@ -104,16 +104,16 @@ class RaceStrategy:
         """Return how many complete training runs have ended, and how many are expected in total."""
         done = complete_trainings(readable_trials(self._project))
         self.propose(space, [], time)
-        if self._last_step is not None and self._last_step.ended not in (None, "time"):
+        if self._last_step in _END_TEXTS and self._last_step != "time":
             return done, done
         return done, max(done + 1, expected_trainings(race_task([], self._settings)))
 
     def ending(self) -> str | None:
         """Say why the race has ended, or return None if it has not ended."""
-        if self._last_step is None or (ended := self._last_step.ended) is None:
+        if (text := _END_TEXTS.get(self._last_step)) is None:
             return None
         most = setting(self.most_trainings())
-        end = _END_TEXTS[ended].format(smallest=setting(self._smallest_factor), most=most)
+        end = text.format(smallest=setting(self._smallest_factor), most=most)
         return f"The race has ended: {end}."
 
     def _next(
@@ -129,7 +129,7 @@ class RaceStrategy:
                 for trial in trials
             ]
         factors: list[Any] = [trial.hyperparameters.get(FACTOR_NAME, 1.0) for trial in trials]
-        self._last_step, self._smallest_factor = None, min(factors, default=1.0)
+        self._last_step, self._smallest_factor = "pending", min(factors, default=1.0)
         combinations = _combinations(space)  # Training may have declared more of them.
         best, others = combinations[0]
         task = race_task([], self._settings)
@@ -157,7 +157,7 @@ class RaceStrategy:
             same = [trial for trial in same if rate_factor(trial) == 1]
         task = dataclasses.replace(task, max_trainings=task.max_trainings - spent)
         left_s = time.left_s()
-        self._last_step = next_run(
+        run = self._last_step = next_run(
             task,
             runs_of(same)[0] if same else [],
             pending=[
@@ -168,15 +168,14 @@ class RaceStrategy:
             ],
             seconds_left=None if left_s is None else left_s * time.training_share,
         )
-        run = self._last_step.run
-        if run is None:
+        if isinstance(run, str):
             return None
         values = _values_at(best, run.batch_size, run.factor)
         for trial in same:
             ended = [r for r in trial.executions if is_complete(r) or r.length == "stopped_early"]
             if trial.hyperparameters == values and len(ended) > run.number:
                 # The run has completed, but has no value of the objective.
-                self._last_step = RaceStep(None, "failed")
+                self._last_step = "failed"
                 return None
         return values, run
 

@@ -56,9 +56,9 @@ class Search:
     def to_the_end(self, most=60):
         for _ in range(most):
             step = self.step()
-            if step.run is None:
-                return step.ended
-            self.end(step.run)
+            if isinstance(step, str):
+                return step
+            self.end(step)
         raise AssertionError("It does not end.")
 
     def judged(self):
@@ -70,7 +70,7 @@ class Search:
 
 def test_next_run_looks_for_the_rate_by_short_runs_at_the_base_size():
     search = Search()
-    assert search.step().run == NextRun(BASE, 1.0, 0, 2)
+    assert search.step() == NextRun(BASE, 1.0, 0, 2)
     search.to_the_end()
     assert {run.batch_size for run in search.runs if run.epochs} == {BASE}
     assert {0.25, 1.0, 4.0} <= {run.factor for run in search.runs if run.batch_size == BASE}
@@ -170,7 +170,7 @@ def test_next_run_drops_a_size_that_cannot_be_trained(ended, dropped):
     assert not {run.batch_size for run in search.runs[1:]} & dropped
     assert search.judged().named[0] not in dropped
     search.runs = [Run(BASE, 1.0, 0, None, ended="failed")]
-    assert search.step().run.batch_size in (16, 64)
+    assert search.step().batch_size in (16, 64)
     larger = search.trained(NextRun(512, 1.0, 0, EPOCHS))  # It trains, so it stays.
     search.runs = [larger, Run(128, 1.0, 0, None, ended=ended)]
     assert search.judged().named == (512, 1.0)
@@ -178,14 +178,14 @@ def test_next_run_drops_a_size_that_cannot_be_trained(ended, dropped):
 
 def test_race_continues_after_a_dead_network_and_a_chance_failure():
     search = Search(lambda size, k: None if (size, k) == (512, 1) else level(size, k))
-    while (run := search.step().run) is not None:
+    while not isinstance(run := search.step(), str):
         search.end(run)
         dead = search.runs[-1].ended == "diverged"
         search.runs[-1] = search.runs[-1]._replace(**({"ended": "completed"} if dead else {}))
     assert sum(run.pair == (512, 2.0) for run in search.runs) == 1
     assert search.judged().named == (128, 2.0)
     search = Search()
-    search.end(search.step().run)
+    search.end(search.step())
     search.runs.append(Run(BASE, 0.5, 0, None, ended="diverged"))
     search.to_the_end()
     assert search.judged().named == (128, 2.0)
@@ -197,13 +197,13 @@ def test_race_without_any_value_ends_and_names_nothing():
     assert min(run.factor for run in search.runs) == 2.0**-5
     assert search.judged() is None
     search.runs = [Run(16, 1.0, 0, None, ended="out_of_memory")]
-    assert search.step().ended == "failed"
+    assert search.step() == "failed"
 
 
 def test_judge_race_of_short_runs_names_the_base_size():
     search = Search()
     for _ in range(3):
-        search.end(search.step().run)
+        search.end(search.step())
     found = search.judged()
     best = max(search.runs, key=lambda run: run.value)
     assert (found.named, found.certified, found.certain) == (best.pair, (), False)
@@ -214,9 +214,9 @@ def test_judge_race_of_short_runs_names_the_base_size():
 def test_next_run_does_not_repeat_pending_runs():
     for most in (5.0, 12.0):
         search = Search(max_trainings=most)
-        while (run := search.step().run) is not None:
+        while not isinstance(run := search.step(), str):
             given = [run]
-            while len(given) < 3 and (more := search.step(pending=given).run):
+            while len(given) < 3 and (more := search.step(pending=given)) != "pending":
                 assert more not in given
                 given.append(more)
             for one in given:
@@ -228,11 +228,11 @@ def test_next_run_does_not_repeat_pending_runs():
 def test_next_run_after_short_runs():
     search = Search(search_rate=False, max_trainings=1.0)
     search.end(NextRun(BASE, 1.0, 0, 2))  # A run that continues it costs the missing epochs.
-    assert search.step().run == NextRun(BASE, 1.0, 0, EPOCHS)
+    assert search.step() == NextRun(BASE, 1.0, 0, EPOCHS)
     search = Search(tolerance=0.1)  # The rate is the vertex of a parabola through short runs.
     for octave, value in {-2: 0.8, -1: 0.86, 0: 0.91, 1: 0.905, 2: 0.9}.items():
         search.runs.append(Run(BASE, 2.0**octave, 0, value, 1.0, epochs=2, curve=(value, value)))
-    assert search.step().run == NextRun(BASE, 2.0, 0, EPOCHS)
+    assert search.step() == NextRun(BASE, 2.0, 0, EPOCHS)
 
 
 @pytest.mark.parametrize(("slower", "named"), [(1.03, 64), (1.2, 128)])
@@ -253,11 +253,11 @@ def test_race_with_a_small_budget_or_deadline_has_an_answer(budget):
     assert 0 < expected_trainings(small.task) <= budget
     assert len(small.judged().pairs) >= (3 if budget > 3 else 1)
     late, left = Search(), budget * 40.0
-    while (step := late.step(seconds_left=left)).run is not None:
+    while not isinstance(step := late.step(seconds_left=left), str):
         before = sum(run.seconds for run in late.runs)
-        late.end(step.run)
+        late.end(step)
         left -= sum(run.seconds for run in late.runs) - before
-    assert step.ended in ("time", "settled")
+    assert step in ("time", "settled")
     assert left >= -1e-6
     assert late.judged() is not None
 
@@ -265,7 +265,7 @@ def test_race_with_a_small_budget_or_deadline_has_an_answer(budget):
 def test_judge_race_costs_survive_a_machine_that_slows_down():
     for slower in (3.0, 1 / 3):
         search = Search()
-        while (run := search.step().run) is not None:
+        while not isinstance(run := search.step(), str):
             search.slower = slower if any(r.batch_size != BASE for r in search.runs) else 1.0
             search.end(run)
         found = search.judged()
@@ -317,7 +317,7 @@ def test_race_uses_complete_runs_of_a_grid():
 @pytest.mark.parametrize("size", [BASE, 128, 512])
 def test_next_run_does_not_repeat_a_stopped_run(size):
     search, stopped = Search(), None
-    while (run := search.step().run) is not None:
+    while not isinstance(run := search.step(), str):
         assert stopped is None or run[:2] != stopped[:2]
         search.end(run)
         if run.batch_size == size and run.epochs == EPOCHS and stopped is None:
