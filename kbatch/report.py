@@ -43,7 +43,7 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
     Args:
         results: A `Study`, a `Comparison`, or a result of a function that measures, or a list of
             these, which gives one document.
-        path: File to write, with suffix `.html` or `.md`.
+        path: String or path. File to write, with suffix `.html` or `.md`.
 
     Returns:
         The written files, the report last.

@@ -37,7 +37,7 @@ def statistical_efficiency(
     Args:
         batch_size: Float. Batch size, in examples.
         noise_scale: Float. Gradient noise scale, in examples.
-        base_batch_size: Batch size at which the efficiency is 1, in examples.
+        base_batch_size: Float. Batch size at which the efficiency is 1, in examples.
 
     Returns:
         The efficiency as a `float`.

@@ -65,8 +65,8 @@ def gradient_noise_scale(
         micro_sq_norms: Array, for each step the mean of the squared norms of the gradients of its
             micro-batches, weighted by their numbers of examples.
         batch_sq_norms: Array, for each step the squared norm of its gradient before clipping.
-        batch_size: Examples of a step: one number, or one for each step.
-        accumulation_steps: Micro-batches of a step: one number, or one for each step.
+        batch_size: Integers. Examples of a step: one number, or one for each step.
+        accumulation_steps: Integers. Micro-batches of a step: one number, or one for each step.
 
     Returns:
         An `Estimate` in examples, with a 95 % confidence interval. If there are fewer than three

@@ -30,9 +30,9 @@ def plot_memory(
     >>> kbatch.plot_memory(result).figure.savefig("memory.png")
 
     Args:
-        result: The result of `find_max_batch_size`.
-        ax: Axes to draw on. If None, a new figure is made.
-        caption: Whether to write a caption below a new figure. Default: True.
+        result: A `MaxBatchSizeResult`.
+        ax: Matplotlib axes to draw on. If None, a new figure.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The Axes. Their label describes the figure in sentences.

@@ -52,15 +52,15 @@ def find_max_batch_size(
         x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, a
             `PyDataset`, or a function `batch_size -> tf.data.Dataset`.
         y: Targets, if `x` is arrays. A dataset yields (x, y) or (x, y, sample_weight).
-        memory_window: The share of the limit to fill, as (low, high). Default: (0.8, 0.9).
-        memory_limit_bytes: Memory that the model may use, in bytes. If None, all that TensorFlow
-            can have of the GPU; on a CPU, half of the memory that is free.
-        max_batch_size: Largest size to try. If None, the number of examples in the data.
-        training: If True, run train steps. If False, run predictions. Default: True.
+        memory_window: Two floats, the share of the limit to fill: (low, high). Default: (0.8, 0.9).
+        memory_limit_bytes: Integer. Memory that the model may use, in bytes. If None, all that
+            TensorFlow can have of the GPU; on a CPU, half of the memory that is free.
+        max_batch_size: Integer. Largest size to try. If None, the number of examples in the data.
+        training: Boolean. If True, run train steps. If False, run predictions. Default: True.
         longest_example: One example, (x, y) or x alone, without a batch axis, to use instead of
             rows of the data. Give the longest one if examples differ in length. Default: None.
-        verbose: 0 prints nothing. 1 shows one line that changes in a terminal or a notebook, and
-            lines in a log. 2 prints lines everywhere. Default: `"auto"`, which is 1.
+        verbose: 0, 1 or 2. 0 prints nothing. 1 shows one line that changes in a terminal or a
+            notebook, and lines in a log. 2 prints lines everywhere. Default: `"auto"`, which is 1.
 
     Returns:
         A `MaxBatchSizeResult`: the size, its peak memory, and every size that was run.

@@ -172,7 +172,7 @@ class MaxBatchSizeResult(Result):
         smaller size ran out of memory.
 
         Args:
-            batch_size: Batch size, in examples.
+            batch_size: Integer. Batch size, in examples.
 
         Returns:
             The estimated peak memory, in bytes.
@@ -189,7 +189,7 @@ class MaxBatchSizeResult(Result):
         """List the powers of two from `low` up to `max_batch_size`.
 
         Args:
-            low: Smallest size. Default: 1.
+            low: Integer. Smallest size. Default: 1.
 
         Returns:
             The sizes in ascending order.

@@ -75,14 +75,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             as you wrote it: kbatch sets the batch size of its `model.fit`, measures the training,
             and changes nothing else.
         batch_sizes: Ascending integers. The batch sizes to try, in examples.
-        micro_batch_size: Examples that go through a device at once. Larger batches are accumulated.
-            Under a `distribution_strategy` this is a part of the batch of each replica. `"auto"`:
-            the largest size that fits in memory, measured once before the first training; if memory
-            runs out later, the size is halved. `None`: the whole batch at once. A trial measures
-            the gradient noise scale if its batch is cut, so a size of at most half the smallest
-            batch measures it in every trial. kbatch does not change a model for which the build
-            function calls `accumulate_gradients`, and does not cut one with its own `train_step`.
-            Default: `"auto"`.
+        micro_batch_size: Integer. Examples that go through a device at once. Larger batches are
+            accumulated. Under a `distribution_strategy` this is a part of the batch of each
+            replica. `"auto"`: the largest size that fits in memory, measured once before the first
+            training; if memory runs out later, the size is halved. `None`: the whole batch at once.
+            A trial measures the gradient noise scale if its batch is cut, so a size of at most half
+            the smallest batch measures it in every trial. kbatch does not change a model for which
+            the build function calls `accumulate_gradients`, and does not cut one with its own
+            `train_step`. Default: `"auto"`.
         dtype_policy: Name of a Keras dtype policy, or several names, which make it a hyperparameter
             (`"dtype_policy"`). Default: the policy that `keras.config.set_dtype_policy` has set.
             If that is float32, which is also Keras's default, kbatch uses `"mixed_float16"`. It
@@ -101,13 +101,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `"batch_norm_momentum"` and `"ema_momentum"` (average of the weights, `use_ema`) are
             raised to the power of the ratio of the batch sizes. `"weight_decay"` is multiplied by
             that ratio and divided by the factor of the learning rate. `()`: no setting follows.
-        steps_per_execution: Train steps that Keras starts at once. This changes how long steps take
-            and nothing else. `"auto"`: as many as take about 100 ms, measured before the first
-            training. It is 1 if the model runs eagerly, runs on several replicas or has its own
-            `train_step`, if a callback acts on train batches, or if the length of finite data is
-            unknown. If you give `steps_per_epoch`, it is a divisor of that, because Keras runs only
-            whole executions. `None`: the number that the build function sets. A number above 1 that
-            the build function sets is always kept. Default: `"auto"`.
+        steps_per_execution: Integer. Train steps that Keras starts at once. This changes how long
+            steps take and nothing else. `"auto"`: as many as take about 100 ms, measured before the
+            first training. It is 1 if the model runs eagerly, runs on several replicas or has its
+            own `train_step`, if a callback acts on train batches, or if the length of finite data
+            is unknown. If you give `steps_per_epoch`, it is a divisor of that, because Keras runs
+            only whole executions. `None`: the number that the build function sets. A number above 1
+            that the build function sets is always kept. Default: `"auto"`.
         memory_limit_bytes: Integer. Memory in bytes that `"auto"` may use. Default: the memory of
             the GPU that TensorFlow may use, or half of the free memory of the host or its control
             group.

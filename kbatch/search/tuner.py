@@ -98,13 +98,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
             epochs counts 0.2. Default: two for each batch size.
         executions_per_trial: Integer. Training runs of each trial of a grid, with different seeds.
             Default: 1.
-        executor: Runs each training run in its own process, so that memory is freed and a crash
-            ends that run only. `"local"` uses this host: one run at a time on each GPU, or on
-            every two cores of a CPU. Or an object with `submit(function, *arguments)`, whose
-            futures have `done()`, `result()` and `cancel()`: a pool of `concurrent.futures`,
-            Dask's `Client`, an executor of submitit, or `kbatch.ray_executor()`. A process takes
-            some seconds to start, data must be arrays or functions, and attributes of callbacks
-            stay in that process. Default: this process trains all runs, one after the other.
+        executor: String or object that runs each training run in its own process, so that memory is
+            freed and a crash ends only that run. `"local"` uses this host: one run at a time on
+            each GPU, or on every two cores of a CPU. Or an object with `submit(function,
+            *arguments)`, whose futures have `done()`, `result()` and `cancel()`: a pool of
+            `concurrent.futures`, Dask's `Client`, submitit's executors, or `kbatch.ray_executor()`.
+            A process takes seconds to start, data must be arrays or functions, and attributes of
+            callbacks stay in that process. Default: this process trains all runs in turn.
         max_parallel: Integer. Largest number of trials that an executor runs at a time. With 1,
             trials run one by one, each in its own process. Default: all trials that the strategy
             asks for; with `"local"`, one for each device.
@@ -289,7 +289,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         ended. The others follow by their mean objective.
 
         Args:
-            num_trials: Largest number of trials. Default: 1.
+            num_trials: Integer. Largest number of trials. Default: 1.
 
         Returns:
             A list of `keras_tuner.HyperParameters`. It is shorter if fewer trials completed.
@@ -303,7 +303,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Return the models of the best trials, with the weights of their best epoch.
 
         Args:
-            num_models: Largest number of models. Default: 1.
+            num_models: Integer. Largest number of models. Default: 1.
 
         Returns:
             A list of compiled models. It is shorter if fewer trials completed.

@@ -41,8 +41,8 @@ def plot_training_profile(
 
     Args:
         profile: A profile from `profile_training`.
-        ax: Axes whose place the panels take. If None, a new figure is made.
-        caption: Whether to write a caption below a new figure. Default: True.
+        ax: Matplotlib axes whose place the panels take. If None, a new figure.
+        caption: Boolean. Whether to write a caption below a new figure. Default: True.
 
     Returns:
         The uppermost Axes. Their label describes the figure in sentences.

@@ -73,18 +73,18 @@ def profile_training(
             `PyDataset`, or a function `batch_size -> tf.data.Dataset`. kbatch reads a few rows and
             repeats them into batches.
         y: Targets, if `x` is arrays. A dataset yields (x, y) or (x, y, sample_weight).
-        batch_sizes: Micro-batch sizes in ascending order. If None, powers of two up to 4,096, or
-            up to 65,536 if throughput still grows, as far as data, memory and time allow.
-        time_budget_s: Time budget of the call, in seconds. Memory takes at most about a third of
-            it. At least two sizes are measured, and a step that has begun is not stopped.
+        batch_sizes: Ascending integers. Micro-batch sizes to time. If None, powers of two up to
+            4,096, or up to 65,536 if throughput still grows, as far as data, memory and time allow.
+        time_budget_s: Float. Time budget of the call, in seconds. Memory takes at most about a
+            third of it. At least two sizes are measured, and a step that has begun is not stopped.
             Default: 60.
-        measure_memory: Whether to measure memory. If False, a size that needs too much memory ends
-            the process. Default: True.
-        memory_limit_bytes: Memory that the model may use, in bytes. If None, all that TensorFlow
-            can have of the GPU; on a CPU, half of the memory that is free.
-        seed: Seed of the order within rounds. Default: 0.
-        verbose: 0 prints nothing. 1 shows one line that changes in a terminal or a notebook, and
-            lines in a log. 2 prints lines everywhere. Default: `"auto"`, which is 1.
+        measure_memory: Boolean. Whether to measure memory. If False, a size that needs too much
+            memory ends the process. Default: True.
+        memory_limit_bytes: Integer. Memory that the model may use, in bytes. If None, all that
+            TensorFlow can have of the GPU; on a CPU, half of the memory that is free.
+        seed: Integer. Seed of the order within rounds. Default: 0.
+        verbose: 0, 1 or 2. 0 prints nothing. 1 shows one line that changes in a terminal or a
+            notebook, and lines in a log. 2 prints lines everywhere. Default: `"auto"`, which is 1.
 
     Returns:
         A `TrainingProfile`: the times and the memory of each size, and the size to train with.
