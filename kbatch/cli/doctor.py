@@ -170,7 +170,7 @@ def policy_finding(times_as_fast: Mapping[str, float], device: str) -> Finding:
     best = max(times_as_fast, key=times_as_fast.__getitem__)
     if times_as_fast[best] <= 1.1 * times_as_fast[default]:  # Not worth a change.
         return Finding("dtype policy", "ok", text)
-    advice = f'give BatchSizeHyperModel dtype_policy="{best}"'
+    advice = f'pass dtype_policy="{best}" to BatchSizeHyperModel'
     return Finding("dtype policy", "warning", f"{text}; {advice}")
 
 

@@ -120,7 +120,7 @@ def plot_inference_operating_curve(
     panel.set_xlabel(f"{time_name(profile.target_ms and profile.quantile)} of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
     canvas.write_title(panel, "Throughput against the time of a batch", columns=4)
-    facts = [*_facts(profile), _THROUGHPUT, f"{count_range(rounds, 'round')} a point"]
+    facts = [*_facts(profile), _THROUGHPUT, f"{count_range(rounds, 'round')} per point"]
     texts = {"result": profile.answer, "caption": caption and ax is None}
     canvas.write_caption([panel], *notes, facts=facts, **texts)
     return panel

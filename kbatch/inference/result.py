@@ -53,7 +53,7 @@ _FAR = 2
 # Each batch size that the fit may give, and the end of a sentence about it.
 _ANSWERS = {
     "efficient": "is the smallest with 90 % of the peak throughput",
-    "knee": "has the largest throughput over latency",
+    "knee": "has the largest ratio of throughput to latency",
     "fastest": "has the largest throughput",
 }
 
@@ -217,7 +217,7 @@ class InferenceProfile(Result):
                 answer_rows += [number] * (is_fresh or not named.verified)
             missing = timing.missing_calls(self.quantile)
             if timing.measured and missing and not is_bulk(path, policy):
-                outcome.append(f"{missing:,} calls too few for the quantile")
+                outcome.append(f"needs {missing:,} more calls for the quantile")
             if effect and effect.depends:
                 outcome.append("outputs depend on the batch")
             rows.append(

@@ -23,10 +23,11 @@ _WIDEST = 4
 def plot_limits(
     recommendation: Recommendation, ax: Axes | None = None, *, caption: bool = True
 ) -> Axes:
-    """Plot throughput, worth of an example and progress by batch size, and the limits.
+    """Plot throughput, progress per example and per second by batch size, and the limits.
 
-    The worth of an example is how much it advances training, compared with an example in a batch of
-    the smallest size. Progress is this worth times the examples/s that device and data allow.
+    Progress per example is how much one example advances training, compared with an example in a
+    batch of the smallest size. Progress per second is this number times the examples/s that device
+    and data allow.
 
     Example:
 
@@ -85,7 +86,7 @@ def plot_limits(
 
 
 def curves_of(recommendation: Recommendation) -> dict[str, dict[int, Estimate[float]]]:
-    """Return throughput, worth of an example and progress by size, as shares of the largest."""
+    """Return throughput and progress by batch size, as shares of the largest."""
     times_s, noise = recommendation.times_s, recommendation.noise_scale
     if not times_s:
         return {}
@@ -93,12 +94,12 @@ def curves_of(recommendation: Recommendation) -> dict[str, dict[int, Estimate[fl
     if noise.value is not None:
         scales = (noise.value, *noise_bounds(noise))
         efficiency = functools.partial(statistical_efficiency, base_batch_size=min(times_s))
-        worth = curves.setdefault("worth of an example", {})
+        progress = curves.setdefault("progress per example", {})
         for size in times_s:
             value, low, high = (efficiency(size, noise_scale=n) for n in scales)
-            worth[size] = Estimate(value, low, high)
+            progress[size] = Estimate(value, low, high)
         goal = times_to_goal(times_s, noise_scale=noise.value, rate=recommendation.input_rates[1])
-        curves["progress a second"] = {size: Estimate(1 / time) for size, time in goal.items()}
+        curves["progress per second"] = {size: Estimate(1 / time) for size, time in goal.items()}
     for name, curve in curves.items():
         largest = max(estimate.value for estimate in curve.values())
         curves[name] = {size: estimate.times(1 / largest) for size, estimate in curve.items()}

@@ -433,8 +433,8 @@ class Recommendation(Result):
         noise, size = self.noise_scale, known_noise(self.noise_scale)
         if size is None:
             return None, "the noise hides the mean gradient"
-        half = "at most half" if noise.value is None else "half"
-        words = f"a batch of {format_number(size, 2)} wastes {half} of its examples"
+        most = "at most" if noise.value is None else "about"
+        words = f"batches of {format_number(size, 2)} need {most} twice the examples of small ones"
         return dataclasses.replace(noise, value=size), words
 
     def _input(self) -> tuple[Estimate[float | None] | None, str]:

@@ -44,8 +44,8 @@ _END_TEXTS: dict[Any, str] = {
     "time": "no further training run fits in `time_budget_s`",
     "alone": "only one batch size can be trained",
     "diverged": (
-        "every learning rate diverged, even the smallest, {smallest} times the rule's rate: build "
-        "the model with a smaller rate"
+        "every learning rate diverged, even the smallest, {smallest} times the model's: build the "
+        "model with a smaller rate"
     ),
     "failed": "no training run has a value of the objective",
 }

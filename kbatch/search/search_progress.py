@@ -149,12 +149,12 @@ class SearchTime:
         trainings, seconds = sum(self.trainings_left.values()), self._expected_left_s()
         if not trainings:
             return "The search is complete: nothing to train."
-        sizes = pluralize(len(self.trainings_left), "size")
-        text = f"{sizes}, about {setting(round(trainings, 1))} complete trainings"
+        n, sizes = setting(round(trainings, 1)), pluralize(len(self.trainings_left), "batch size")
+        text = f"Plan: {sizes}, about {n} complete training{'' if n == '1' else 's'}"
         if seconds is not None:
             text += f", {duration_text(_LOW * seconds, _HIGH * seconds)}"
         if self.budget_s is None:
-            return f"{text}. `time_budget_s=` sets a limit."
+            return f"{text}. Give `time_budget_s` to limit the time."
         return f"{text}. The search ends after {duration_text(self.budget_s)} (`time_budget_s`)."
 
 
@@ -285,7 +285,7 @@ class SearchProgress:
         if record and (rate := record.learning_rate):
             name += f"{_RATE}{setting(rate)}"
         elif record and FACTOR_NAME in record.hyperparameters:
-            name += f"{_RATE}{setting(rate_factor(record))} times the rule's"
+            name += f"{_RATE}{setting(rate_factor(record))} times your scaled rate"
         if record and record.failure:
             end = f"{record.outcome} as before" if end in self._failures else end
             self._failures.add(end)

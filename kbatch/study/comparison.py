@@ -282,7 +282,7 @@ def _sentence(
     if quality == "no answer":
         return f"{name} has no answer"
     if quality.startswith("not known"):
-        text = f"whether {name} differs in {metric_words(metric)} is {quality}"
+        text = f"the difference in {metric_words(metric)} to {name} is {quality}"
         return text + (unknown or f", and {name} trains {speed}") if speed else text
     text = f"{name} shows no difference in {metric_words(metric)} beyond the noise"
     if gain is not None and not quality.endswith("beyond the noise"):

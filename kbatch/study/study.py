@@ -353,10 +353,10 @@ def _plan_text(plan: Plan) -> str:
         "given": "as given",
         "fits": "the largest batch fits",
         "cut": "the most examples that fit",
-        "own_step": "the model has its own train step",
+        "own_step": "the model has a custom train step",
         "whole": "the model takes batches of one size",
     }
-    parts = {None: "", True: ", equal to whole batches", False: ", not equal to whole batches"}
+    parts = {None: "", True: ", which give the same result", False: ", which change the result"}
     policy = plan.dtype_policy or "the policy of each trial"
     plan_text = f"version {plan.number}, made in {plan.duration_s:.1f} s"
     return f"{plan_text}: {policy}; {size} ({why[plan.reason]}){parts[plan.parts_equal]}"

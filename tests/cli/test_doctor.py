@@ -79,10 +79,10 @@ def test_memory_finding():
     [
         # On a CPU a search uses float32 if float16 takes more than twice as long.
         ("CPU", 0.4, 0.5, "ok", "a search uses float32"),
-        ("CPU", 0.6, 0.5, "warning", '; give BatchSizeHyperModel dtype_policy="float32"'),
-        ("GPU", 0.4, 0.5, "warning", '; give BatchSizeHyperModel dtype_policy="float32"'),
+        ("CPU", 0.6, 0.5, "warning", '; pass dtype_policy="float32" to BatchSizeHyperModel'),
+        ("GPU", 0.4, 0.5, "warning", '; pass dtype_policy="float32" to BatchSizeHyperModel'),
         ("GPU", 1.65, 1.71, "ok", "a search uses mixed_float16"),
-        ("GPU", 1.5, 2.1, "warning", '; give BatchSizeHyperModel dtype_policy="mixed_bfloat16"'),
+        ("GPU", 1.5, 2.1, "warning", '; pass dtype_policy="mixed_bfloat16" to BatchSizeHyperModel'),
     ],
 )
 def test_policy_finding(device, half, brain, status, advice):

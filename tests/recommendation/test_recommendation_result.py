@@ -166,18 +166,18 @@ def test_batch_size_with_a_lower_bound_of_the_noise_scale():
     assert result.noise_scale.value is None
     assert result.noise_scale.low > 32
     assert result.batch_size > 32
-    assert "wastes at most half" in result.table().set_index("limit")["outcome"]["gradient noise"]
+    assert "at most twice" in result.table().set_index("limit")["outcome"]["gradient noise"]
 
 
-def test_curves_progress_is_throughput_times_worth():
+def test_curves_progress_per_second_is_throughput_times_per_example():
     curves = curves_of(make_recommendation())
     assert all(tuple(curve) == tuple(SIZES) for curve in curves.values())
     values = [[estimate.value for estimate in curve.values()] for curve in curves.values()]
-    throughput, worth, progress = values
-    product = np.array(throughput) * worth
+    throughput, per_example, progress = values
+    product = np.array(throughput) * per_example
     np.testing.assert_allclose(progress, product / product.max())
-    assert max(throughput) == worth[0] == 1
-    for estimate in curves["worth of an example"].values():
+    assert max(throughput) == per_example[0] == 1
+    for estimate in curves["progress per example"].values():
         assert estimate.low <= estimate.value <= estimate.high
     assert list(curves_of(make_recommendation(pilot=UNRESOLVED))) == ["samples/s"]
     assert curves_of(make_recommendation(**NOTHING)) == {}

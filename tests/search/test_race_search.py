@@ -68,7 +68,7 @@ def test_race_finds_a_rate_by_short_runs_and_continues_the_best_one(with_rates):
     runs = [e for t in study.trials for e in t.executions]
     assert complete_trainings(study.trials) <= 6
     assert len({e.place for e in runs}) == len(runs)
-    assert said.startswith("2 sizes, about 4 complete trainings. ")
+    assert said.startswith("Plan: 2 batch sizes, about 4 complete trainings. ")
     assert "short: 2 of 4 epochs" in said and "fits in 6 complete trainings" in said
 
 

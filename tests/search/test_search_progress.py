@@ -104,7 +104,7 @@ def test_trial_ends_without_a_learning_rate_shows_its_factor(clock):
     assert line.lines[1].endswith("; about 42 s left, or less")  # Of a race.
     assert " left" not in line.lines[2]
     assert " left" not in line.lines[3]  # It was the last trial, however long the budget is.
-    assert ", learning rate 4 times the rule's, " in line.lines[0]
+    assert ", learning rate 4 times your scaled rate, " in line.lines[0]
 
 
 def test_fit_reporter_shows_the_share_of_the_trial(shown, line):
@@ -190,7 +190,7 @@ def test_search_prints_one_line_per_trial_or_nothing(tmp_path):
                 tmp_path / str(verbose), hypermodel, kbatch.BatchSizeTuner, fit=fit
             )
         begins = [line.split(",")[0] for line in out.getvalue().splitlines()]
-        assert begins == ["2 sizes", "trial 1/2", "trial 2/2"][:lines]
+        assert begins == ["Plan: 2 batch sizes", "trial 1/2", "trial 2/2"][:lines]
         assert out.getvalue().count(", learning rate 0.0") == (2 if lines else 0)
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", out.getvalue())
         for run in (run for trial in tuner.study.trials for run in trial.executions):

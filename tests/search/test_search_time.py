@@ -76,13 +76,12 @@ def test_price_names_sizes_trainings_and_time():
     spent = SearchTime()
     spent.expected_s = dict.fromkeys(range(6), 93.0)
     spent.trainings_left = dict.fromkeys(range(6), 10 / 6)
-    assert spent.price() == (
-        "6 sizes, about 10 complete trainings, 12 to 19 min. `time_budget_s=` sets a limit."
-    )
+    cost = "Plan: 6 batch sizes, about 10 complete trainings, 12 to 19 min"
+    assert spent.price() == f"{cost}. Give `time_budget_s` to limit the time."
     limited = SearchTime(600)
     limited.trainings_left = {32: 2}
     ends = "The search ends after 10 min (`time_budget_s`)."
-    assert limited.price() == f"1 size, about 2 complete trainings. {ends}"
+    assert limited.price() == f"Plan: 1 batch size, about 2 complete trainings. {ends}"
     texts = [duration_text(9, 15), duration_text(119), duration_text(5000, 9000)]
     assert texts == ["9 to 15 s", "119 s", "1.4 to 2.5 h"]
 
@@ -93,7 +92,7 @@ def test_search_with_an_update_budget_has_no_forecast(tmp_path, capsys):
     hypermodel = searches.hypermodel(small_models.linear, batch_sizes=(8,), **given)
     searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit=fit, objective="val_loss")
     first, *_ = capsys.readouterr().out.splitlines()
-    assert first == "1 size, about 1 complete trainings. `time_budget_s=` sets a limit."
+    assert first.startswith("Plan: 1 batch size, about 1 complete training. Give `time_budget_s`")
 
 
 def test_grid_ends_with_its_budget_and_continues_later(tmp_path, capsys):

@@ -76,7 +76,7 @@ def goodput_of(study: Study) -> Goodput | None:
         value, *bounds = (curve[size] for curve in curves)
         values[size] = Estimate(value, min(bounds, default=None), max(bounds, default=None))
     note = (
-        f"Goodput: samples/s times progress per sample, relative to batch size {min(rates):,}. "
+        f"Goodput: samples/s times progress per example, relative to batch size {min(rates):,}. "
         f"Noise scale at batch size {trial.batch_size:,}: "
         f"{format_number(scale.value)}{in_brackets(scale)}."
     )
