@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import keras
 import keras_tuner
@@ -64,20 +64,10 @@ _NOTED_RATIO = 1.1  # If float16 takes this many times as long as float32, a not
 Build = Callable[[str], keras.Model]  # Builds a new model under a dtype policy.
 
 
-class PlanSettings(NamedTuple):
-    """The settings of a search that decide its plan."""
-
-    batch_sizes: tuple[int, ...]
-    micro_batch_size: int | Literal["auto"] | None = None
-    dtype_policies: tuple[str, ...] = ("float32",)  # Empty if kbatch is to choose one.
-    steps_per_execution: Steps = 1
-    memory_limit_bytes: int | None = None  # If None, the limit is the device's memory.
-
-
 def make_plan(
     build: Build,
     data: TrainingData,
-    settings: PlanSettings,
+    hypermodel: Any,
     *,
     build_elsewhere: Build,
     batch_size: int,
@@ -91,17 +81,17 @@ def make_plan(
     Args:
         build: Function that builds a model under a dtype policy.
         data: The training data.
-        settings: The settings of the search.
+        hypermodel: The `BatchSizeHyperModel` of the search, whose settings decide the plan.
         build_elsewhere: The same as `build`, but can be pickled for another process.
         batch_size: The batch size that `build` builds for, in examples.
         known: The plan before larger batch sizes were added. Its policy stays. Default: None.
     """
-    measure = functools.partial(_measured_plan, build, data, settings, build_elsewhere, known)
+    measure = functools.partial(_measured_plan, build, data, hypermodel, build_elsewhere, known)
     try:
         return measure(None)
     except Exception as error:  # A model for one batch size may raise anything.
         other_cause = not may_be_from_float16(error) or isinstance(error, PolicyUnsupported)
-        if other_cause or isinstance(settings.micro_batch_size, int):
+        if other_cause or isinstance(hypermodel.micro_batch_size, int):
             raise
         try:
             return measure(batch_size)
@@ -112,7 +102,7 @@ def make_plan(
 def _measured_plan(
     build: Build,
     data: TrainingData,
-    settings: PlanSettings,
+    hypermodel: Any,
     build_elsewhere: Build,
     known: Plan | None,
     only_rows: int | None,
@@ -123,15 +113,15 @@ def _measured_plan(
     @functools.cache
     def updates_of(policy: str) -> Updates:
         model = model_of(policy)
-        counted = only_rows is None and _chooses_steps(model, settings)
+        counted = only_rows is None and _chooses_steps(model, hypermodel)
         return Updates(model, data, counted=counted, only_rows=only_rows)
 
     with kept_seeds():  # Training then draws the same random numbers as without a plan.
-        policy, notes = _policy(updates_of, model_of, settings, known)
+        policy, notes = _policy(updates_of, model_of, hypermodel, known)
         # If the policy is a hyperparameter, only the first policy is measured.
-        model = model_of(policy or settings.dtype_policies[0])
+        model = model_of(policy or hypermodel.dtype_policies[0])
         updates = functools.partial(updates_of, model.dtype_policy.name)
-        facts, asked = ModelFacts(model), settings.micro_batch_size
+        facts, asked = ModelFacts(model), hypermodel.micro_batch_size
         if not isinstance(asked, int):
             only_rows = only_rows or facts.declared_rows
         if facts.cut_by_user is not None:
@@ -140,7 +130,7 @@ def _measured_plan(
             updates().step_s(only_rows)
             most, reason = None, "whole"
         elif asked == "auto":
-            most, reason, note = _most_that_fit(updates(), facts, settings, build_elsewhere)
+            most, reason, note = _most_that_fit(updates(), facts, hypermodel, build_elsewhere)
             notes += (note,) if note else ()
         else:
             most, reason = (None, "own_step") if facts.own_step else (asked, "given")
@@ -149,11 +139,11 @@ def _measured_plan(
             dtype_policy=policy,
             micro_batch_size=most,
             reason=reason,
-            largest_batch_size=settings.batch_sizes[-1],
+            largest_batch_size=hypermodel.batch_sizes[-1],
             model=model_fingerprint(model),
             notes=notes,
             jit_compile=None if known is None else known.jit_compile,
-            step_s=None if only_rows else _step_s(updates, model, most, settings),
+            step_s=None if only_rows else _step_s(updates, model, most, hypermodel),
         )
         size = micro_batch_size(plan, facts, plan.largest_batch_size)
         if is_cut(facts, size, plan.largest_batch_size):
@@ -232,10 +222,10 @@ def choose_xla(
     return dataclasses.replace(plan, duration_s=duration_s)
 
 
-def outgrown(plan: Plan, settings: PlanSettings) -> bool:
+def outgrown(plan: Plan, hypermodel: Any) -> bool:
     """Return whether larger batch sizes have been added, which may not fit in memory."""
-    larger = settings.batch_sizes[-1] > plan.largest_batch_size
-    return settings.micro_batch_size == "auto" and larger and most_in_memory(plan) is None
+    larger = hypermodel.batch_sizes[-1] > plan.largest_batch_size
+    return hypermodel.micro_batch_size == "auto" and larger and most_in_memory(plan) is None
 
 
 def micro_batch_size(plan: Plan, facts: ModelFacts, batch_size: int) -> int:
@@ -385,17 +375,14 @@ def expected_seconds(
 
 
 def _policy(
-    updates_of: Callable[[str], Updates],
-    model_of: Build,
-    settings: PlanSettings,
-    known: Plan | None,
+    updates_of: Callable[[str], Updates], model_of: Build, hypermodel: Any, known: Plan | None
 ) -> tuple[str | None, tuple[Note, ...]]:
     """Choose the dtype policy of all trials: mixed_float16, unless a model cannot train under it.
 
     Return the policy, or None if it is a hyperparameter, and notes on the choice.
     """
-    if settings.dtype_policies:
-        return (settings.dtype_policies[0] if len(settings.dtype_policies) == 1 else None), ()
+    if policies := hypermodel.dtype_policies:
+        return (policies[0] if len(policies) == 1 else None), ()
     if known is not None:
         return known.dtype_policy, tuple(note for note in known.notes if note.code in ON_POLICY)
     try:
@@ -405,7 +392,7 @@ def _policy(
                 "replica turns the weights into NaN"
             )
         full, timed = functools.partial(updates_of, "float32"), not gpu_visible()
-        times = check_float16(updates_of(HALF), full, settings.batch_sizes, timed=timed)
+        times = check_float16(updates_of(HALF), full, hypermodel.batch_sizes, timed=timed)
     except Exception as error:  # Layers, losses and `build` may raise anything under float16.
         if ran_out_of_memory(error, smaller_worked=True) and not device_is_lost(error):
             return HALF, ()  # A trial may fit, because it has one model and smaller micro-batches.
@@ -439,23 +426,23 @@ def float32_note(reason: str) -> Note:
     return Note.of("float32_instead", policy=HALF, reason=reason)
 
 
-def _chooses_steps(model: Any, settings: PlanSettings) -> bool:
+def _chooses_steps(model: Any, hypermodel: Any) -> bool:
     """Return whether kbatch may choose the steps per execution of a model."""
     single = int(model.steps_per_execution) == 1 and replica_count(model) == 1
-    return settings.steps_per_execution == "auto" and single and why_single_step(model) is None
+    return hypermodel.steps_per_execution == "auto" and single and why_single_step(model) is None
 
 
 def _step_s(
-    updates: Callable[[], Updates], model: Any, most: int | None, settings: PlanSettings
+    updates: Callable[[], Updates], model: Any, most: int | None, hypermodel: Any
 ) -> tuple[float, float] | None:
     """Return the fixed seconds of a step and the seconds per example, or None if not needed."""
-    if not _chooses_steps(model, settings):
+    if not _chooses_steps(model, hypermodel):
         return None
     try:
         # More rows may not fit, because nothing is cut yet.
-        most, compiled = min(most or TIMED_ROWS, settings.batch_sizes[-1]), is_compiled(model)
+        most, compiled = min(most or TIMED_ROWS, hypermodel.batch_sizes[-1]), is_compiled(model)
         # XLA compiles the two sizes for training too.
-        ends = (settings.batch_sizes[0], most) if compiled else (FIRST_ROWS, TIMED_ROWS)
+        ends = (hypermodel.batch_sizes[0], most) if compiled else (FIRST_ROWS, TIMED_ROWS)
         return timed_line(updates(), sorted({min(n, most) for n in ends}), compiled=compiled)
     except Exception:  # Training will raise it again, and the trial will record it.
         return None
@@ -489,11 +476,12 @@ def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
 
 
 def _most_that_fit(
-    updates: Updates, facts: ModelFacts, settings: PlanSettings, build_elsewhere: Build
+    updates: Updates, facts: ModelFacts, hypermodel: Any, build_elsewhere: Build
 ) -> tuple[int, Literal["cut", "fits", "own_step"], Note | None]:
     """Return how many examples fit at once, the `reason` of the plan, and perhaps a note."""
-    replicas, own_step, rows = facts.replicas, facts.own_step, facts.rows(settings.batch_sizes[-1])
-    if _surely_fits(updates, rows, settings.memory_limit_bytes):
+    replicas, own_step = facts.replicas, facts.own_step
+    rows = facts.rows(hypermodel.batch_sizes[-1])
+    if _surely_fits(updates, rows, hypermodel.memory_limit_bytes):
         return rows, "own_step" if own_step else "fits", None
     policy = facts.dtype_policy
     workload = Workload(
@@ -506,7 +494,7 @@ def _most_that_fit(
     )
     with open_probes(
         workload,
-        memory_limit_bytes=settings.memory_limit_bytes,
+        memory_limit_bytes=hypermodel.memory_limit_bytes,
         model=lambda: updates.model,
         why_here=None if replicas == 1 else "replicas",
     ) as probes:

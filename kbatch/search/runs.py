@@ -22,7 +22,6 @@ from kbatch.search.files import TrialFiles, completed_trials, give_own_paths, wr
 from kbatch.search.first_updates import CutBatches, overflow_text, why_not_finite
 from kbatch.search.plan import (
     MOMENTS_EVERY,
-    PlanSettings,
     choose_xla,
     compare_parts,
     expected_seconds,
@@ -170,15 +169,8 @@ class TrialRuns:
             note = float32_note(float32_because)
             warnings.warn(note, stacklevel=2)
             self.plan = dataclasses.replace(self.plan, dtype_policy="float32", notes=(note,))
-        settings = PlanSettings(
-            hypermodel.batch_sizes,
-            hypermodel.micro_batch_size,
-            hypermodel.dtype_policies,
-            hypermodel.steps_per_execution,
-            hypermodel.memory_limit_bytes,
-        )
         known = self.plan
-        is_valid = known is not None and not float32_because and not outgrown(known, settings)
+        is_valid = known is not None and not float32_because and not outgrown(known, hypermodel)
         if is_valid or not hypermodel.stock_fit:
             return
         models: dict[str, Any] = {}
@@ -196,7 +188,7 @@ class TrialRuns:
         plan = make_plan(
             build,
             data,
-            settings,
+            hypermodel,
             build_elsewhere=functools.partial(
                 build_to_measure, hypermodel.wrapped, hp, hypermodel.seed
             ),
