@@ -19,6 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask as mask_of
+from keras.src.backend.common.masking import set_keras_mask as set_mask
 from keras.src.backend.tensorflow import random as keras_random
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -41,10 +43,13 @@ from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 
 __all__ = [
     "ArrayDataAdapter",
+    "Tracker",
     "class_weight_to_sample_weights",
     "is_op_determinism_enabled",
     "make_class_weight_map_fn",
+    "mask_of",
     "model_supports_jit",
+    "set_mask",
     "squeeze_or_expand_to_same_rank",
     "train_validation_split",
 ]
@@ -121,11 +126,6 @@ def bookkeeping_names() -> frozenset[str]:
     return frozenset({*vars(layer), *vars(keras.Model(inputs, layer(inputs), name="z"))})
 
 
-def is_tracker(value: Any) -> bool:
-    """Return whether a value is the object by which Keras tracks variables."""
-    return isinstance(value, Tracker)
-
-
 def forward(model: Any, x: Any, *, training: bool) -> Any:
     """Call a model as Keras's train step does. Its `call` may have no argument `training`."""
     return model(x, training=training) if model._call_has_training_arg else model(x)
@@ -192,14 +192,6 @@ def validation_steps(model: Any) -> int | None:
 def holds_variables(layer: Any) -> bool:
     """Return whether a layer itself has variables, not only its inner layers."""
     return bool(layer._trainable_variables or layer._non_trainable_variables)
-
-
-def mask_of(tensor: Any) -> Any:
-    return getattr(tensor, "_keras_mask", None)
-
-
-def set_mask(tensor: Any, mask: Any) -> None:
-    tensor._keras_mask = mask
 
 
 def replaced_layer_calls(
@@ -328,13 +320,7 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 def excluded_from_decay(optimizer: Any, variables: Sequence[Any]) -> list[int]:
     """List the indices of variables that `exclude_from_weight_decay` excludes."""
-    keys = getattr(optimizer, "_exclude_from_weight_decay", ())
-    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    return [
-        number
-        for number, variable in enumerate(variables)
-        if optimizer._var_key(variable) in keys or (pattern and pattern.search(variable.name))
-    ]
+    return [n for n, variable in enumerate(variables) if not optimizer._use_weight_decay(variable)]
 
 
 def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextManager[None]:
@@ -550,17 +536,15 @@ def trial_metrics(results: Any, objective: Any) -> dict[str, Any]:
 
 
 def trial_callbacks(tuner: Any, trial: Any, callbacks: Any, execution: int) -> list[Any]:
-    """Copy callbacks for an execution of a trial, with the folders that keras-tuner sets."""
-    copies = tuner._deepcopy_callbacks(callbacks)
-    tuner._configure_tensorboard_dir(copies, trial, execution)
-    return copies
+    """Copy callbacks for an execution of a trial, and add the one that reports epochs to a tuner.
 
-
-def tuner_callback(tuner: Any, trial: Any) -> Any:
-    """Make keras-tuner's callback that reports the epochs of a trial."""
+    keras-tuner sets the folders of the copies.
+    """
     from keras_tuner.src.engine.tuner_utils import TunerCallback
 
-    return TunerCallback(tuner, trial)
+    copies = tuner._deepcopy_callbacks(callbacks)
+    tuner._configure_tensorboard_dir(copies, trial, execution)
+    return [*copies, TunerCallback(tuner, trial)]
 
 
 def built_by(tuner: Any, build: Callable[[], Any]) -> Any:

@@ -186,7 +186,7 @@ class Tuner(keras_tuner.RandomSearch):
     def run_trial(self, trial, *args, **kwargs):
         board = keras.callbacks.TensorBoard(self.project_dir)
         self.copies = internals.trial_callbacks(self, trial, [board], 1)
-        callbacks = [internals.tuner_callback(self, trial)]
+        callbacks = self.copies[1:]
         hp = trial.hyperparameters
         self.model = internals.built_by(self, lambda: self.hypermodel.build(hp))
         self.history = self.model.fit(*args, callbacks=callbacks, **kwargs)

@@ -19,7 +19,7 @@ from kbatch.analysis.learning_rate import names_rate
 from kbatch.analysis.race import expected_trainings
 from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError, InputError, RecordError
-from kbatch.library_internals import kept_kernels, trial_callbacks, tuner_callback
+from kbatch.library_internals import kept_kernels, trial_callbacks
 from kbatch.page.numbers import at_most, pluralize
 from kbatch.progress import check_verbose
 from kbatch.records.json_codec import load_if_readable
@@ -536,7 +536,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 return
             callbacks = trial_callbacks(self, trial, call.callbacks, number)
             reporter = FitReporter(self.progress, execution=number, executions=files.executions)
-            callbacks += [tuner_callback(self, trial), reporter]
+            callbacks.append(reporter)
             keras.backend.clear_session()
             gc.collect()  # If a run is repeated, its first attempt may still hold memory.
             trained = self.hypermodel.runs.run(

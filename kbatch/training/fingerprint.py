@@ -210,7 +210,7 @@ class Description:
         if plain in self._without or name.startswith(("_kbatch_", "_self_")):
             return False
         if hasattr(owner, "get_config"):
-            if plain in _KERAS_STATE or internals.is_tracker(value):
+            if plain in _KERAS_STATE or isinstance(value, internals.Tracker):
                 return plain == "optimizer" and not isinstance(owner, keras.Model)
             simple = value is None or isinstance(value, (bool, int, float, str))
             specific = name not in internals.bookkeeping_names() or name in _LAYER_OBJECTS
