@@ -225,7 +225,7 @@ class Sweep(abc.ABC):
                 self.not_run[setting] = reason
             elif (warm_up := self.admit(setting)) is not None:
                 time_ms = format_number(1e3 * self.time_s(setting))
-                self.progress.say(f"{setting}: {time_ms} ms when warm")
+                self.progress.say(f"{setting}: {time_ms} ms after warm-up")
                 yield setting, warm_up
                 if slow_ends:
                     self._end_if_slow(setting)

@@ -13,7 +13,7 @@ from kbatch.plotting.draw import batch_axis
 _HEIGHT_IN = 3.6
 _TOP = 1.12
 # The kinds of run in the order of the legend, with their labels.
-_KINDS = {"search": "below the limit", "above_window": "above the window"}
+_KINDS = {"search": "fits", "above_window": "above the window"}
 _KINDS |= {"confirm": "run once more to confirm", "out_of_memory": "out of memory"}
 
 

@@ -55,13 +55,13 @@ def plot_training_profile(
     several = [update for update in updates if update.steps_per_execution > 1 and update.measured]
     alone = [update for update in updates if update not in several]
     both = several and any(update.measured for update in alone)
-    timed = {"one step per execution": alone, "as many as a search runs": several}
+    timed = {"one step per execution": alone, "several steps per execution": several}
     answers = [("take", profile.micro_batch_size, True)]
     line = profile.line_text
     if line is not None and (efficient := profile.efficient.value) is not None:
         sizes = [way.batch_size for way in fastest_ways(updates)]
         answers.insert(0, ("90 % of peak", int(efficient), sizes[0] <= efficient <= sizes[-1]))
-    way = " of the faster way of each size" if both else ""
+    way = " of the faster of both at each size" if both else ""
     xla = "XLA" if profile.jit_compile else "without XLA"
     facts = [*where_measured(profile.environment), profile.model_name, profile.dtype_policy, xla]
     return draw_sweep(

@@ -101,7 +101,7 @@ def test_plot_memory_draws_every_run():
     result = max_batch_result()
     panel = plot_memory(result)
     lines = {line.get_label(): line for line in panel.lines}
-    kinds = ("below the limit", "above the window", "run once more to confirm")
+    kinds = ("fits", "above the window", "run once more to confirm")
     ran = [lines[kind] for kind in kinds]
     drawn = {place for line in ran for place in zip(*line.get_data(), strict=True)}
     runs = [probe for probe in result.probes if probe.peak_memory_bytes]

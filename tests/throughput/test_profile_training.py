@@ -24,7 +24,7 @@ def test_profile_training_with_default_sizes(capsys):
     )
     output = capsys.readouterr().out
     assert "measures memory" in output
-    assert "when warm" in output
+    assert "after warm-up" in output
     assert sizes_of(profile) == [1, 2, 4, 8, 16]
     measured = [update for update in profile.updates if update.measured]
     alone = {u.batch_size for u in measured if u.steps_per_execution == 1}

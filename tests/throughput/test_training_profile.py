@@ -43,10 +43,10 @@ def test_training_profile_fastest_steps_per_execution():
     assert table.attrs["answer"] == [3]
     upper = profile.plot()
     assert "one step per execution" in words(upper)
-    assert "Fit of the faster way of each size: t = " in words(upper)
+    assert "Fit of the faster of both at each size: t = " in words(upper)
     slow = TimedUpdate(batch_size=8, steps_per_execution=9, outcome="not_run")
     alone = words(training_profile(update(8, 1e-3), update(32, 2e-3), slow).plot())
-    assert "as many as a search runs" not in alone
+    assert "several steps per execution" not in alone
     labels = [panel.get_ylabel().split("\n")[-1] for panel in upper.figure.axes]
     assert labels == ["(samples/s)", "(ms)", "(weights included)"]
     # Each number of steps has its own line, from its smallest size to its largest.
