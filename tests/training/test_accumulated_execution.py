@@ -119,7 +119,7 @@ def accumulating_by_keras():
         (models.mlp, {"exact": 3}, TypeError, "exact=3"),
         (models.mlp, {"exact": True, "moments_every": 8}, ValueError, "moments_every=8"),
         (models.mlp, {"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
-        (models.mlp, {"moments_every": -1}, ValueError, "to measure nothing.*moments_every=-1"),
+        (models.mlp, {"moments_every": -1}, ValueError, "moments_every=-1"),
         (models.mlp, {"moments_every": False}, TypeError, "moments_every=False"),
         (models.mlp, {"micro_batch_size": 2.5}, TypeError, "micro_batch_size=2.5"),
     ],
