@@ -51,7 +51,7 @@ def test_search_of_plain_accumulation_warns_that_parts_differ(tmp_path, whole):
     def cut():
         return kbatch.accumulate_gradients(build(), 12)
 
-    with pytest.warns(UserWarning, match="Micro-batches give another result"):
+    with pytest.warns(UserWarning, match="Micro-batches change the result"):
         study = searched(tmp_path, cut, 16)
     assert [trial.executions[0].micro_batch_size for trial in study.trials] == [8, 12]
     small, large = study.trials
