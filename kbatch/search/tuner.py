@@ -146,21 +146,20 @@ class BatchSizeTuner(keras_tuner.Tuner):
     ):
         hypermodel = tuner_arguments.hypermodel_of(build, batch_sizes)
         self._build = as_hypermodel(build) if hypermodel is None else hypermodel.wrapped
-        tuner_arguments.check_objective(objective, self._build)
-        grid_because = tuner_arguments.reason_for_grid(objective, self._build)
-        races = strategy == "race" and grid_because is None
-        tuner_arguments.check_strategy(
+        tuner_arguments.check_executor(executor, max_parallel, distribution_strategy)
+        #: Settings that a study reads from the record. They do not change how a model trains.
+        self.study_settings = tuner_arguments.settings_of_strategy(
             strategy,
-            races=races,
-            search_learning_rate=search_learning_rate,
-            executor=executor,
+            objective,
+            self._build,
             executions_per_trial=executions_per_trial,
-            time_budget_s=time_budget_s,
+            confidence=confidence,
+            tolerance=tolerance,
             max_trainings=max_trainings,
-            distribution_strategy=distribution_strategy,
+            time_budget_s=time_budget_s,
+            search_learning_rate=search_learning_rate,
         )
-        tuner_arguments.check_executor(executor, max_parallel)
-        self._race = RaceStrategy() if races else None
+        self._race = RaceStrategy() if self.study_settings["strategy"] == "race" else None
         self.time = SearchTime(time_budget_s)
         oracle = BatchSizeOracle(objective, self._race, self.time)
         check_tolerance(tolerance, confidence, oracle.objective.name)
@@ -169,17 +168,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.executions_per_trial = check_size(
             executions_per_trial, "executions_per_trial", unit=""
         )
-        settings: dict[str, object] = {
-            "strategy": "race" if races else "grid",
-            "grid_because": grid_because if strategy == "race" else None,
-            "confidence": confidence,
-            "tolerance": tolerance,
-            "max_trainings": max_trainings,
-            "time_budget_s": time_budget_s,
-            "search_learning_rate": search_learning_rate,
-        }
-        #: Settings that a study reads from the record. They do not change how a model trains.
-        self.study_settings = {n: v for n, v in settings.items() if v is not None}
         self.progress = SearchProgress(verbose=0)
         self.executor, self.max_parallel = executor, max_parallel
         self._live_plots: list[LivePlot] = []

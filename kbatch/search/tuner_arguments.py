@@ -47,18 +47,14 @@ def hypermodel_of(build: Any, batch_sizes: Iterable[int] | None) -> BatchSizeHyp
     return build.for_search()
 
 
-def check_objective(objective: Any, build: keras_tuner.HyperModel) -> None:
-    """Raise InputError if no objective is given and keras-tuner's own `fit` trains."""
-    if objective is None and has_stock_fit(build):
-        raise InputError(
-            "`objective` can be None only if your own `HyperModel.fit` returns the number to "
-            'minimize: give the name of a metric, such as "val_loss". Received: objective=None.'
-        )
-
-
-def reason_for_grid(objective: Any, build: keras_tuner.HyperModel) -> GridReason | None:
+def _reason_for_grid(objective: Any, build: keras_tuner.HyperModel) -> GridReason | None:
     """Return a code for why a search cannot be a race, or None if it can be one."""
     if objective is None:
+        if has_stock_fit(build):
+            raise InputError(
+                "`objective` can be None only if your own `HyperModel.fit` returns the number to "
+                'minimize: give the name of a metric, such as "val_loss". Received: objective=None.'
+            )
         return "returned_number"
     if isinstance(objective, (list, tuple)):
         return "several_objectives"
@@ -67,26 +63,19 @@ def reason_for_grid(objective: Any, build: keras_tuner.HyperModel) -> GridReason
     return None if has_stock_fit(build) else "own_fit"
 
 
-def check_strategy(
+def settings_of_strategy(
     strategy: Any,
+    objective: Any,
+    build: keras_tuner.HyperModel,
     *,
-    races: bool,
-    search_learning_rate: bool | None,
-    executor: Any,
     executions_per_trial: int,
-    time_budget_s: float | None,
-    max_trainings: float | None,
-    distribution_strategy: Any,
-) -> None:
-    """Raise an error if arguments of `BatchSizeTuner` cannot be used together."""
+    confidence: float,
+    **optional: Any,
+) -> dict[str, Any]:
+    """Check the strategy and the arguments that limit it. Return the settings that are not None."""
+    grid_because = _reason_for_grid(objective, build)
     if strategy not in ("grid", "race"):
         raise ValueError(f'`strategy` must be "race" or "grid". Received: strategy={strategy!r}.')
-    if executor is not None and distribution_strategy is not None:
-        raise ValueError(
-            "A `distribution_strategy` uses the devices of this process, and an `executor` trains "
-            "in other processes: leave out one of them. "
-            f"Received: executor={executor!r}, distribution_strategy={distribution_strategy!r}."
-        )
     if is_oracle_elsewhere():
         raise ValueError(
             "`BatchSizeTuner` does not use keras-tuner's chief and workers: unset their "
@@ -94,31 +83,38 @@ def check_strategy(
             "the same time. Received: "
             f"KERASTUNER_ORACLE_IP={os.environ.get('KERASTUNER_ORACLE_IP')}."
         )
-    if search_learning_rate not in (None, True, False):
-        wrong = f"search_learning_rate={search_learning_rate!r}"
+    if (asked := optional["search_learning_rate"]) not in (None, True, False):
+        wrong = f"search_learning_rate={asked!r}"
         raise InputError(f"`search_learning_rate` must be True, False or None. Received: {wrong}.")
-    if search_learning_rate and strategy == "grid":
+    if asked and strategy == "grid":
         raise InputError(
             "A grid does not search for the learning rate: leave out `search_learning_rate`, or "
             'give `strategy="race"`. Received: search_learning_rate=True, strategy="grid".'
         )
-    limits = {"time_budget_s": time_budget_s, "max_trainings": max_trainings}
-    for name, value in limits.items():
+    for name in ("time_budget_s", "max_trainings"):
+        value = optional[name]
         is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if value is not None and not (is_number and 0 < value < math.inf):
+        if value is not None and not (is_number and 0 < float(value) < math.inf):
             raise InputError(f"`{name}` must be a positive number. Received: {name}={value!r}.")
-    if max_trainings is not None and strategy == "grid":
+    if optional["max_trainings"] is not None and strategy == "grid":
         raise InputError(
             '`max_trainings` limits a race only: give `strategy="race"`, or set '
             "`executions_per_trial` for a grid. "
-            f'Received: max_trainings={max_trainings}, strategy="grid".'
+            f'Received: max_trainings={optional["max_trainings"]}, strategy="grid".'
         )
+    races = strategy == "race" and grid_because is None
     if races and executions_per_trial != 1:
         raise ValueError(
             "A race decides how often each trial trains: leave out `executions_per_trial` and set "
             '`max_trainings` to limit the search, or give `strategy="grid"`. '
             f"Received: executions_per_trial={executions_per_trial}."
         )
+    settings = {
+        "strategy": "race" if races else "grid",
+        "grid_because": grid_because if strategy == "race" else None,
+        "confidence": confidence,
+    }
+    return {name: value for name, value in (settings | optional).items() if value is not None}
 
 
 def check_call(call: FitCall, *, stock_fit: bool, races: bool) -> None:
@@ -159,7 +155,7 @@ def check_without_rates(names: Sequence[str], study_settings: Mapping[str, Any])
         )
 
 
-def check_executor(executor: Any, max_parallel: Any) -> None:
+def check_executor(executor: Any, max_parallel: Any, distribution_strategy: Any) -> None:
     """Raise an error if these arguments of `BatchSizeTuner` cannot be used."""
     can_submit = callable(getattr(executor, "submit", None)) and not isinstance(executor, type)
     is_local = isinstance(executor, str) and executor == "local"
@@ -168,6 +164,12 @@ def check_executor(executor: Any, max_parallel: Any) -> None:
             '`executor` must be "local", or an object with `submit(function, *arguments)`, such as '
             "`concurrent.futures.ProcessPoolExecutor(4)`, `submitit.AutoExecutor(folder)`, Dask's "
             f"`Client` or `kbatch.ray_executor()`. Received: executor={executor!r}."
+        )
+    if executor is not None and distribution_strategy is not None:
+        raise ValueError(
+            "A `distribution_strategy` uses the devices of this process, and an `executor` trains "
+            "in other processes: leave out one of them. "
+            f"Received: executor={executor!r}, distribution_strategy={distribution_strategy!r}."
         )
     if max_parallel is not None:
         check_size(max_parallel, "max_parallel", unit="")
