@@ -101,7 +101,7 @@ class TrialFiles:
         """Read the record of the trial. Return None if it is missing or damaged."""
         return trial_record(self.folder)
 
-    def _run(self, number: int) -> ExecutionRecord | None:
+    def run(self, number: int) -> ExecutionRecord | None:
         """Read the record of a training run by its number, or return None if there is none."""
         record = self.record()
         runs = record.executions[number : number + 1] if record else ()
@@ -127,16 +127,6 @@ class TrialFiles:
             os.replace(self._file, self._file.with_name(f"{RECORD_NAME}.unread"))
         return completed
 
-    def earlier_spans(self, number: int) -> tuple[tuple[float, ...], ...]:
-        """Return the recorded times of a run that is now repeated or continued."""
-        run = self._run(number)
-        return run.spans if run else ()
-
-    def short_run(self, number: int) -> ExecutionRecord | None:
-        """Return the record of a run if the run ended as a short one, else None."""
-        run = self._run(number)
-        return run if run and (run.status, run.length) == ("completed", "short") else None
-
     def write(self, index: int, execution: ExecutionRecord) -> None:
         """Write the record of a training run, and drop the records of later runs."""
         before = read_record(TrialRecord, self._file).executions[:index] if index else ()
@@ -148,7 +138,7 @@ class TrialFiles:
         """Record the error that ended the trial, unless the record of its last run has it."""
         record, interrupts = self.record(), isinstance(error, KeyboardInterrupt)
         executions = list(record.executions) if record else []
-        if executions and self.short_run(len(executions) - 1):
+        if executions and is_short(executions[-1]):
             if interrupts:
                 return  # The short run can still be continued.
             executions.pop()
@@ -188,6 +178,11 @@ class TrialFiles:
         values = self._trial.hyperparameters.values
         values = {name: value for name, value in values.items() if isinstance(value, types)}
         write_needed(TrialRecord(self.trial_id, values, self.objective, executions), self._file)
+
+
+def is_short(run: ExecutionRecord) -> bool:
+    """Return whether a run completed as a short one, which can be continued."""
+    return (run.status, run.length) == ("completed", "short")
 
 
 def _was_interrupted(run: ExecutionRecord) -> bool:

@@ -18,7 +18,7 @@ from kbatch.errors import PolicyUnsupported
 from kbatch.library_internals import keep_build_config
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord, seconds_to_target
-from kbatch.search.files import CHECKPOINT_NAME, TrialFiles
+from kbatch.search.files import CHECKPOINT_NAME, TrialFiles, is_short
 from kbatch.search.plan import most_in_memory
 from kbatch.search.timed_fit import RunSettings, SharedInput, TimedFit, check_history
 from kbatch.training.data.training_data import FitCall
@@ -89,14 +89,15 @@ def train(
         scaling: How the settings of the model were scaled with the batch size.
         short: A short run of the same model to continue. Default: None.
     """
-    number = settings.number
+    number, known_run = settings.number, files.run(settings.number)
     # The record of a short run stays until the run that continues or repeats it has ended.
-    short_record = files.short_run(number)
+    short_record = known_run if known_run and is_short(known_run) else None
     if short is not None:
         timed, begun = short.timed, dataclasses.replace(short.begun, place=settings.asked.place)
     else:
         timed = TimedFit(model, settings, shared=shared, scaling=scaling)
-        begun = dataclasses.replace(_begun(model, settings), spans=files.earlier_spans(number))
+        spans = known_run.spans if known_run else ()
+        begun = dataclasses.replace(_begun(model, settings), spans=spans)
         if short_record is not None:
             repeated = short_record.epochs_repeated + len(short_record.epochs)
             begun = dataclasses.replace(begun, epochs_repeated=repeated)
