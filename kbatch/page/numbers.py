@@ -84,10 +84,10 @@ def join_words(words: Iterable[str]) -> str:
     return f"{', '.join(head)} and {last}" if head else last
 
 
-def at_most(names: Sequence[str], most: int = 5) -> list[str]:
-    """Return the first `most` names and, if there are more, a text such as "7 more"."""
-    more = len(names) - most
-    return [*names[:most], *([f"{more:,} more"] if more > 0 else [])]
+def at_most(names: Sequence[str]) -> list[str]:
+    """Return the first five names and, if there are more, a text such as "7 more"."""
+    more = len(names) - 5
+    return [*names[:5], *([f"{more:,} more"] if more > 0 else [])]
 
 
 def pluralize(number: int, noun: str) -> str:

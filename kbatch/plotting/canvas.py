@@ -74,7 +74,7 @@ def detached_axes(height_in: float, *, width_in: float = WIDTH_IN) -> Axes:
     return figure.add_subplot()
 
 
-def draw_so_wide(draw: Callable[..., Axes], width_in: float, *, caption: bool = True) -> Axes:
+def draw_so_wide(draw: Callable[..., Axes], width_in: float) -> Axes:
     """Draw a figure at another width than the usual one, with panels of the same height."""
     if not LEAST_WIDTH_IN <= width_in <= MOST_WIDTH_IN:
         raise ValueError(
@@ -85,8 +85,7 @@ def draw_so_wide(draw: Callable[..., Axes], width_in: float, *, caption: bool = 
     axes = draw(detached_axes(usual.get_figheight(), width_in=width_in))
     figure = figure_of(axes)
     figure.set_figheight(usual.get_figheight() + max(0.0, _legends_in(figure) - _legends_in(usual)))
-    if caption:
-        _add_caption(axes)
+    _add_caption(axes)
     return axes
 
 
