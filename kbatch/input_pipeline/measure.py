@@ -41,16 +41,7 @@ from kbatch.progress import MeasuringProgress
 from kbatch.records.notes import Note
 from kbatch.timing import check_seconds, interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.forms import (
-    arrays_of,
-    batches_of,
-    gives_batches,
-    held_on_device,
-    is_batched,
-    is_dataset,
-    rows_of,
-    spec_of,
-)
+from kbatch.training.data import forms
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
 from kbatch.training.step_call import StepCall
@@ -115,7 +106,7 @@ def profile_input_pipeline(
         raise ValueError(f"`cache_bytes` must be at least 0. Received: cache_bytes={cache_bytes}.")
     progress = MeasuringProgress("input pipeline", verbose, time_budget_s=time_budget_s)
     began_s = time.perf_counter()
-    remedies = remedies and gives_batches(dataset)
+    remedies = remedies and forms.gives_batches(dataset)
     base_s = time_budget_s * (1 - _CHANGES_SHARE if remedies else 1)
     base_ends_s, ends_s = began_s + base_s, began_s + time_budget_s
     with progress, kept_seeds():
@@ -125,7 +116,7 @@ def profile_input_pipeline(
         progress.say("reading the pipeline alone")
         unfilled = fill_cache(source, base_s * FILL_SHARE)
         reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
-        reading = reading._replace(batches=tuple(map(held_on_device, reading.batches)))
+        reading = reading._replace(batches=tuple(map(forms.held_on_device, reading.batches)))
         with borrowed_step(trained, reading.batches[0]) as step:
             progress.say("training on some of its batches")
             reading = reading._replace(step_s=_step_s(step, reading.batches))
@@ -156,7 +147,7 @@ def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.
     """Return the batches of any data that `fit` takes."""
     size = None if batch_size is None else check_size(batch_size, "batch_size")
     data = dataset_of_grain(data)
-    if not gives_batches(data) and hasattr(data, "__next__"):
+    if not forms.gives_batches(data) and hasattr(data, "__next__"):
         raise InputError(
             "The data must be readable more than once, but this is an iterator: give "
             "`tf.data.Dataset.from_generator(function, output_signature=...)` with the function "
@@ -169,24 +160,24 @@ def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.
                 f"Received: batch_size={size}."
             )
         return read_by_workers(data, data.workers)
-    if not gives_batches(data):
+    if not forms.gives_batches(data):
         parts = tuple(data) if isinstance(data, (tuple, list)) else (data,)
         if not 1 <= len(parts) <= 3 or parts[0] is None:
             raise InputError(
                 "Arrays must be `x`, `(x, y)` or `(x, y, sample_weight)`. "
                 f"Received: a {type(data).__name__} of {len(parts)}."
             )
-        arrays_of(*parts)
+        forms.arrays_of(*parts)
         adapter = ArrayDataAdapter(*parts, batch_size=size or _KERAS_BATCH_SIZE, shuffle=True)
         return adapter.get_tf_dataset()
     if size is not None:
-        data = batches_of(data, model, size)
-    elif not is_dataset(data):
+        data = forms.batches_of(data, model, size)
+    elif not forms.is_dataset(data):
         raise InputError(
             "A data function needs a batch size: give `batch_size`. "
             f"Received: a function {getattr(data, '__name__', data)!r}, batch_size=None."
         )
-    elif not is_batched(spec_of(data), model):
+    elif not forms.is_batched(forms.spec_of(data), model):
         raise InputError(
             "The dataset must give batches: end it with `.batch(batch_size)`, or give "
             f"`batch_size`. Received: element_spec={data.element_spec}."
@@ -261,7 +252,7 @@ def _measure(
     batch_values = fmean(block.batch_values for block in blocks["together"])
     is_comparable = _SIZE_RATIO * batch_values >= reading.batch_values
     return InputPipelineProfile(
-        batch_size=rows_of(reading.batches[0]),
+        batch_size=forms.rows_of(reading.batches[0]),
         **rates,
         timeline=tuple(span for span in training_block.spans if span.begin_s < _TIMELINE_S),
         changes=(),
