@@ -182,8 +182,8 @@ def gradient_moments(
     if np.any(wrong):
         step = int(np.argmax(wrong))
         raise ValueError(
-            "At each step, `micro_sq_norms` must be at least `batch_sq_norms`, and neither may be "
-            "negative: give `micro_sq_norms` as the first argument, and measure gradients before "
+            "At each step, `micro_sq_norms` must be at least `batch_sq_norms`, and both at least "
+            "0. Give `micro_sq_norms` as the first argument, and measure gradients before "
             "clipping and without a loss scale. Received at the first wrong step: "
             f"micro_sq_norm={m[step]}, batch_sq_norm={batch[step]}."
         )

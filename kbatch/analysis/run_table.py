@@ -62,8 +62,8 @@ class RunTable:
         self.pairs = tuple(sorted(pair for pair, row in scored.items() if row))
         if not self.pairs:
             raise ValueError(
-                "`runs` must hold a batch size and learning rate with a metric value, of which no "
-                f"run diverged or ran out of memory. Received: {[run.ended for run in runs]}."
+                "At every batch size and learning rate, a run diverged or ran out of memory, or no "
+                f"run has a metric value: try others. Received: {[run.ended for run in runs]}."
             )
         self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
         rows = [scored[pair] for pair in self.pairs]

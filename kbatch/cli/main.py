@@ -372,7 +372,7 @@ def _plot(options: argparse.Namespace) -> None:
     others = [type(result).__name__ for result in results if not isinstance(result, kind)]
     if others and (len(results) > 1 or name != FIGURES[0]):
         raise ValueError(
-            "`kbatch plot` draws studies, or the main figure of one profile or result: give one, "
+            "`kbatch plot` draws only the main figure of a profile or result: give its file alone, "
             f"without `--figure`. `kbatch report` shows all figures. Received: {others[0]}."
         )
     if len(results) > 1 and name not in SHARED_FIGURES:

@@ -168,9 +168,8 @@ def profile_inference(
     functions = None if isinstance(model, keras.Model) else functions_by_name(model)
     if functions is not None and (paths != ("compiled",) or dtype_policies is not None):
         raise InputError(
-            "`call_paths` and `dtype_policies` require that `model` is a keras.Model: leave them "
-            "out for a function, a dict, and a file of another format. "
-            f"Received: call_paths={paths}, dtype_policies={dtype_policies!r}."
+            "`call_paths` and `dtype_policies` require a keras.Model, or a .keras or .h5 file: "
+            f"leave them out. Received: call_paths={paths}, dtype_policies={dtype_policies!r}."
         )
     if latency_slo_ms is not None:
         check_target(latency_slo_ms, quantile)

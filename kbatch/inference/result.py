@@ -332,8 +332,8 @@ class InferenceProfile(Result):
     def _by_fit(self, name: str, batch_size: Estimate[float | None]) -> InferenceAnswer:
         if batch_size.value is None:
             raise ValueError(
-                f"The measurements are too noisy to determine `{name}`: measure larger batch "
-                f"sizes, or for a longer time. Received: interval={batch_size.ends}."
+                f"The measurements are too noisy to determine `{name}`: give larger `batch_sizes` "
+                f"or a larger `time_budget_s`. Received: interval={batch_size.ends}."
             )
         sizes, size = [timing.batch_size for timing in self.answering], int(batch_size.value)
         if not min(sizes) / _FAR <= size <= _FAR * max(sizes):

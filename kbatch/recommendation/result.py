@@ -434,7 +434,7 @@ class Recommendation(Result):
         if size is None:
             return None, "the noise hides the mean gradient"
         most = "at most" if noise.value is None else "about"
-        words = f"batches of {format_number(size, 2)} need {most} twice the examples of small ones"
+        words = f"batches of {format_number(size, 2)} need {most} twice the data of small batches"
         return dataclasses.replace(noise, value=size), words
 
     def _input(self) -> tuple[Estimate[float | None] | None, str]:

@@ -43,13 +43,13 @@ def read_record(kind: type[Record], path: Path) -> Record:
     """Read a record that `write_record` wrote."""
     document, name = read_json(path), printable(str(path))
     try:
-        version, kind_name = document["kbatch_schema"], document["kind"]
-        if (version, kind_name) == (SCHEMA_VERSION, kind.__name__):
+        version, label = document["kbatch_schema"], shown(document["kind"], str)
+        if (version, label) == (SCHEMA_VERSION, kind.__name__):
             return decode(kind, document["record"])
     except DAMAGED as error:  # Only the text of a `ValueError` helps a user.
         raise damaged(name, error if type(error) is ValueError else "") from error
     if version == SCHEMA_VERSION:
-        raise RecordError(f"{name} has record type {shown(kind_name, str)}, not {kind.__name__}.")
+        raise RecordError(f"{name} has record type {label}, not {kind.__name__}: use another file.")
     raise RecordError(
         f"{name} has schema version {shown(version)}, not {SCHEMA_VERSION}: install the version of "
         "kbatch that wrote it, or measure again and write to another file or folder."

@@ -223,8 +223,8 @@ def check_epoch_end(
         name = objectives[0]
         raise InputError(
             f"The objective {name!r} needs all rows of a batch, but kbatch cuts batches into "
-            f"micro-batches: choose 'val_{name}', give `micro_batch_size=None`, or give a "
-            f"`keras.metrics.Metric` that sums over rows. Received: objective={name!r}."
+            f"micro-batches: choose 'val_{name}', give `micro_batch_size=None`, or write the "
+            f"metric as a `keras.metrics.Metric`. Received: objective={name!r}."
         )
     numbers = numbers_of(logs)
     if missing := [name for name in metrics if name not in numbers]:

@@ -311,8 +311,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if others := [sizes for sizes in declared if sizes != self.batch_sizes]:
             raise keras_tuner.errors.FatalValueError(
                 "`batch_sizes` differs from `batch_size` in `hyperparameters` or in the project "
-                "directory: leave `batch_size` out of the former, or give another `project_name`. "
-                f"Received: batch_sizes={self.batch_sizes}, declared before: {others[0]}."
+                "directory: leave `batch_size` out of `hyperparameters`, or give another "
+                f"`project_name`. Received: batch_sizes={self.batch_sizes}, batch_size={others[0]}."
             )
         if self.searches_rate:
             hp.Choice(FACTOR_NAME, list(FACTORS), default=1.0)

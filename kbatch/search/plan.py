@@ -294,10 +294,10 @@ def notes_on_size(plan: Plan, asked: Steps, model: Any, batch_size: int) -> tupl
     measured = plan.number == 1
     known = f"At most {most} examples fit" if measured else f"More than {most} examples do not fit"
     raise OutOfMemoryError(
-        f"{rows} examples do not fit in memory at once, and kbatch cannot cut the batches of a "
-        f"model with its own `train_step`. {known}: leave out larger `batch_sizes`, or call "
+        f"A batch of {rows} examples does not fit in memory, and kbatch cannot cut the batches of "
+        f"a model with its own `train_step`. {known}: leave out larger `batch_sizes`, or call "
         f"`kbatch.accumulate_gradients(model, {most}, exact=True)` in the build function. "
-        f"Received: a batch of {rows} examples, model of class {type(model).__name__}.",
+        f"Received: model of class {type(model).__name__}.",
         examples=rows,
         fitting_examples=most if measured else None,
     )

@@ -311,9 +311,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             except OSError as error:
                 raise RuntimeError(
                     f"The checkpoint of trial {trial.trial_id} cannot be read: build a model with "
-                    "`get_best_hyperparameters()` and train it. kbatch keeps checkpoints of "
-                    "`model.fit` only for the recommended trial and for the one with the best "
-                    f"objective. Received: {error}."
+                    "`get_best_hyperparameters()` and train it. kbatch keeps a checkpoint only of "
+                    "the recommended trial and of the trial with the best objective, and only if "
+                    f"`model.fit` trained the model. Received: {error}."
                 ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:

@@ -262,11 +262,11 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     """
     optimizers = inner_optimizers(model)
     settings = _scaled_settings([], optimizers)
-    if len(scaling.values) < 2 * len(optimizers) + len(settings):
+    if len(scaling.values) < (needed := 2 * len(optimizers) + len(settings)):
         raise ValueError(
             "The model must have as many optimizers as in the search: pass your build function to "
-            f"`decision.apply`. Received: {len(optimizers)} optimizers with "
-            f"{len(settings)} more settings, and {len(scaling.values)} values of the search."
+            f"`decision.apply`. Received: {len(optimizers)} optimizers with {needed} settings to "
+            f"change, but the search stored only {len(scaling.values)} values."
         )
     values = iter(scaling.values)
     for optimizer in optimizers:

@@ -33,7 +33,7 @@ MISTAKES = {
     "plot good.json --figure trails": r"trials'?, '?learning-rates",
     "plot good.json --figure time-to-target": "--target 0.95",
     "plot good.json --figure gpu-timeline": "NVIDIA GPU",
-    "plot good.json profile.json": "give one, without `--figure`.*InferenceProfile",
+    "plot good.json profile.json": "alone, without `--figure`.*InferenceProfile",
     "plot good.json --figure memory": "MaxBatchSizeResult",
     "plot good.json --figure pareto --target 0.5": r"pareto --target 0\.5",
     **{
