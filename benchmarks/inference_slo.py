@@ -1,6 +1,6 @@
 """How fast is the largest batch under a latency target found, and does it meet the target?
 
-python benchmarks/inference_slo.py [--repeats 4] [--nets mlp cnn] [--multiple 8]    12 minutes
+python benchmarks/inference_slo.py [--repeats 4] [--nets mlp cnn] [--multiple 8]    18 minutes
 
 The target is a multiple of the 95th percentile of the latency of one example. Three ways:
 
