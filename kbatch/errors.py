@@ -48,8 +48,8 @@ class TargetTooLow(ValueError):
         smaller = "" if batch_size == 1 else "measure smaller batch sizes, "
         super().__init__(
             f"The latency target must be at least {reachable_ms:.3g} ms, because batch size "
-            f"{batch_size} takes that long ({quantile:g} quantile): {smaller}give a higher "
-            f"target, or use a faster model or call path. Received: a target of {latency_ms:g} ms."
+            f"{batch_size} takes that long ({quantile:g} quantile): {smaller}give a higher target, "
+            f"or make the model or its calls faster. Received: a target of {latency_ms:g} ms."
         )
         self.reachable_ms = reachable_ms
 

@@ -98,6 +98,7 @@ def with_options(text: str, names: Mapping[str, str]) -> str:
 
 
 _DATA_TEXT = "function that returns (x, y) or a dataset, or a function batch_size -> dataset"
+_LIMIT_TEXT = "memory limit, such as 2GiB (default: the whole GPU, or half of the free host memory)"
 
 
 def _parser(
@@ -222,8 +223,7 @@ def _input(options: argparse.Namespace) -> None:
 def _add_max_batch(commands: Any) -> None:
     text = "find the largest batch that fits in memory"
     add = _parser(commands, "max-batch", _max_batch, text, _DATA_TEXT)
-    limit = "memory limit, such as 2GiB (default: all of the GPU, or half of the free host memory)"
-    add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
+    add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=_LIMIT_TEXT)
     window = {"dest": "memory_window", "type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
     text = "end the search at a batch that fills LOW to HIGH of the limit (default: 0.8 0.9)"
     add("--window", **window, help=text)
@@ -251,8 +251,7 @@ def _add_recommend(commands: Any) -> None:
     add = _parser(commands, "recommend", _recommend, text, _DATA_TEXT)
     base = "batch size for which the learning rate was chosen (default: %(default)s)"
     add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
-    limit = "memory limit, such as 2GiB (default: as in max-batch)"
-    add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
+    add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=_LIMIT_TEXT)
     seconds = {"dest": "time_budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
     add("--budget", **seconds, help="time budget in seconds (default: %(default)s)")
     add("--seed", type=int, metavar="N", help="seed of the run that measures gradient noise")

@@ -197,7 +197,7 @@ class InferenceProfile(Result):
         if size == most or most not in rates:  # The size may come from the fit.
             return ""
         share = f"within {percent(_SAME_RATE)} of the highest"
-        return f"Batch size {size:,} has a throughput {share}, at a lower latency."
+        return f"The throughput of batch size {size:,} is {share}, and its latency is lower."
 
     def table(self) -> "pd.DataFrame":
         """Return a row for each call path, policy and batch size."""

@@ -432,7 +432,7 @@ class Recommendation(Result):
     def _noise(self) -> tuple[Estimate[float | None] | None, str]:
         noise, size = self.noise_scale, known_noise(self.noise_scale)
         if size is None:
-            return None, "the noise hides the mean gradient"
+            return None, "the gradients vary too much to estimate their mean"
         most = "at most" if noise.value is None else "about"
         words = f"batches of {format_number(size, 2)} need {most} twice the data of small batches"
         return dataclasses.replace(noise, value=size), words
@@ -445,4 +445,4 @@ class Recommendation(Result):
         words, first = f"{format_number(rate, 2)} samples/s", next(waiting, None)
         if first is None:
             return UNRESOLVED, f"{words}, enough for every size"
-        return Estimate(first), f"{words}: from {first:,} on, the device waits for data"
+        return Estimate(first), f"{words}: from size {first:,} on, the device waits for data"

@@ -101,7 +101,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "peaks_differ": (
         "Peak memory differs from run to run: {refuted} sizes fit once, but not again. The "
-        "reported size was not run again: use a smaller size, or lower `memory_window`."
+        "reported size may not fit again either: use a smaller size, or lower `memory_window`."
     ),
     "gpu_shared": (
         "Other processes use memory of the GPU (`nvidia-smi` names them), so {free} of {total} "
@@ -175,7 +175,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "batch size {size}, {words} was {values}, a difference larger than the noise.{more}"
     ),
     "grid_because": lambda why: (
-        f"The search is a grid, because {_NO_RACE[why]}. A grid does not check the learning rate."
+        f"The search is a grid, because {_NO_RACE[why]}. A grid does not tune the learning rate."
     ),
     "shown_better": (
         "In the table, {sizes} did better than {named}, but a curve fitted to all runs prefers "
@@ -228,8 +228,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "because the gradient has little noise there."
     ),
     "failure_rate": (
-        "With a similar learning rate, training with batch size {failed} {how}. {trainings} "
-        "succeeded, but up to {rate} of further runs may fail (95 % confidence)."
+        "At a learning rate near the recommended one, training with batch size {failed} {how}. "
+        "{trainings} succeeded, but up to {rate} of further runs may fail (95 % confidence)."
     ),
     "times_corrected": (
         "Training times and samples/s in tables and figures are corrected for changes of the "
@@ -277,8 +277,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Use a `keras.metrics.Metric` to get the value of the whole batch."
     ),
     "auc_thresholds": (
-        "AUC cannot rank predictions below {first:.2g}, its lowest threshold above 0. {share} of "
-        "the positives are below: use `AUC(thresholds=np.geomspace(1e-6, 0.999, 200).tolist())`."
+        "AUC treats all predictions below {first:.2g} alike, and {share} of the positive examples "
+        "have such predictions: use `AUC(thresholds=np.geomspace(1e-6, 0.999, 200).tolist())`."
     ),
     "most_common_class": (
         "The {words} of {value} is not above the share of the most common class, {share}. Choose "
@@ -286,7 +286,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "blocks_lack_a_class": (
         "kbatch estimates noise from {blocks} blocks of validation examples, but {lacking} of them "
-        "lack a class. Shuffle or use more: a single example may change the metric by {step}."
+        "lack a class. Shuffle or use more examples, because one can change the metric by {step}."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (
@@ -336,7 +336,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "cache_freezes": "a cache would repeat random values; place `.cache()` before the random part",
     "endless_data": "the data repeat without end; place `.cache()` before `.repeat()`",
     "cache_too_large": "the cache takes more than the {most} of `cache_bytes`",
-    "cache_not_full": "the cache was not full after {seconds:.2g} s: give more `time_budget_s`",
+    "cache_not_full": "the cache was not full after {seconds:.2g} s: give a larger `time_budget_s`",
     "worker_per_core": "there is already one worker for each core",
     "threads_share_lock": "the function calls Python, which runs in one thread at a time",
     "called_by_threads": "several threads call the function; random numbers come in another order",

@@ -177,9 +177,9 @@ class Comparison(Result):
         if once:
             texts.append(
                 "The recommended batch size was trained only once in "
-                f"{join_words(at_most(once))}. Set its learning rate in `build`, train it three "
-                "times with `BatchSizeTuner(BatchSizeHyperModel(build, [size], seed=0), ..., "
-                'strategy="grid", executions_per_trial=3)`, and compare the new studies.'
+                f"{join_words(at_most(once))}. Set the recommended learning rate in `build`, train "
+                "that size three times with `BatchSizeTuner(BatchSizeHyperModel(build, [size], "
+                'seed=0), ..., strategy="grid", executions_per_trial=3)`, and compare again.'
             )
         if more:
             texts.append(f"The studies also differ in {join_words(at_most(more))}.")

@@ -150,7 +150,7 @@ def draw_sweep(
         bars = "Bars: 95 % interval of the median."
         if quantile is not None:
             p = f"p{100 * quantile:g}"
-            bars = f"Bars: 95 % interval of throughput, 95 % upper bound of {p}. Thin line: median."
+            bars = f"Bars: 95 % intervals; for {p}, a 95 % upper bound. Thin line: median time."
         notes.append(bars)
     if peaks:
         notes.append(_draw_peaks(panels[-1], peaks, limit_bytes))

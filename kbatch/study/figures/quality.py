@@ -152,7 +152,7 @@ def plot_learning_rates(studies: Studies, ax: Axes | None = None, *, caption: bo
     by = "learning rate" if several else "learning rate and batch size"
     title = f"{common.metric_title(quality)} by {by}"
     common.write_title(panel, title, shown, sizes)
-    hollow = "Hollow: after the first epochs. Filled: complete runs." if "short" in lengths else ""
+    hollow = "Hollow: first epochs only. Filled: complete runs." if "short" in lengths else ""
     crosses = "Crosses: training diverged." if "diverged" in lengths else ""
     alarm = common.incomplete_text(shown, diverged=False)  # Crosses show these.
     several_runs = any(value and value.ends for *_, value in points)

@@ -169,7 +169,7 @@ def plot_search(study: Study, ax: Axes | None = None, *, caption: bool = True) -
     title = "Training runs of the search, by batch size"
     canvas.write_title(upper, title, columns=_MOST_NAMES, fewest=1)
     name = common.answer_text(answers[-1][1])
-    answer = f"Answer: {name}. Lower panel: the answer so far, thick if certain." if name else ""
+    answer = f"Answer: {name}. Lower panel: answer so far (thick line: certain)." if name else ""
     early = any(not is_complete(trial.last) for *_, trial in bars)
     hollow = "Hollow: ended early." if early else ""
     notes = (answer, "Light color: validation and callbacks.", hollow)

@@ -50,7 +50,7 @@ _SECOND_DERIVATIVE = (
 )
 _NO_ROWS = (
     "With `exact=True`, the first axis of each layer's output must be the rows of the batch: "
-    "reduce or reshape that axis in the loss. Received: an output of"
+    "move code that reduces or reshapes this axis to the loss. Received: an output of"
 )
 
 
