@@ -11,7 +11,7 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_632,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_631,  # Without docstrings, comments and blank lines.
     "files in kbatch": 127,
     "record types": 79,
     "properties": 150,
