@@ -97,7 +97,7 @@ def with_options(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-_DATA_TEXT = "function that returns (x, y) or a dataset, or a function batch_size -> dataset"
+_DATA_TEXT = "function that returns (x, y) or a dataset, or takes batch_size and returns a dataset"
 _LIMIT_TEXT = "memory limit, such as 2GiB (default: the whole GPU, or half of the free host memory)"
 
 
@@ -341,8 +341,8 @@ def _say_problems(record: Any) -> None:
 def _add_plot(commands: Any) -> None:
     add = _parser(commands, "plot", _plot, "draw a figure of a study or of a profile")
     figures = f"one of {', '.join(FIGURES)} (default: %(default)s)"
-    records = "project directory of a search (several are drawn in one figure)"
-    records += ", or one folder or JSON file of a profile or result, without `--figure`"
+    records = "one or more project directories of searches, which are drawn in one figure"
+    records += "; for a profile or result, give its folder or JSON file alone, and no `--figure`"
     add("studies", type=Path, nargs="+", metavar="DIR|FILE", help=records)
     add("--figure", choices=FIGURES, default=FIGURES[0], metavar="NAME", help=figures)
     target = "with `--figure time-to-target`: the metric's target (default: the search's target)"

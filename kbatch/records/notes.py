@@ -59,10 +59,10 @@ _MEASURED_HERE = {
     "gpu": "it already uses the GPU. A new process may give another result. To measure in a new "
     "process, give a build function and arrays, and call kbatch before you create any model, "
     "tensor or `tf.data.Dataset`",
-    "replicas": "the model is on several devices. A much too large batch may end this process",
-    "model on the GPU": "it already uses the GPU. A much too large batch may end this process",
+    "replicas": "the model is on several devices. Too large a batch may crash this process",
+    "model on the GPU": "it already uses the GPU. Too large a batch may crash this process",
     "not sendable": "the model or the data cannot be sent to a new one. On a CPU, small blocks of "
-    "memory are not counted, and a much too large batch may end this process",
+    "memory are not counted, and too large a batch may crash this process",
 }
 
 # Why a search is a grid although `strategy="race"` was given.
@@ -286,7 +286,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "blocks_lack_a_class": (
         "kbatch estimates noise from {blocks} blocks of validation examples, but {lacking} of them "
-        "lack a class. Shuffle or use more examples, because one can change the metric by {step}."
+        "lack a class. Shuffle or use more examples: a single one can change the metric by {step}."
     ),
     "nothing_timed": "Training did not go through `model.fit`, so nothing was timed or counted.",
     "float32_instead": (

@@ -109,12 +109,12 @@ class RaceStrategy:
         return done, max(done + 1, expected_trainings(race_task([], self._settings)))
 
     def ending(self) -> str | None:
-        """Say why the race has ended, or return None if it has not ended."""
+        """Say why the search has ended, or return None if it has not ended."""
         if (text := _END_TEXTS.get(self._last_step)) is None:
             return None
         most = setting(self.most_trainings())
         end = text.format(smallest=setting(self._smallest_factor), most=most)
-        return f"The race has ended: {end}."
+        return f"The search has ended: {end}."
 
     def _next(
         self, space: Any, pending: list[Values], time: SearchTime

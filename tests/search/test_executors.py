@@ -86,7 +86,7 @@ def test_executor_runs_a_race_in_parallel(tmp_path, capsys):
     assert len(set(executor.ran)) == len(executor.ran)
     # The base size and the largest are among the first three runs.
     assert {8, 64} < {size for size, _ in executor.ran[:3]}
-    assert "race has ended" in capsys.readouterr().out.splitlines()[-1]
+    assert "search has ended" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_lost_run_is_submitted_once_more(tmp_path):

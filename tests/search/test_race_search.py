@@ -94,7 +94,7 @@ def test_race_that_ended_trains_nothing_again(with_rates, capsys):
         max_trainings=6,
     )
     assert kbatch.load_study(again) == study
-    told = "The search is complete: nothing to train.\nThe race has ended: "
+    told = "The search is complete: nothing to train.\nThe search has ended: "
     assert told in capsys.readouterr().out
 
 
