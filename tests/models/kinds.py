@@ -474,13 +474,11 @@ KINDS = (
         "loss",
     ),
     Kind(
-        "GAN",
-        "own `train_step`, which updates two nets one after the other",
-        own_steps.gan,
-        vectors,
-        "g_loss",
+        "GAN", "own `train_step`, which updates two nets in turn", own_steps.gan, vectors, "g_loss"
     ),
-    Kind("CTC", "`add_loss` of one value per row; dicts without targets", captcha, captchas),
+    Kind(
+        "CTC", "`add_loss` of one value per row; dicts as data, without targets", captcha, captchas
+    ),
     Kind("Two towers", "the other examples of the batch are the negatives", two_towers, queries),
     Kind("Named entities", "a loss averaged over the tokens of the batch", named_entities, tagged),
     Kind(
