@@ -163,8 +163,8 @@ class InferenceProfile(Result):
         }
         is_near = check.quantile_ms(quantile) >= WELL_USED * most_ms
         if (last := last_undecided(size, refuted, is_near=is_near)) > size:
-            sizes = f"Sizes {size + 1:,} to {last:,}" if last > size + 1 else f"Size {last:,}"
-            return f"Batch size {size:,} has {goal}, {how}. {sizes} may also meet the target."
+            sizes = f"sizes {size + 1:,} to {last:,}" if last > size + 1 else f"size {last:,}"
+            return f"Batch size {size:,} has {goal}, {how}. Batch {sizes} may also meet the target."
         largest = max(tested.batch_size for tested in (*self.answering, *self.checks))
         of = f" of sizes up to {largest:,}" if size == largest else ""
         return f"Batch size {size:,} is the largest{of} with {goal}, {how}."
