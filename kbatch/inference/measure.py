@@ -63,8 +63,11 @@ from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import global_policy
 from kbatch.training.state import kept_variables
 
-# Share of the time budget after which a worker process that measures memory is ended.
-_MOST_FOR_MEMORY = 0.5
+# Share of the time budget after which a worker process that measures memory is ended. It has at
+# least five seconds, if the budget has, because TensorFlow starts in about three.
+_MOST_FOR_MEMORY, _LEAST_WORKER_S = 0.5, 5.0
+# Least seconds for measurements after the start of the process.
+_LEAST_PROBING_S = 2.0
 # Share of the time budget for the rounds, if fresh calls verify the answer afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
 # Least share of the time budget for fresh calls, however long the rounds took.
@@ -209,7 +212,8 @@ def profile_inference(
             if measure_memory:
                 now_s, left_s = time.perf_counter(), time_left_s(time_budget_s, began_s=began_s)
                 shares: Any = {"ends_s": now_s + SHARE_FOR_MEMORY * left_s}
-                shares |= {"latest_s": now_s + _MOST_FOR_MEMORY * left_s}
+                most_s = max(_MOST_FOR_MEMORY * left_s, min(left_s, _LEAST_WORKER_S))
+                shares |= {"latest_s": now_s + most_s}
                 shares["memory_limit_bytes"] = limit_bytes
                 memory = measure_predict_memory(models, rows, sizes, **shares, say=progress.say)
         for policy, copy in models.items():
@@ -295,7 +299,8 @@ def measure_predict_memory(
                 raise TimeoutError
             with open_probes(load, **probed, ends_s=latest_s) as probes:
                 left_s = part_ends_s - time.perf_counter()  # Without the start of the process.
-                budget: Any = {"time_budget_s": left_s, "fewest": 1 if left_s < 0 else 2}
+                budget: Any = {"time_budget_s": max(left_s, _LEAST_PROBING_S)}
+                budget["fewest"] = 1 if left_s < _LEAST_PROBING_S else 2
                 part = memory_pass(probes, sizes, dtype_policy=name, say=say, **budget)
         records, notes = (*records, *part.records), (*notes, *part.notes)
         limit_bytes, took_s = part.limit_bytes, time.perf_counter() - began_s

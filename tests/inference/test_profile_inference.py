@@ -80,13 +80,15 @@ def test_profile_inference_measures_the_memory_of_each_policy_and_size(capsys):
 
 
 @pytest.mark.slow
-def test_measure_predict_memory_skips_sizes_and_policies_if_its_time_is_spent():
+def test_measure_predict_memory_skips_sizes_and_policies_if_its_time_is_spent(monkeypatch):
     models, inputs = {"float32": mlp(), "bfloat16": mlp()}, X
     say = {"memory_limit_bytes": None, "say": lambda line: None}
-    for most_s, first in ((math.inf, "fits"), (0.1, "not_run")):  # No process starts in 0.1 s.
+    cases = ((math.inf, 60, "fits", "fits"), (math.inf, -1, "fits", "not_run"))
+    for most_s, least_s, *first in (*cases, (0.1, 60, "not_run", "not_run")):
+        monkeypatch.setattr("kbatch.inference.measure._LEAST_PROBING_S", least_s)
         limits = {"ends_s": time.perf_counter(), "latest_s": time.perf_counter() + most_s}
         memory = measure_predict_memory(models, inputs, (1, 8), **limits, **say)
-        assert [m.outcome for m in memory.records] == [first, "not_run", "not_run", "not_run"]
+        assert [m.outcome for m in memory.records] == [*first, "not_run", "not_run"]
         assert not any(m.guarded for m in memory.records)
 
 
