@@ -170,8 +170,8 @@ def takes_float64(x):
         ({"x": np.float32(3)}, InputError, "`x` is required"),
         ({"x": X[:0]}, InputError, "`x` is required"),
         ({"x": {"a": X, "b": X[:3]}}, InputError, "arrays of the same length"),
-        ({"call_paths": "xla"}, InputError, "is a keras.Model"),
-        ({"dtype_policies": "float16"}, InputError, "is a keras.Model"),
+        ({"call_paths": "xla"}, InputError, "require a keras.Model"),
+        ({"dtype_policies": "float16"}, InputError, "require a keras.Model"),
     ],
 )
 def test_profile_function_refuses(changed, error, message):
