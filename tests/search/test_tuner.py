@@ -82,7 +82,7 @@ def test_get_best_models_loads_best_epoch_of_best_trial(grid):
     assert result["loss"] == pytest.approx(min(record.metric_values("val_loss")))
     files = list(Path(tuner.project_dir).glob("**/*.h5"))
     assert {file.parent.name for file in files} == {f"trial_{trial.trial_id}"}
-    with pytest.raises(RuntimeError, match="for the recommended trial"):
+    with pytest.raises(RuntimeError, match="only of the recommended trial"):
         tuner.get_best_models(2)
 
 
