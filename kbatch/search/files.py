@@ -112,12 +112,12 @@ class TrialFiles:
         record = self.record()
         runs = record.executions if record else ()
         completed = tuple(itertools.takewhile(lambda run: run.status == "completed", runs))
-        # A short run stays until it has been continued or repeated. If the first run was
-        # interrupted, it stays too, because the next attempt adds to its times.
+        # A short run stays until it has been continued or repeated. An interrupted run stays too,
+        # because the next attempt adds to its times.
         unfinished = tuple(run for run in completed[-1:] if run.length == "short")
         completed = completed[: min(len(completed) - len(unfinished), self.executions)]
-        if not completed and not unfinished and runs and _was_interrupted(runs[0]):
-            unfinished = runs[:1]
+        if (done := len(completed)) < self.executions:
+            unfinished = unfinished or tuple(filter(_was_interrupted, runs[done : done + 1]))
         if completed or unfinished:
             if completed + unfinished != runs:
                 self._write_all(completed + unfinished)

@@ -259,8 +259,8 @@ def test_interrupted_search_continues(grid, tmp_path, at):
     file.write_text("")
     study = kbatch.load_study(search(tmp_path, fit={"callbacks": [interrupts]}, **TWICE))
     assert interrupts.begun() == 5 - at
-    if at == 3:  # The times of the interrupted run are kept.
-        assert study.trials[1].executions[0].spans[:-1] == stopped.trials[1].last.spans
+    # The times of the interrupted run are kept.
+    assert study.trials[1].executions[at - 3].spans[:-1] == stopped.trials[1].last.spans != ()
     for trial, undisturbed in zip(study.trials, grid[1].trials, strict=True):
         assert trial.metrics == undisturbed.metrics
         assert [run.seed for run in trial.executions] == [0, 1]
