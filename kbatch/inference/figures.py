@@ -1,7 +1,5 @@
 """The figures of an inference profile."""
 
-from typing import Any
-
 import numpy as np
 from matplotlib.axes import Axes
 
@@ -152,10 +150,17 @@ def plot_inference_memory(
             "No memory was measured: call `profile_inference` with `measure_memory=True`. "
             f"Received: {len(profile.memory)} sizes, none measured."
         )
-    texts: Any = {"label": _BATCH_LABEL, "title": "Peak memory of predictions by batch size"}
-    texts["result"] = f"Batch size {max(known):,} needs {memory_text(known[max(known)])}."
-    memory = profile.memory, profile.memory_limit_bytes
-    return draw_sweep(ax, {}, *memory, **texts, facts=_facts(profile), caption=caption)
+    return draw_sweep(
+        ax,
+        {},
+        profile.memory,
+        profile.memory_limit_bytes,
+        label=_BATCH_LABEL,
+        title="Peak memory of predictions by batch size",
+        result=f"Batch size {max(known):,} needs {memory_text(known[max(known)])}.",
+        facts=_facts(profile),
+        caption=caption,
+    )
 
 
 def figures_of(profile: InferenceProfile) -> tuple[Figure, ...]:

@@ -211,11 +211,15 @@ def profile_inference(
             compared = compare_with_float32(model, models, x, rows, most_s=most_s)
             if measure_memory:
                 now_s, left_s = time.perf_counter(), time_left_s(time_budget_s, began_s=began_s)
-                shares: Any = {"ends_s": now_s + SHARE_FOR_MEMORY * left_s}
-                most_s = max(_MOST_FOR_MEMORY * left_s, min(left_s, _LEAST_WORKER_S))
-                shares |= {"latest_s": now_s + most_s}
-                shares["memory_limit_bytes"] = limit_bytes
-                memory = measure_predict_memory(models, rows, sizes, **shares, say=progress.say)
+                memory = measure_predict_memory(
+                    models,
+                    rows,
+                    sizes,
+                    memory_limit_bytes=limit_bytes,
+                    ends_s=now_s + SHARE_FOR_MEMORY * left_s,
+                    latest_s=now_s + max(_MOST_FOR_MEMORY * left_s, min(left_s, _LEAST_WORKER_S)),
+                    say=progress.say,
+                )
         for policy, copy in models.items():
             for path in paths:
                 runs[path, policy] = stack.enter_context(open_path(path, copy, rows))
@@ -229,9 +233,17 @@ def profile_inference(
         if around_target:  # An estimate is enough, because fresh calls verify the answer.
             timing = dataclasses.replace(timing, needed_calls=1, rounds_beyond=0, block_s=_GUESS_S)
         dependence = BatchDependence(models, rows)
-        settings: Any = {"chosen": batch_sizes is not None, "seed": seed, "progress": progress}
-        limits: Any = {"bulk_examples": bulk_examples, "target_ms": latency_slo_ms}
-        sweep = InferenceSweep(runs, rows, memory, timing, **limits, **settings)
+        sweep = InferenceSweep(
+            runs,
+            rows,
+            memory,
+            timing,
+            bulk_examples=bulk_examples,
+            target_ms=latency_slo_ms,
+            chosen=batch_sizes is not None,
+            seed=seed,
+            progress=progress,
+        )
         first = next(iter(sweep.runs))  # The answers are for this one.
         for setting, warm_up in sweep.warm_up_all(sizes, larger, around_target=around_target):
             if latency_slo_ms is not None and setting == Setting(first, sizes[0]):
@@ -292,16 +304,22 @@ def measure_predict_memory(
         began_s = time.perf_counter()
         part_ends_s = began_s + (ends_s - began_s) / left
         load = Workload(lambda model=model: model, data, policy, training=False)
-        probed: Any = {"memory_limit_bytes": memory_limit_bytes, "why_here": why_here}
         part = MemoryPass(tuple(MemoryRecord(name, n, "not_run", late) for n in sizes), limit_bytes)
         with contextlib.suppress(TimeoutError):
             if records and began_s + took_s > ends_s:
                 raise TimeoutError
-            with open_probes(load, **probed, ends_s=latest_s) as probes:
+            with open_probes(
+                load, memory_limit_bytes=memory_limit_bytes, why_here=why_here, ends_s=latest_s
+            ) as probes:
                 left_s = part_ends_s - time.perf_counter()  # Without the start of the process.
-                budget: Any = {"time_budget_s": max(left_s, _LEAST_PROBING_S)}
-                budget["fewest"] = 1 if left_s < _LEAST_PROBING_S else 2
-                part = memory_pass(probes, sizes, dtype_policy=name, say=say, **budget)
+                part = memory_pass(
+                    probes,
+                    sizes,
+                    dtype_policy=name,
+                    time_budget_s=max(left_s, _LEAST_PROBING_S),
+                    fewest=1 if left_s < _LEAST_PROBING_S else 2,
+                    say=say,
+                )
         records, notes = (*records, *part.records), (*notes, *part.notes)
         limit_bytes, took_s = part.limit_bytes, time.perf_counter() - began_s
     return MemoryPass(records, limit_bytes, notes)

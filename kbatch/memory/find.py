@@ -92,8 +92,9 @@ def find_max_batch_size(
     with progress:
         progress.say("starting a worker process")
         with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:
-            settings = {"memory_window": (low, high), "max_batch_size": cap}
-            return probe_max_batch(probes, **settings, say=progress.say)
+            return probe_max_batch(
+                probes, memory_window=(low, high), max_batch_size=cap, say=progress.say
+            )
 
 
 # The search is repeated at most this often if the answer is not confirmed.

@@ -225,9 +225,12 @@ class MaxBatchExperiment:
         self._probes, self._say = probes, say
         self._window = memory_window
         self._most = memory_window[1] * facts.limit_bytes
-        most: Any = {"max_batch_size": max_batch_size, "examples": facts.examples}
-        limits: Any = {"limit_bytes": facts.limit_bytes, "memory_window": memory_window}
-        self._search = MaxBatchSearch(**limits, **most)
+        self._search = MaxBatchSearch(
+            limit_bytes=facts.limit_bytes,
+            memory_window=memory_window,
+            max_batch_size=max_batch_size,
+            examples=facts.examples,
+        )
         self._memory = self._search.memory_bytes
         # Size, peak bytes, outcome, seconds and purpose of each run.
         self.runs: list[tuple[int, int | None, Outcome, float, Purpose]] = []

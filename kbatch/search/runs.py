@@ -248,9 +248,14 @@ class TrialRuns:
             return {}
         if examples is None:
             return {}
-        counts: Any = {"epochs": call.epochs, "examples": examples, "validated": validated}
-        counts["steps_per_epoch"] = call.named["steps_per_epoch"]
-        return expected_seconds(plan, hypermodel.batch_sizes, **counts)
+        return expected_seconds(
+            plan,
+            hypermodel.batch_sizes,
+            epochs=call.epochs,
+            examples=examples,
+            validated=validated,
+            steps_per_epoch=call.named["steps_per_epoch"],
+        )
 
     def _train(
         self, hp: Any, model: Any, call: FitCall, files: TrialFiles, number: int, asked: AskedRun
@@ -316,9 +321,17 @@ class TrialRuns:
             short.restore(settings)
         else:
             short = None
-        options: Any = {"shared": self._input, "scaling": scaling, "short": short}
-        fit = hypermodel.wrapped.fit
-        trained = train(model, hp, call, settings, files, fit=fit, **options)
+        trained = train(
+            model,
+            hp,
+            call,
+            settings,
+            files,
+            fit=hypermodel.wrapped.fit,
+            shared=self._input,
+            scaling=scaling,
+            short=short,
+        )
         if trained.error is None:
             return self._checked_values(trained, model, hp, call, files, number)
         if trained.step_ran_out and self._halve(facts, batch_size, size, files.project):
