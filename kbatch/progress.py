@@ -45,8 +45,9 @@ class ConsoleLine:
 
     def update(self, name: str, share: float | None, figures: str) -> None:
         """Replace the bar by a name, a share from 0 to 1, and figures."""
-        shown = {"description": name, "completed": share or 0.0, "figures": figures}
-        self._bar.update(self._task, **shown, refresh=True)
+        self._bar.update(
+            self._task, description=name, completed=share or 0.0, figures=figures, refresh=True
+        )
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""

@@ -11,18 +11,18 @@ import pytest
 # imports. The numbers may only fall: lower one when yours is lower. If a feature is worth more,
 # raise it in the same commit, and say in its message by how much and why.
 LIMITS = {
-    "lines of code in kbatch": 22_675,  # Without docstrings, comments and blank lines.
+    "lines of code in kbatch": 22_691,  # Without docstrings, comments and blank lines.
     "files in kbatch": 127,
     "record types": 79,
     "properties": 150,
     "underscore attributes of other objects": 0,
     "except Exception without a comment": 0,
     "lines of tests": 29_506,
-    "kbatch.search.tuner": 20_661,  # BatchSizeTuner
-    "kbatch.search.hypermodel": 14_737,  # HyperModel
-    "kbatch.memory.find": 8_214,  # find_max_batch_size
-    "kbatch.study.study": 5_836,  # load_study
-    "kbatch.training.accumulation.accumulate": 3_858,  # accumulate_gradients
+    "kbatch.search.tuner": 20_670,  # BatchSizeTuner
+    "kbatch.search.hypermodel": 14_744,  # HyperModel
+    "kbatch.memory.find": 8_221,  # find_max_batch_size
+    "kbatch.study.study": 5_840,  # load_study
+    "kbatch.training.accumulation.accumulate": 3_861,  # accumulate_gradients
 }
 TO_DO = {
     "lines of code in kbatch": "delete or inline what the new code replaces",

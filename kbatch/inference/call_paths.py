@@ -397,9 +397,14 @@ def _layer_under(layer: Any, policy: str) -> Any:
         return type(layer).from_config(layer.get_config())
     if isinstance(layer, keras.layers.Lambda):
         # The function would lose its module if it were read from the config.
-        shape = lambda_output_shape(layer)
-        others = {name: getattr(layer, name) for name in ("mask", "arguments", "name")}
-        return type(layer)(layer.function, output_shape=shape, dtype=policy, **others)
+        return type(layer)(
+            layer.function,
+            output_shape=lambda_output_shape(layer),
+            mask=layer.mask,
+            arguments=layer.arguments,
+            name=layer.name,
+            dtype=policy,
+        )
     return type(layer).from_config({**_with_policy(layer.get_config(), policy), "dtype": policy})
 
 

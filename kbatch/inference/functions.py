@@ -215,8 +215,10 @@ def _load_litert(path: Path) -> tuple[Function, dict[str, Any]]:
         interpreter.invoke()
         return [interpreter.get_tensor(index) for index in outputs]
 
-    specs = ((t["name"], t["shape_signature"].tolist(), t["dtype"].__name__) for t in inputs)
-    return call, {name: (shape, dtype) for name, shape, dtype in specs}
+    return call, {
+        tensor["name"]: (tensor["shape_signature"].tolist(), tensor["dtype"].__name__)
+        for tensor in inputs
+    }
 
 
 def _load_folder(path: Path) -> tuple[Function, dict[str, Any]]:

@@ -34,8 +34,11 @@ def write_record(record: object, path: Path) -> None:
 
 def record_text(record: object) -> str:
     """Return the JSON text of a record."""
-    kind, encoded = type(record).__name__, _encode(record)
-    document = {"kbatch_schema": SCHEMA_VERSION, "kind": kind, "record": encoded}
+    document = {
+        "kbatch_schema": SCHEMA_VERSION,
+        "kind": type(record).__name__,
+        "record": _encode(record),
+    }
     return json.dumps(document, indent=1, allow_nan=False)
 
 

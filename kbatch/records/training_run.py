@@ -338,7 +338,8 @@ class ExecutionRecord:
         """Gradient noise scale by epoch; None if noise hid the squared norm of the gradient."""
         measured = [(e.epoch, *m) for e in self.epochs if (m := _moments(e))]
         return {
-            n: max(variance, 0.0) / norm if norm > 0 else None for n, variance, norm in measured
+            epoch: max(variance, 0.0) / norm if norm > 0 else None
+            for epoch, variance, norm in measured
         }
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:

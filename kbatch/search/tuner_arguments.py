@@ -261,8 +261,9 @@ def _drop_library_frames(error: BaseException) -> None:
     shortened = None
     for entry in reversed(entries):
         if not entry.tb_frame.f_code.co_filename.startswith(folders):
-            place = entry.tb_frame, entry.tb_lasti, entry.tb_lineno
-            shortened = types.TracebackType(shortened, *place)
+            shortened = types.TracebackType(
+                shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno
+            )
     error.__traceback__ = shortened
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:

@@ -189,8 +189,8 @@ class ExactTrainStep(TrainStep):
             results = [results[i] for i in upstream]
             sources = [*weights, *shared, *(parts[i] for i in call.watched)]
             gradients: Any = tape.gradient(results, sources, output_gradients=slices)
-            pairs = zip(connected, gradients, strict=True)
-            connected[:] = [known or gradient is not None for known, gradient in pairs]
+            for place, gradient in enumerate(gradients):
+                connected[place] |= gradient is not None
             for pair in zip(expected, results, strict=True):
                 first, second = (tf.cast(result, tf.float32) for result in pair)
                 largest = tf.reduce_max(tf.abs(first)) + 1e-6

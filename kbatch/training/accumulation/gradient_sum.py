@@ -45,8 +45,10 @@ def finalize(
     sums: Sequence[tf.Tensor], variables: Sequence[Any], connected: Sequence[bool]
 ) -> list[tf.Tensor | None]:
     """Return the gradients for the optimizer. If the loss does not reach a variable, None."""
-    triples = zip(sums, variables, connected, strict=True)
-    return [tf.cast(s, v.dtype) if reached else None for s, v, reached in triples]
+    return [
+        tf.cast(total, variable.dtype) if is_connected else None
+        for total, variable, is_connected in zip(sums, variables, connected, strict=True)
+    ]
 
 
 class MicroBatches(NamedTuple):

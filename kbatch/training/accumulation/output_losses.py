@@ -185,8 +185,9 @@ def _denominator(
         return keras.ops.convert_to_tensor(value, dtype=loss.dtype)
 
     # Only the mask and the shape of the values are used, so the graph does not compute the values.
-    both = [keras.tree.map_structure(as_float, tensors) for tensors in (y_true, y_pred)]
-    values: Any = loss.call(*both)
+    values: Any = loss.call(
+        keras.tree.map_structure(as_float, y_true), keras.tree.map_structure(as_float, y_pred)
+    )
     masks = [tf.cast(m, tf.bool) for m in map(internals.mask_of, (y_pred, values)) if m is not None]
     mask = functools.reduce(tf.logical_and, masks) if masks else None
     if loss.reduction in ("mean", "sum_over_batch_size") or sample_weight is None:
