@@ -37,7 +37,7 @@ def paths_and_policies(tmp_path_factory):
             dtype_policies=("float32", "bfloat16"),
             latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are accepted and saved.
             quantile=np.float64(0.95),
-            time_budget_s=np.float32(8.0),
+            time_budget_s=np.float32(16.0),
         )
     for weight, expected in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, expected)
